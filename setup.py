@@ -50,10 +50,12 @@ def version() -> str:
 def description() -> str:
     """Return the README as a package index shows it, where its links to files lead nowhere.
 
-    They become plain text; the sources have no home yet that links could lead to.
+    They become plain text, and the picture is left out with its caption; the sources have no home
+    yet that links could lead to.
     """
     text = (HERE / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"^<!--.*-->\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"<picture>.*?</sub>\n\n", "", text, flags=re.DOTALL)
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
     return f"{text}\nThe documents, examples and tests that are named here come with the sources.\n"
 

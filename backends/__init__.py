@@ -1,4 +1,4 @@
-"""Who moves the bytes: one package per backend, found in one table."""
+"""The backends, which move the bytes: one package each, found through one table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class KnownBackend(NamedTuple):
-    """What is known of a backend before anything of it is imported."""
+    """Facts about a backend that are needed before it is imported."""
 
     module: str
     """Where its ``create`` (host arrays) or ``connect`` and ``adopt`` (GPU arrays) are."""
@@ -35,11 +35,11 @@ BACKENDS = MappingProxyType(
         # Arrays on GPUs, through their vendor's library.
         "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
         "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
-        # Arrays on GPUs, without one.
+        # Arrays on GPUs, without a vendor's library.
         "direct": KnownBackend("gpucoll.backends.direct.connected", enqueues=True),
     }
 )
-"""Backends of this version, by name. Nothing is imported before it is asked for."""
+"""The backends of this version, by name. A backend is imported only when it is used."""
 
 
 def load(name: str, *, spans_hosts: bool = False) -> Any:

@@ -1,7 +1,7 @@
-"""Which backend moves which arrays: pure functions of what the ranks know, alike on all of them.
+"""Choose the backend for each kind of array: pure functions with the same result on all ranks.
 
-`choose` is asked when a communicator is made, with what each rank can see without loading anything;
-`obstacle` when the first GPU call connects the GPUs, with what the ranks have loaded by then.
+`choose` runs when a communicator is made, on what each rank sees without loading a library.
+`obstacle` runs when the first GPU call connects the GPUs, on what the ranks have loaded by then.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ VENDOR_BACKENDS = {"cuda": "nccl", "rocm": "rccl"}
 """Kind of GPU, as in a Buffer's ``device`` -> the backend over its vendor's library."""
 KINDS = {backend: kind for kind, backend in VENDOR_BACKENDS.items()}
 DIRECT = "direct"
-"""The backend without a vendor's library, for GPUs of every kind."""
+"""The backend that uses no vendor's library, for GPUs of every kind."""
 GPU_BACKENDS = (*KINDS, DIRECT)
-"""What moves GPU arrays, where this version has it."""
+"""The backends that can move GPU arrays, if this version has them."""
 MPI = "mpi"
-"""The backend through MPI, for ranks that MPI has brought together."""
+"""The backend that moves arrays through MPI, for ranks that MPI has brought together."""
 HOST_DEVICE = "host"
-"""The kind of Host devices, which play GPUs in host memory."""
+"""The kind of Host devices, which emulate GPUs in host memory."""
 HOST_ARRAYS = "cpu"
 """The device of arrays in host memory; with ``mixed=True`` the kind of a rank without a GPU."""
 SHARING_VERSION = (2, 30, 0)
-"""NCCL from here on can be told to take several ranks on one GPU."""
+"""The first NCCL version that can be told to take several ranks on one GPU."""
 
 
 class Seen(NamedTuple):
-    """What a rank sees of its GPUs without loading a library."""
+    """The GPU that a rank sees without loading a library."""
 
     kind: str
-    """``"cuda"``, ``"rocm"``, ``"host"`` (Host devices, for tests), or empty: none."""
+    """``"cuda"``, ``"rocm"``, ``"host"`` (Host devices, for tests), or empty if there is none."""
     reason: str
-    """How it sees that."""
+    """How the rank found out."""
 
 
 class Wish(NamedTuple):
-    """What a user asks of a communicator."""
+    """The user's settings for a communicator's backends."""
 
     backend: str = "auto"
     """``"auto"``, or a backend's name: the same on all ranks."""
     device: int | None = None
-    """This rank's GPU, as its process numbers it: connected at once, not at the first call."""
+    """This rank's GPU, by its number in this process: connected at once, not at the first call."""
     exits: bool = False
-    """Whether a failure on the GPU that nobody asks for ends the process."""
+    """Whether a failure on the GPU that goes unnoticed ends the process."""
     keeps_order: bool = False
     """Whether reductions are to combine the ranks in order: the same on all ranks."""
     mixed: bool = False
@@ -59,11 +59,11 @@ class Pick(NamedTuple):
     """The backend for one kind of arrays."""
 
     backend: str
-    """Its name; empty: none."""
+    """The backend's name; empty if there is none."""
     reason: str
-    """Why; where there is none, with what to do."""
+    """Why it was chosen; if there is none, why not and what to do."""
     kinds: tuple[str, ...] = ()
-    """Of GPU arrays: the kind of device that it serves on each rank."""
+    """For GPU arrays: the kind of device that the backend serves on each rank."""
 
 
 class Choice(NamedTuple):
@@ -74,31 +74,31 @@ class Choice(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a rank has found when its GPU is to be connected."""
+    """The GPU and the library that a rank found when its GPU is to be connected."""
 
     problem: str = ""
-    """Why the library cannot be used; then only `device` counts."""
+    """Why the library cannot be used; empty if it can. Otherwise only `device` counts."""
     device: str = ""
-    """``"cuda:0"``: as this process numbers it; empty: it has none."""
+    """``"cuda:0"``, by its number in this process; empty if the rank has no GPU."""
     uuid: str = ""
-    """Which GPU it is, on whatever rank."""
+    """Identifies the GPU on all ranks."""
     name: str = ""
     """The GPU's product name."""
     version: tuple[int, ...] = ()
-    """Of the vendor's library."""
+    """The version of the vendor's library."""
     may_share: bool = False
     """Whether the environment asks the library to take several ranks on one GPU."""
     host: int = 0
-    """The number of the rank's host: what a GPU is called may be so on one host alone."""
+    """The number of the rank's host: a GPU's identifier may be unique on one host only."""
 
 
 class ObstacleError(BackendUnavailableError):
-    """A vendor's library cannot serve these ranks, as all of them know before they join.
+    """A vendor's library cannot serve these ranks; all of them know it before they join.
 
     Attributes
     ----------
     has_gpus : bool
-        Whether each rank has a GPU all the same.
+        Whether each rank has a usable GPU, so that another backend can serve them.
     """
 
     def __init__(self, text: str, has_gpus: bool) -> None:
@@ -152,7 +152,7 @@ def choose(
 
 
 def _staged_for_mpi(seen: Sequence[Seen]) -> Pick:
-    """Return what moves GPU arrays where MPI was asked for: direct, whose host's part it does."""
+    """Return the pick for GPU arrays if the user chose MPI: direct, which sends through MPI."""
     if refusal := _without_gpu(seen):
         return Pick("", refusal)
     kinds = tuple(item.kind for item in seen)
@@ -161,14 +161,14 @@ def _staged_for_mpi(seen: Sequence[Seen]) -> Pick:
 
 
 def _for_both(seen: Sequence[Seen]) -> Choice:
-    """Return what moves arrays of both kinds in one call."""
+    """Return the choice for communicators whose calls may mix host and GPU arrays."""
     kinds = tuple(item.kind or HOST_ARRAYS for item in seen)
     pick = Pick(DIRECT, f"mixed=True: {spelled_kinds(kinds)}", kinds)
     return Choice(Pick(DIRECT, "mixed=True: other ranks may pass GPU arrays", kinds), pick)
 
 
 def spelled_kinds(kinds: Sequence[str]) -> str:
-    """Return which ranks have which kind of GPU, or none."""
+    """Return a text that lists the kind of GPU on each rank."""
     by_kind: dict[str, list[int]] = defaultdict(list)
     for rank, kind in enumerate(kinds):
         by_kind[kind].append(rank)
@@ -180,7 +180,7 @@ def spelled_kinds(kinds: Sequence[str]) -> str:
 
 
 def _without_gpu(seen: Sequence[Seen]) -> str:
-    """Return which ranks have no GPU, and what to do; empty where all have one."""
+    """Return which ranks have no GPU, and what to do; empty if all have one."""
     without = [rank for rank, item in enumerate(seen) if not item.kind]
     if not without:
         return ""
@@ -192,7 +192,7 @@ def _without_gpu(seen: Sequence[Seen]) -> str:
 
 
 def _for_gpus(seen: Sequence[Seen], served: Collection[str]) -> Pick:
-    """Return what auto takes: the vendor's library, else direct, where this version has it."""
+    """Return the pick of auto: the vendor's library, otherwise direct if it is in `served`."""
     if refusal := _without_gpu(seen):
         return Pick("", refusal)
     by_kind: dict[str, list[int]] = defaultdict(list)
@@ -217,19 +217,19 @@ def _for_gpus(seen: Sequence[Seen], served: Collection[str]) -> Pick:
 def instead(
     wish: str, error: ObstacleError, pick: Pick, served: Collection[str] = BACKENDS
 ) -> Pick | None:
-    """Return what serves in place of a vendor's library that cannot; None: nothing, it is an error.
+    """Return the pick that replaces a vendor's library that cannot serve; None: raise the error.
 
-    Only where nobody asked for the library by name, and never for what goes wrong once the ranks
-    have begun to join: that is to be mended, not gone round.
+    Only "auto" replaces it; a library that the user named is never replaced. Failures after the
+    ranks have begun to join are not handled here: they need to be fixed, not worked around.
 
     Parameters
     ----------
     wish : str
         What the user asked for.
     error : ObstacleError
-        What stands against the library, alike on every rank.
+        Why the library cannot serve, the same on every rank.
     pick : Pick
-        The library.
+        The pick of the library.
     """
     if wish != "auto" or not error.has_gpus or DIRECT not in served:
         return None
@@ -237,7 +237,7 @@ def instead(
 
 
 def obstacle(backend: str, found: Sequence[Found], served: Collection[str] = BACKENDS) -> str:
-    """Return why these ranks' GPUs cannot be connected, and what to do; empty where they can.
+    """Return why these ranks' GPUs cannot be connected, and what to do; empty if they can be.
 
     Parameters
     ----------
@@ -290,5 +290,5 @@ def _sharing_hint(backend: str, version: tuple[int, ...]) -> str:
 
 
 def spelled(version: Iterable[int]) -> str:
-    """Return a version as people write it."""
+    """Return a version as dotted text."""
     return ".".join(map(str, version))

@@ -1,4 +1,4 @@
-"""Which GPUs a process may have, told without loading anything: two looks at ``/dev``."""
+"""Find the kind of GPU that a process may have, without loading anything: by files in ``/dev``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _DRIVERS = {"cuda": "/libcuda.so", "rocm": "/libamdhip64.so"}
 
 
 def look_for_gpus(root: Path = FILE_SYSTEM) -> Seen:
-    """Return what kind of GPU this process may have, and how that is seen.
+    """Return the kind of GPU that this process may have, and how that was found out.
 
-    The drivers are not loaded: that takes a second on large machines, and a process that has done
-    it cannot use the GPU in forked children. So a GPU that is seen here may still be unusable; the
-    first call on GPU arrays finds that out.
+    The drivers are not loaded: that takes a second on large machines, and afterwards forked
+    children of the process cannot use the GPU. So a GPU that is found here may still be unusable;
+    the first call on GPU arrays finds that out.
     """
     if config.cpu_only():
         return Seen("", f"{config.CPU_ONLY} keeps this process to the CPU")
     if config.uses_host_devices():
-        return Seen("host", f"{config.DEVICE} says host")
+        return Seen("host", f"{config.DEVICE}=host")
     if kind := config.variable(config.GPU_KIND):
         if kind not in VENDOR_BACKENDS:
             raise ArgumentError(f"{config.GPU_KIND} must be cuda or rocm, but is {kind!r}")
-        return Seen(kind, f"{config.GPU_KIND} says {kind}")
+        return Seen(kind, f"{config.GPU_KIND}={kind}")
     for kind, names in _DEVICE_FILES.items():
         for name in names:
             if (root / name).exists():
@@ -40,7 +40,7 @@ def look_for_gpus(root: Path = FILE_SYSTEM) -> Seen:
 
 
 def _maps(root: Path) -> str:
-    """Return what is mapped into this process; empty where nobody says it."""
+    """Return the list of files that are mapped into this process; empty without ``/proc``."""
     try:
         return (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:

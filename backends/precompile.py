@@ -1,4 +1,4 @@
-"""Compiling this backend's loops once per host, before many ranks need them at once."""
+"""Compile the loops of this package once per host, before many ranks need them at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.kernels.cpu import cache
 
 if TYPE_CHECKING:
     import subprocess
+
+    from gpucoll.kernels.cpu.jit import Loop
 
 MODULES = (
     "gpucoll.transport.shared.flags",
@@ -51,19 +53,33 @@ MODULES_WHEN_USED = (
     "gpucoll.backends.mpi.loop",
     "gpucoll.backends.mpi.exchange",
 )
-"""Those that most programs do not need: not compiled here (`gpucoll.kernels.cpu.kept_loops`)."""
+"""Modules with loops that few programs need; `gpucoll.kernels.cpu.kept_loops` compiles them."""
 
 _NAME = "gpucoll.backends.precompile"
-"""This module's name also where it runs as ``__main__``."""
+"""This module's name, also when it runs as ``__main__``."""
 
 
 class _Compiler:
-    """Numba, through this package."""
+    """Numba, through this package.
+
+    Parameters
+    ----------
+    counted : sequence of str
+        The modules whose loops `extent` counts.
+    """
+
+    def __init__(self, counted: Sequence[str] = ()) -> None:
+        self._counted = counted
+        self._loops: list[Loop] = []
 
     def compile(self, module: str) -> None:
         """Import a module and compile its loops, or load them one by one."""
         from gpucoll.kernels.cpu import jit
 
+        if not self._loops:
+            for name in self._counted:
+                importlib.import_module(name)
+            self._loops = [loop for name in self._counted for loop in jit.loops_of(name)]
         importlib.import_module(module)
         jit.compile_module(module)
 
@@ -79,6 +95,15 @@ class _Compiler:
             stderr=subprocess.DEVNULL,
         )
 
+    def extent(self, folder: Path | None) -> str:
+        """Return how many loops are compiled; nothing until it is known how many there are."""
+        if not self._loops:
+            return ""
+        n_here = sum("numba" in vars(loop) for loop in self._loops)  # a cached property
+        # Numba writes one of these files for each loop, after it has compiled it.
+        n_kept = sum(name.endswith(".nbc") for name in os.listdir(folder)) if folder else 0
+        return f"{max(n_here, n_kept)} of {len(self._loops)} functions"
+
     def link(self, library: Path) -> None:
         """Make one library of all loops and of the usual kernels."""
         from gpucoll.kernels.cpu import jit, linking
@@ -90,9 +115,15 @@ class _Compiler:
         linking.try_out(library)
 
 
-def load() -> None:
-    """Have the compiled loops ready: from the cache, or compiling what it lacks."""
-    cache.prepare(MODULES, _Compiler())
+def load(is_alone: bool = False) -> None:
+    """Make the compiled loops ready: load them from the cache, compile those that it lacks.
+
+    Parameters
+    ----------
+    is_alone : bool
+        Whether this is the only process of its program. If so, it also shows that it waits.
+    """
+    cache.prepare(MODULES, _Compiler(MODULES), is_alone)
 
 
 def _environment() -> dict[str, str]:
@@ -104,27 +135,31 @@ def _environment() -> dict[str, str]:
 def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
     """Make sure that the loops are compiled; return whether they had to be.
 
-    In a process of its own, so that a launcher need not load the compiler. Without Numba's import,
-    and in about a millisecond, where nothing is to do.
+    Another process compiles them, so that a launcher need not load the compiler. If nothing is to
+    do, this takes about a millisecond and does not import Numba.
 
     Parameters
     ----------
     report : callable, optional
-        Gets one line of text before anything is compiled, and one after it: from the process that
-        compiles. Nothing comes while another job compiles, for which this one then waits.
+        Receives lines of text that show how far the compilation is. If stderr is a terminal, the
+        process that compiles shows it there instead.
 
     Raises
     ------
     subprocess.CalledProcessError
-        They could not be compiled.
+        The loops could not be compiled.
     """
     if cache.is_complete():
         return False
     import subprocess
 
-    # With an end that it can pass on after a Ctrl-C to this process alone.
+    from gpucoll.progress import is_at_terminal
+
+    # A Ctrl-C may reach this process alone, which then passes it on to the child.
     command = [sys.executable, "-m", _NAME]
-    with subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, text=True) as child:
+    is_shown = report is not None and is_at_terminal()
+    stderr: Any = sys.stderr if is_shown else subprocess.PIPE
+    with subprocess.Popen(command, env=_environment(), stderr=stderr, text=True) as child:
         try:
             for line in child.stderr or ():
                 if report is not None:
@@ -143,4 +178,7 @@ if __name__ == "__main__":
         for name in sys.argv[2:]:
             _Compiler().compile(name)
     else:
-        load()
+        try:
+            load(is_alone=True)
+        except KeyboardInterrupt:  # the process that started this one says so
+            sys.exit(128 + signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What a communicator asks of a backend, and what it gets."""
+"""The interfaces between a communicator and the backends that move its arrays."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 @dataclass(frozen=True)
 class PartOf:
-    """The call that a request is a part of: what ranks compare, and errors name, in its place.
+    """The user's call that a request is a part of.
+
+    The ranks compare this call instead of the request, and errors name it.
 
     Attributes
     ----------
     collective : Collective
         What the user called.
     op : ReduceOp or None
+        The reduce op of that call.
     dtype : str
-        Of the user's array, or the first of a list; empty for objects.
+        The dtype of the user's array, or of the first one in a list; empty for objects.
     detail : int
-        What else the call is: which compression.
+        A further property that the ranks compare, such as the number of the compression.
     shape : tuple of int
-        What errors show.
+        The shape that errors show.
     numbers : tuple of int
-        On these, too, all ranks must agree.
+        Further numbers that must be equal on all ranks.
     root : int or None
-        What its user gave, where the part has another; None: the same.
+        The root that the user gave, if the request has another one; else None.
     counts : tuple of int
-        What its user gave, where `root` is not None.
+        The counts that the user gave; used only if `root` is not None.
     """
 
     collective: Collective
@@ -50,18 +53,18 @@ class PartOf:
 
 @dataclass(frozen=True)
 class Compressed:
-    """What travels in place of an all_reduce's numbers: `gpucoll.compression.options`.
+    """What an all_reduce sends in place of its float32 values: `gpucoll.compression.options`.
 
     Attributes
     ----------
     name : str
-        As the user calls it.
+        The compression's name for the user.
     wire_format : str
-        As the kernels call it.
+        The name of the format in the kernels.
     seed : int or None
-        Of stochastic rounding.
+        Seed of stochastic rounding; None: round to nearest.
     residuals : tuple of Buffer
-        One for each array, float32; or none.
+        One float32 buffer for each array; empty if no residuals are kept.
     """
 
     name: str
@@ -79,29 +82,31 @@ class Request:
     collective : Collective
         What to do.
     source, destination : Buffer or None
-        This rank's input and output; None where it has none.
+        This rank's input and output; None if it has none.
     op : ReduceOp, optional
-        Of a reduction.
+        For a reduction: how values are combined.
     root : int
-        Of a rooted collective.
+        For a rooted collective: its root.
     counts : tuple of int, optional
-        Rows of axis 0 per rank, alike on all ranks; of an all_to_all, rows to each rank.
+        Number of rows of each rank along axis 0, equal on all ranks; for an all_to_all, the number
+        of rows to send to each rank.
     receive_counts : tuple of int, optional
-        Of an all_to_all with counts: rows from each rank.
+        For an all_to_all with counts: the number of rows that come from each rank.
     row_count : int
-        Elements of a row.
+        Number of elements in a row.
     sources, destinations : tuple of Buffer, optional
-        Of an input or output of one array for each rank: these, by rank. `source` or `destination`
-        then says only what they are together.
+        For an input or output that consists of one array per rank: these arrays, by rank. `source`
+        or `destination` then only describes all of them together.
     parts : tuple of (Buffer, Buffer), optional
-        Of a fused list: each array's input and output, all of one dtype; `source` is the first.
+        For a fused list: input and output of each array, all of one dtype; `source` is the first
+        input.
     part_of : PartOf, optional
         The call that this one is a part of.
     keeps : bool
-        Of one int64 element: whether the inputs are to be left behind the result, which has room
-        for them (`gpucoll.kernels.cpu.keeping`). Ranks may differ in it.
+        For a request of one int64 element: whether to store the inputs behind the result, which has
+        room for them (`gpucoll.kernels.cpu.keeping`). Ranks may differ in it.
     compressed : Compressed, optional
-        Of a compressed all_reduce of GPU arrays, which are its `parts`.
+        For a compressed all_reduce of GPU arrays, which are its `parts`.
     """
 
     collective: Collective
@@ -121,7 +126,7 @@ class Request:
 
     @property
     def data(self) -> Buffer:
-        """The input, or where there is none the output: for what both have in common."""
+        """Return the input, or the output if there is no input: for what both have in common."""
         found = self.source or self.destination
         assert found is not None
         return found
@@ -129,43 +134,45 @@ class Request:
 
 @dataclass(eq=False)
 class MessageRequest:
-    """One send, receive or probe, and what was found.
+    """One send, receive or probe, and the message that it found.
 
     Attributes
     ----------
     kind : Kind
-        Which. A TAKE is a receive that is told neither size nor dtype: it gets a message that is
-        `held`, whose data a RECV of it receives then.
+        Which of these it is. A TAKE is a receive that gives neither size nor dtype: it reserves a
+        message, which then is `held`, and a RECV of that message fetches the data.
     peer, tag : int
-        To or from whom, and the message's tag; ANY_SOURCE and ANY_TAG except for a send.
+        The other rank and the message's tag. Anything but a send may give ANY_SOURCE and ANY_TAG.
     buffer : Buffer, optional
-        What is sent, or where it goes; a probe and a TAKE have none.
+        The data to send, or the memory for it. A probe and a TAKE have none.
     number : type, optional
-        Of a number that is sent, so that it arrives as one.
+        For a number that is sent: its type, so that it arrives as a number.
     mode : int
-        Of a send, see `Mode`.
+        For a send: see `Mode`.
     description : bytes or bytearray, optional
-        Of a send: what tells the receiver of a dtype that has no number. Of a probe: room for it.
+        For a send: describes a dtype that has no number. For a probe: room for such a description.
     place : int
-        Of a receive: which of all messages of that rank it asks for, and no tag; 0: by tag.
+        For a receive: the place of the message among all messages of its sender; the tag is then
+        ignored. 0: receive by tag.
     held : int
-        The message that was taken for this receive; 0: none.
+        The message that a TAKE reserved for this receive; 0: none.
     error : Exception or None
-        Why it has failed; no message was moved.
+        Why the request failed; no message was moved.
     is_misfit : bool
-        Whether the message is larger than the buffer, or of another dtype; then it was left.
+        Whether the message was larger than the buffer or of another dtype, and was therefore left.
     is_gone : bool
-        Whether the message that was asked for by its place was received by another.
+        Whether another receive took the message that `place` asked for.
     expired_ns : int
-        Its own deadline, where no message had matched by then and it was withdrawn; else 0.
+        The request's own timeout, if no message matched in time and the request was withdrawn; else
+        0.
     found_peer, found_tag, found_bytes, found_dtype, found_shape
-        What the message is; the dtype as its number, the shape None where it is not known.
+        The message's envelope: the dtype as its number; the shape is None if it is not known.
     found_place : int
-        Which of all messages of that rank it is.
+        The place of the message among all messages of its sender.
     found_number : SentNumber or None
-        Which kind of number was sent; None for an array.
+        The kind of number that was sent; None for an array.
     found_description : bytes
-        Of a TAKE or a probe: as it was sent; empty for most.
+        For a TAKE or a probe: the description that the sender gave; empty for most messages.
     """
 
     kind: Kind
@@ -192,168 +199,172 @@ class MessageRequest:
 
 
 class Transfers(Protocol):
-    """Requests that were begun together.
+    """Requests that were started together.
 
     Attributes
     ----------
     requests : list of MessageRequest
-        What they are.
+        The requests, in the order in which they were started.
     """
 
     requests: list[MessageRequest]
 
     def is_over(self) -> bool:
-        """Return whether all of them are over, without looking whether they can be now."""
+        """Return whether all of them are over, without trying to make progress."""
 
     def look(self) -> bool:
-        """Take all pending messages a step further; return whether these are over."""
+        """Take all pending messages a step further; return whether these requests are over."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all of them are over, or for so long; return whether they are."""
+        """Wait until all of them are over, or `timeout_s` has passed; return whether they are."""
 
     def settle(self) -> None:
-        """Write what became of them into the requests, once they are over."""
+        """Write the outcome into the requests; they must be over."""
 
     def withdraw(self) -> bool:
-        """Take the one request back; False where it is over, or another rank may see it."""
+        """Withdraw the only request; return False if it is over or another rank may see it."""
 
 
 class PreparedCall(Protocol):
-    """A collective with its host buffers, ready to run as often as wanted."""
+    """A collective with its host buffers, ready to run any number of times."""
 
     @property
     def run_once(self) -> Callable[[], int]:
-        """Run it where nothing stands against it; 0, or a status for Python to look at."""
+        """Run the call if nothing prevents it; return 0, or a status that Python must handle."""
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Start it in the group's queue; return its number, or 0: it must be `run`."""
+        """Start the call in the group's queue; return its number, or 0 if it must be `run`."""
 
 
 class HostMessages(Protocol):
     """Moves messages of host buffers between two ranks.
 
-    All that are pending make progress whenever one is begun, waited for or looked at, beside
-    collectives and in whatever thread.
+    Whenever a message is started, waited for or looked at, all pending messages make progress, in
+    whatever thread that is. Messages and collectives may be under way at the same time.
 
     Attributes
     ----------
     send, receive : callable
-        The compiled entries ``(x, peer, tag, timeout_s)`` -> x, or ``(x, dest, source, out, tag,
-        timeout_s)`` -> out. Where a message has failed they return its rows, for `ended_together`;
-        None: not that way, and nothing was begun, or the communicator is broken.
+        The compiled entries ``(x, peer, tag, timeout_s)`` -> x, and ``(x, dest, source, out, tag,
+        timeout_s)`` -> out. If a message has failed, they return its rows, for `ended_together`.
+        They return None if nothing was started, because the entry does not serve this call or the
+        communicator is broken.
     """
 
     send: Callable[..., Any]
     receive: Callable[..., Any]
     begin_send: Callable[..., Any]
     begin_receive: Callable[..., Any]
-    """``(x, peer, tag)``: returns what the message is known by here, its row; x where that was sent
-    already; None: not that way. The arrays are kept alive until one of the next two."""
+    """``(x, peer, tag)``: returns the row by which the message is known here; x if it was sent
+    already; None if the entry does not serve this call. The arrays are kept alive until one of the
+    next two entries is called."""
     wait_begun: Callable[[bytearray], int]
-    """``(row,)``: returns a `Status`: 0 where it has ended well."""
+    """``(row,)``: returns a `Status`, which is 0 if the message succeeded."""
     let_go_begun: Callable[[bytearray], None]
-    """``(row,)`` of one that is over, or whose communicator is."""
+    """``(row,)``: releases a message that is over, or whose communicator is closed."""
     receive_row: Callable[..., bytearray | None]
-    """``(x, source, tag, timeout_s)``: receives into x; returns the row, which is over: for
-    `plain_array` and `ended`. None as above."""
+    """``(x, source, tag, timeout_s)``: receives into x; returns the row, which is over, for
+    `plain_array` and `ended`; None as for `send`."""
     take: Callable[..., bytearray | None]
-    """``(source, tag, timeout_s)``: takes a message, whatever it is; returns the row as above."""
+    """``(source, tag, timeout_s)``: reserves any message that matches; returns the row as above."""
     find: Callable[..., bytearray | None]
-    """``(source, tag, timeout_s)``: finds a message, which stays; returns the row as above."""
+    """``(source, tag, timeout_s)``: finds a message and leaves it; returns the row as above."""
 
     def begun(self, row: bytearray) -> Transfers:
-        """Return a message that an entry has begun, for whoever does more than wait for it."""
+        """Return a message that an entry has started, for uses other than waiting for it."""
 
     def receive_taken(self, row: bytearray, code: int | None = None) -> Any:
-        """Receive what `take` has taken into a new NumPy array; None: see `ended`.
+        """Receive the message that `take` reserved into a new NumPy array.
 
-        With `code` as bytes, if it is what that number of a dtype stands for.
+        Returns None if that is not possible: see `ended`. With `code`, a dtype's number, receives
+        the message as bytes if its dtype has that number.
         """
 
     def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
-        """Return source, tag, dtype's number, shape, size in bytes and place of what was found.
+        """Return source, tag, dtype's number, shape, size in bytes and place of the found message.
 
-        None where it is no array of a dtype that has a number, or not found yet.
+        Returns None if nothing was found yet, or the message is no array of a dtype with a number.
         """
 
     def origin(self, row: bytearray) -> tuple[int, int, int]:
-        """Return source, tag and size in bytes of what was received."""
+        """Return source, tag and size in bytes of the received message."""
 
     def ended(self, row: bytearray) -> MessageRequest:
-        """Return a row that is over as a request, with what it has found or how it has failed."""
+        """Return a row that is over as a request, with the message that it found or its error."""
 
     def ended_together(self, rows: bytearray) -> list[MessageRequest]:
-        """Return the rows of one call of an entry in the same way."""
+        """Return the rows of one call of an entry, all over, as such requests."""
 
     def learn(self, kind: Kind, dtype: Any, name: str, description: bytes | None) -> None:
         """Make a compiled entry serve arrays of this dtype from now on."""
 
     def hold(self, is_held: bool) -> None:
-        """Keep the compiled entries from running calls at once, or let them again."""
+        """Stop the compiled entries from running calls immediately, or allow it again."""
 
     def start(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> Transfers:
-        """Begin requests, in this order and behind all that were begun before."""
+        """Start requests, in this order, after all that were started before."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return a context for a blocking call; StateError where another thread is in one."""
+        """Return a context for a blocking call; StateError if another thread is in one."""
 
     def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
-        """Begin requests and wait until all are over; within a turn, or as the rest of a call."""
+        """Start requests and wait until all are over; within a turn, or as the rest of a call."""
 
     def probe(self, request: MessageRequest) -> bool:
-        """Probe without waiting; return whether there is such a message, and fill it in."""
+        """Probe without waiting; fill in the request and return whether a message matches."""
 
     def let_go(self, request: MessageRequest) -> None:
-        """Give a held message up that nobody will receive."""
+        """Release a held message that will not be received by this request."""
 
     def plan(self, request: MessageRequest) -> tuple[Callable[[], int], object]:
-        """Return what sends or receives the same memory again and again, and says a `Status`.
+        """Return a function that sends or receives the same memory at every call.
 
-        And what has to be kept with it.
+        The function returns a `Status`. The second value is an object that must be kept with it.
         """
 
     def end(self) -> None:
-        """Let go of everything: whatever is pending will never be over."""
+        """Release everything; pending messages will never be over."""
 
     def unreceived(self) -> list[tuple[int, int]]:
-        """Return sender and tag of messages that came and that nobody has received."""
+        """Return sender and tag of the messages that arrived and were not received."""
 
     def undelivered(self) -> list[tuple[int, int]]:
-        """Return receiver and number of messages that lie with ranks which have closed."""
+        """Return receiver and number of the messages that wait at ranks which have closed."""
 
 
 class HostBackend(Protocol):
     """Moves host buffers between the ranks of a group.
 
-    The compiled entries are quick ways that a backend may leave out: one that serves nothing
+    The compiled entries are fast paths that a backend may omit: an entry that serves nothing
     returns None from every call.
     """
 
     last_status: Callable[[], int]
-    """Returns the `Status` with which a compiled entry has left a call to Python."""
+    """Returns the `Status` with which a compiled entry left its last call to Python."""
 
     @property
     def messages(self) -> HostMessages:
-        """What moves messages."""
+        """Moves the messages."""
 
     def prepare(self, request: Request) -> PreparedCall:
-        """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
+        """Prepare a collective; raise ArgumentTypeError if the dtype lacks the op."""
 
     def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
-        """Return the compiled entry: ``(x, out, op, root, timeout_s)`` -> `out`; None: not so.
+        """Return the compiled entry ``(x, out, op, root, timeout_s)`` -> `out`.
 
-        For ALL_REDUCE_LIST it is ``(xs, outs, op, timeout_s)`` of lists. One `of_blocks` serves the
-        same collective with counts and with lists of blocks, and takes two arguments more:
-        ``counts, receive_counts``.
+        The entry returns None for a call that it does not serve. For ALL_REDUCE_LIST it takes
+        lists: ``(xs, outs, op, timeout_s)``. With `of_blocks` the entry serves the same collective
+        with counts and with lists of blocks, and takes two more arguments: ``counts,
+        receive_counts``.
         """
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
         """Return the entry that starts a collective: ``(x, out, op, root)`` -> its number, or None.
 
-        In the group's queue of started calls; None: not that way.
+        The call goes into the group's queue of started calls. None: the entry does not serve it.
         """
 
     def learn(
@@ -371,14 +382,14 @@ class HostBackend(Protocol):
         """Return an array in memory that the backend can use without a copy."""
 
     def shared_arrays(self) -> AbstractContextManager[None]:
-        """Return a context in which every new NumPy array is like one of `empty`."""
+        """Return a context in which every new NumPy array lies in memory like that of `empty`."""
 
     def describe(self) -> Mapping[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about this backend for the user: name -> sentence."""
 
 
 class HostBackends(Protocol):
     """The module of a backend of host arrays (`gpucoll.backends.load`)."""
 
     def create(self, group: Any) -> HostBackend:
-        """Return the backend for a group: of the kind that it moves arrays for."""
+        """Return the backend for a group, which moves the kind of arrays of this module."""

@@ -1,4 +1,4 @@
-"""``python -m gpucoll.bench``: the command ``gpucoll-bench``, as a launcher can start it."""
+"""``python -m gpucoll.bench``: the command ``gpucoll-bench`` in a form that launchers can start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of ``gpucoll-bench``: nccl-tests' flags where it has them; and its help."""
+"""The command line of ``gpucoll-bench``, with nccl-tests' flags, and its help text."""
 
 from __future__ import annotations
 
@@ -17,45 +17,48 @@ __all__ = ["build_parser"]
 
 DETAILS = """\
 A size is that of the larger side, as in nccl-tests: the whole output of all_gather and gather,
-the whole input of reduce_scatter, scatter and all_to_all. These have a block for each rank: the
-elements are rounded down to a multiple of the ranks, at least one for each. Bus bandwidth has
-nccl-tests' factors; where it defines none (scan, exclusive_scan) it is the algorithm bandwidth.
+the whole input of reduce_scatter, scatter and all_to_all. In these, an array has one block for each
+rank, so the number of elements is rounded down to a multiple of the ranks (at least one element a
+block). Bus bandwidth uses nccl-tests' factors. For collectives without such a factor (scan,
+exclusive_scan) it equals the algorithm bandwidth.
 
-send_recv     every rank to the next, and from the one before, at once
-ping_pong     from rank 0 to rank 1 and back; the time is one way's
-stream        8 messages from rank 0 to rank 1, then a reply of one element; the time is a message's
+send_recv     every rank sends to the next rank and receives from the previous one, at the same time
+ping_pong     a message from rank 0 to rank 1 and back; the time is that of one direction
+stream        8 messages from rank 0 to rank 1, then a reply of one element; the time is per message
 
-Other ranks wait in a barrier meanwhile. In-place forms are measured where a library has them.
+Ranks without a part in these wait in a barrier. In-place forms are measured if a library has them.
 
-What stands in the place of a collective's name, too:
+In addition to collectives you can name:
 
-async_...     every collective: started with async_op=True, then waited for
-overlap       an all_reduce started, --work milliseconds of NumPy work, then the wait; beside it the
-              call ("blocking") and the work alone, and the ratio to the longer of the two. A call
-              that goes on meanwhile needs a free CPU: --unpinned, and more CPUs than ranks
-overlap_sleep the same with a caller that sleeps, so that its CPU is free
-isend_irecv   receive from the rank before and send to the next, both asynchronously; wait for both
-probe_recv, recv_unknown
-              as ping_pong, received after a probe; without a buffer, of unknown size
+async_...     any collective, started with async_op=True and then waited for
+overlap       start an all_reduce, do NumPy work for --work milliseconds, then wait. The call alone
+              ("blocking") and the work alone are measured, too, and the ratio of the total to the
+              longer of them. A call can only progress during the work if a CPU is free: use
+              --unpinned, and more CPUs than ranks
+overlap_sleep the same, but the caller sleeps instead of working, so that its CPU is free
+isend_irecv   receive from the previous rank and send to the next, both started, then wait for both
+probe_recv    ping_pong in which a probe precedes each receive
+recv_unknown  ping_pong in which the receive has no buffer, so that the size is unknown
 broadcast_object, gather_object, scatter_object, all_gather_object
-              Python objects that carry so many bytes: a NumPy array from 1K on, bytes below
+              Python objects that contain SIZE bytes: bytes below 1K, a NumPy array from 1K on
 producer_consumer
-              rank 0 gives jobs to the others, one at a time, and takes the results: small objects
-startup       a program that says hello, started by the library's own launcher: time, CPU, memory
+              rank 0 sends small jobs to the others, one at a time, and receives the results
+startup       start a minimal program with the library's own launcher: time, CPU time, memory
 memory        what a communicator and a duplicate of it take: memory, address space, descriptors
 
-Several of them: async (all of async_...), patterns (all of these); all means every collective.
+Three names stand for several: all (every collective), async (every async_...), and patterns
+(everything in this second list).
 
-Arrays on GPUs (--array cupy, torch): a sample ends when the GPU has done its calls. --limit
-measures, in turn with the calls, a copy of as many bytes within the GPU of rank 0, which is alone
-meanwhile: the row "copy", whose algbw is what it copies a second, and whose busbw what it reads and
-writes. "busbw / copy" is the call's busbw over that one: at which part of the memory's bandwidth
-its bytes move between ranks; N/A where none do, as with one rank. --backend direct needs no library
-of a vendor's, and lets ranks share a GPU.
+Arrays on GPUs (--array cupy, torch): a sample ends when the GPU has completed its calls. --limit
+also measures a copy of the same size within the GPU of rank 0 while the other ranks are idle; the
+copies take turns with the calls. In its row, "copy", algbw counts the bytes copied and busbw those
+read and written. "busbw / copy" divides the call's busbw by the copy's: the fraction of the
+memory's bandwidth at which bytes move between ranks (N/A if none do, as with one rank). --backend
+direct needs no vendor's library, and lets ranks share a GPU.
 
---array host-device needs no GPU: Host devices (docs/host_device.md) are a test device, made of host
-memory and threads. It shows that all of it works and is right; no time of it says anything about a
-GPU. Beside it stands gpucoll-numpy: the same calls on NumPy's arrays, in the same memory.
+--array host-device needs no GPU. Host devices (docs/host_device.md) are a test device made of host
+memory and threads. They show that everything works and that results are right, but their times are
+meaningless for GPUs. gpucoll-numpy is measured for comparison: the same calls on NumPy arrays.
 
 examples:
   gpucoll-bench
@@ -73,17 +76,17 @@ examples:
   gpucoll-bench all --array host-device --ranks 2 -e 1M
   python -m gpucoll.bench.report result.json
 
-exit codes: 0 all right; 1 wrong results, or a failure while measuring; 2 nothing was measured
-(wrong arguments, a peer that is not there); 130 interrupted
+exit codes: 0 success; 1 wrong results, or a failure while measuring; 2 nothing was measured (wrong
+arguments, or a missing peer); 130 interrupted
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser, which is also the help text."""
+    """Return the parser, which contains the help text."""
     parser = argparse.ArgumentParser(
         prog="gpucoll-bench",
-        description="Measure collectives between the processes of this host, beside their peers, "
-        "with the columns and definitions of nccl-tests.",
+        description="Measure collectives between processes of this host, and compare with other "
+        "libraries. The columns and definitions are those of nccl-tests.",
         epilog=DETAILS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -91,65 +94,80 @@ def build_parser() -> argparse.ArgumentParser:
     add("--version", action="version", version=f"gpucoll-bench {__version__}")
     add("collectives", nargs="?", default=["all_reduce"],
         type=choice(list(MEASURED), {}, NAME_GROUPS), metavar="COLLECTIVE,...",
-        help=f"one or several of {', '.join(MEASURED)}, or {', '.join(NAME_GROUPS)} (all_reduce)"
+        help=f"one or more of {', '.join(MEASURED)}, {', '.join(NAME_GROUPS)} (default: all_reduce)"
     )  # fmt: skip
     add(
         "--ranks",
         type=count(1),
         metavar="P",
-        help="default: one for each usable CPU, 2 to 8; for each GPU",
+        help="number of ranks (default: one per usable CPU, 2 to 8, or one per GPU)",
     )
     add("-b", dest="first", type=size, default=4, metavar="SIZE", help="smallest size in bytes (4)")
     add("-e", dest="last", type=size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
     step = parser.add_mutually_exclusive_group()
-    step.add_argument("-f", dest="factor", type=factor, default=4.0, help="size times this (4)")
-    step.add_argument("-i", dest="increment", type=size, metavar="SIZE", help="size plus this")
+    step.add_argument(
+        "-f",
+        dest="factor",
+        type=factor,
+        default=4.0,
+        help="multiply the size by this at each step (4)",
+    )
+    step.add_argument(
+        "-i", dest="increment", type=size, metavar="SIZE", help="add this to the size at each step"
+    )
     add("-d", dest="dtype", type=choice(DTYPES, DTYPE_ALIASES), default=["float32"],
         help="dtype, a comma-separated list, or all (float32)")  # fmt: skip
     add("-o", dest="redop", type=choice(REDOPS, {}), default=["sum"],
         help="reduction, a comma-separated list, or all (sum)")  # fmt: skip
-    add("-r", dest="root", type=count(0), default=0, help="root, where there is one (0)")
+    add(
+        "-r",
+        dest="root",
+        type=count(0),
+        default=0,
+        help="root rank, for collectives with a root (0)",
+    )
     add_measuring(add)
     return parser
 
 
 def add_measuring(add: Callable[..., object]) -> None:
-    """Add the options that say how it is measured, beside what, and where the results go."""
+    """Add the options for the method, the libraries to compare with, and the output."""
     add("-n", dest="reps", type=count(1), metavar="ITERS",
-        help="calls in a sample (as many as take --sample)")  # fmt: skip
+        help="calls in a sample (as many as fit into --sample)")  # fmt: skip
     add("-w", dest="warmup", type=count(0), metavar="WARMUP",
-        help="calls before the first sample (by time, at least 3)")  # fmt: skip
+        help="calls before the first sample (chosen by time, at least 3)")  # fmt: skip
     add("-c", dest="check", type=int, choices=(0, 1), default=1, help="check the results (1)")
     add("--rounds", type=count(1), default=9, help="samples of each case, interleaved (9)")
     add("--sample", type=seconds, default=0.015, metavar="SECONDS",
-        help="how long a sample takes where -n is not given (0.015), at least 3 calls")  # fmt: skip
+        help="duration of a sample without -n (0.015); it has at least 3 calls")  # fmt: skip
     add("--list", type=count(2), default=1, metavar="N",
-        help="N arrays of each size: one call with the list of them beside N calls")  # fmt: skip
-    add("--symmetric", action="store_true", help="measure arrays from comm.empty as well")
-    add("--plan", action="store_true", help="measure the plan_... of each as well")
+        help="measure one call on a list of N arrays, and N calls on one array each")  # fmt: skip
+    add("--symmetric", action="store_true", help="also measure arrays from comm.empty")
+    add("--plan", action="store_true", help="also measure the plan_... of each collective")
     add("--limit", action="store_true",
-        help="measure the memory limit, and the fraction reached: streaming in- and output without "
-        "other ranks, where both have one size on every rank; on GPUs see above")  # fmt: skip
+        help="also measure the memory limit, and the fraction of it that is reached: stream input "
+        "and output without other ranks (if sizes are equal on all ranks; GPUs: "
+        "below)")  # fmt: skip
     add("--torch", action="store_true",
-        help="measure PyTorch's tensors on the host as well, and what they cost above NumPy's "
-        "arrays")  # fmt: skip
+        help="also measure PyTorch's tensors on the host, and their extra cost")  # fmt: skip
     add("--work", type=seconds, default=2.0, metavar="MILLISECONDS",
-        help="how long a rank works beside the call of overlap (2)")  # fmt: skip
+        help="how long a rank works during the call of overlap (2)")  # fmt: skip
     add("--unpinned", action="store_true",
-        help="leave ranks to the scheduler (each on a CPU of its own where there are "
+        help="let the scheduler place ranks (default: each on a CPU of its own, if there are "
         "enough)")  # fmt: skip
     add("--one-cpu", action="store_true",
-        help="put gpucoll's ranks on one CPU after they have met, as a scheduler may; beside them "
-        "gpucoll-bound, ranks that were bound to it before, as the peers' are")  # fmt: skip
+        help="move gpucoll's ranks to one CPU after they have met, as a scheduler may do; also "
+        "measure gpucoll-bound, whose ranks are bound to it from the start, as peers' "
+        "are")  # fmt: skip
     add("--array", choices=tuple(KINDS), default="numpy",
-        help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank; "
-        "those of Host devices, for a test without a GPU (numpy)")  # fmt: skip
+        help="kind of arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank; "
+        "those of Host devices, for tests without a GPU (numpy)")  # fmt: skip
     add("--backend", choices=("auto", "mpi", "nccl", "rccl", "direct"), default="auto",
-        help="what moves arrays on GPUs (auto); direct lets ranks share a GPU; mpi moves host "
-        "arrays, of ranks that mpiexec starts: mpiexec -n 4 gpucoll-bench ...")  # fmt: skip
+        help="backend for arrays on GPUs (auto); direct lets ranks share a GPU; mpi is for host "
+        "arrays, with ranks that mpiexec starts: mpiexec -n 4 gpucoll-bench ...")  # fmt: skip
     add("--compare", type=peers, default={}, metavar="PEER[=PYTHON],...",
-        help=f"measure these in the same run: {', '.join(PEERS)}; PYTHON is the Python, or the "
-        "folder, of the environment that has it")  # fmt: skip
+        help=f"compare with these in the same run: {', '.join(PEERS)}; PYTHON is the Python "
+        "of the environment that has the peer, or its folder")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
     add("--timeout", type=seconds, default=60.0, metavar="SECONDS",
-        help="after so long without an answer a library is given up (60)")  # fmt: skip
+        help="give a library up after this time without an answer (60)")  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the arguments of ``gpucoll-bench`` may look like: sizes, counts, lists, peers."""
+"""The syntax of ``gpucoll-bench``'s arguments: sizes, counts, lists, peers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["choice", "count", "factor", "peers", "seconds", "size", "sizes"]
 
 
 def size(text: str) -> int:
-    """Return a size in bytes: 4, 1K, 64M, 1G, in powers of 1024 as nccl-tests has them."""
+    """Convert a size such as 4, 1K, 64M or 1G to bytes, in powers of 1024 as in nccl-tests."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     power = "kmgt".index(match[2]) + 1 if match and match[2] else 0
     value = float(match[1]) * 1024**power if match else 0.0
@@ -22,7 +22,7 @@ def size(text: str) -> int:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """Return a whole-number type for argparse, bounded below."""
+    """Return an argparse type for whole numbers of at least `least`."""
 
     def convert(text: str) -> int:
         if not re.fullmatch(r"\d+", text) or int(text) < least:
@@ -33,7 +33,7 @@ def count(least: int) -> Callable[[str], int]:
 
 
 def factor(text: str) -> float:
-    """Return a step factor, above 1."""
+    """Convert a step factor, which must be above 1."""
     try:
         value = float(text)
     except ValueError:
@@ -44,7 +44,7 @@ def factor(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return a time span, above 0."""
+    """Convert a number of seconds, which must be above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -59,15 +59,15 @@ def choice(
     aliases: Mapping[str, str],
     groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Callable[[str], list[str]]:
-    """Return the type of a comma-separated list of known names.
+    """Return an argparse type for comma-separated lists of known names.
 
-    `groups` are names that stand for several; where none are given, ``all`` stands for all.
+    `groups` are names that stand for several; if there are none, ``all`` stands for all.
     """
     several = {"all": known} if groups is None else groups
     if groups is None:
-        also = "all of them: all"
+        also = "all for all of them"
     else:
-        also = f"several of them: {', '.join(groups)}"
+        also = f"for several of them {', '.join(groups)}"
 
     def convert(text: str) -> list[str]:
         names: list[str] = []
@@ -76,7 +76,7 @@ def choice(
         for name in names:
             if name not in known:
                 raise argparse.ArgumentTypeError(
-                    f"{name!r} is none of {', '.join(known)} (or {also})"
+                    f"{name!r} is unknown; known are {', '.join(known)} (or {also})"
                 )
         return list(dict.fromkeys(names))
 
@@ -84,16 +84,18 @@ def choice(
 
 
 def peers(text: str) -> dict[str, str | None]:
-    """Return ``mpich=/path/to/python,gloo`` as peer -> path, None where none was given."""
+    """Parse ``mpich=/path/to/python,gloo`` into peer -> path, None for a peer without a path."""
     wanted: dict[str, str | None] = {}
     for item in text.split(","):
         name, given, place = item.partition("=")
         if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
+            raise argparse.ArgumentTypeError(f"{name!r} is unknown; known are {', '.join(PEERS)}")
         if given and not place:
-            raise argparse.ArgumentTypeError(f"{item!r}: the path of a Python must follow the =")
+            raise argparse.ArgumentTypeError(
+                f"{item!r}: the path of a Python must follow the equals sign"
+            )
         if name in wanted:
-            raise argparse.ArgumentTypeError(f"{name} stands there twice")
+            raise argparse.ArgumentTypeError(f"{name} is given twice")
         wanted[name] = place or None
     return wanted
 
@@ -103,7 +105,7 @@ def sizes(first: int, last: int, factor: float, increment: int | None) -> tuple[
     found = [first]
     while True:
         step = found[-1] + increment if increment else int(found[-1] * factor)
-        following = max(step, found[-1] + 1)  # 1 byte times 1.5 would stay where it is
+        following = max(step, found[-1] + 1)  # 1 byte times 1.5 would remain 1
         if following > last:
             return tuple(found)
         found.append(following)

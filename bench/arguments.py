@@ -1,4 +1,4 @@
-"""What the command line of ``gpucoll-bench`` means: checked, as `Options`."""
+"""Parse and check the command line of ``gpucoll-bench``."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ class Options:
     Attributes
     ----------
     collectives : tuple of str
-        And patterns: in the order to be measured.
+        Collectives and patterns, in the order of measurement.
     collective : str
-        The one at hand: what depends on it (its traits, sizes, combinations, variants) is of this.
+        The current one. Traits, sizes, combinations and variants are those of this one.
     ranks : int or None
-        None where nothing was said: as many as there are CPUs, or as the launcher started.
+        None for the default: by the number of CPUs, or as many as the launcher has started.
     asked_sizes_bytes : tuple of int
-        In the order to be measured.
+        In the order of measurement.
     step : str
-        How they follow each other, for the table's header.
+        The step between sizes, for the table's header.
     list_length : int
-        Arrays in a list; 1: no list.
+        Number of arrays in a list; 1 for no list.
     reps, warmup : int or None
-        Calls in a sample, and before the first; None: chosen by time.
+        Calls in a sample, and before the first sample; None to choose them by time.
     rounds : int
-        Samples of each case.
+        Number of samples of each case.
     sample_s : float
-        How long a sample should take where `reps` is None.
+        How long a sample should take if `reps` is None.
     torch : bool
-        Whether PyTorch's tensors on the host are measured, too.
+        Whether PyTorch's tensors on the host are measured in addition.
     work_s : float
-        How long a rank works beside an asynchronous call.
+        How long a rank works during an asynchronous call.
     pinned : bool
-        Whether each rank gets a CPU of its own, where there are enough.
+        Whether each rank gets a CPU of its own, if there are enough.
     one_cpu : bool
-        Whether all ranks share one, gpucoll's from after they have met.
+        Whether all ranks share one CPU. gpucoll's ranks move to it after they have met.
     array : str
-        Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch", or on "host-device"s.
+        The kind of arrays: "numpy", on GPUs "cupy" or "torch", or "host-device".
     backend : str
-        Which backend gpucoll takes for arrays on GPUs; "mpi": for NumPy's, too.
+        The backend that gpucoll uses for arrays on GPUs; "mpi" applies to NumPy arrays, too.
     left_out : tuple of str
-        Dtypes that ``-d all`` means, and that are not to be had here.
+        Dtypes that ``-d all`` leaves out because they are not available here.
     compare : dict
-        Peer -> path of its Python, or None: the environment of this one.
+        Peer -> path of its Python; None for this process's environment.
     """
 
     collectives: tuple[str, ...]
@@ -92,33 +92,33 @@ class Options:
     left_out: tuple[str, ...] = ()
 
     def each(self) -> Iterator[Options]:
-        """Yield the options with one collective after the other at hand."""
+        """Yield the options for each collective in turn."""
         for collective in self.collectives:
             yield replace(self, collective=collective)
 
     @property
     def on_gpus(self) -> bool:
-        """Whether the arrays lie on GPUs, or on what stands for them."""
+        """Whether the arrays are on GPUs or on Host devices."""
         return self.array != "numpy"
 
     @property
     def traits(self) -> Collective:
-        """The row of the collective."""
+        """The traits of the current collective."""
         return MEASURED[self.collective]
 
     @property
     def sizes_bytes(self) -> tuple[int, ...]:
-        """The sizes to be measured; one of 0 where there are no arrays."""
+        """The sizes to measure; a single 0 if there are no arrays."""
         return self.asked_sizes_bytes if self.traits.has_data else (0,)
 
     @property
     def combinations(self) -> tuple[tuple[str, str], ...]:
-        """The dtypes and reductions to be measured."""
+        """The dtypes and reductions to measure."""
         return self.traits.combinations(self.dtypes, self.redops)
 
     @property
     def variants(self) -> list[str]:
-        """What to measure of gpucoll, by the names that `rank.library.Call` uses."""
+        """The variants of gpucoll to measure, by their names in `rank.library.Call`."""
         extra = {
             "symmetric": self.symmetric and self.traits.has_data,
             "plan": self.plan and self.traits.planned,
@@ -131,12 +131,12 @@ class Options:
 
     @property
     def peer_variants(self) -> list[str]:
-        """What to measure of the other libraries."""
+        """The variants of other libraries to measure."""
         return ["private", *self.traits.parts]
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Return the options; an argument that cannot be meant ends the program with exit code 2."""
+    """Return the options; an invalid argument ends the program with exit code 2."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     given = parser.parse_args(arguments)
@@ -175,9 +175,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def without_missing(dtypes: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Divide all dtypes, where all were asked for, into those that are there and the others.
+    """Split the dtypes of ``-d all`` into those that are available here and the others.
 
-    NumPy has some only through ml_dtypes. Who asks for one by name is told what to install.
+    NumPy has some dtypes only through ml_dtypes. If such a dtype is named explicitly, an error
+    tells which package to install.
     """
     if set(dtypes) != set(DTYPES) or importlib.util.find_spec("ml_dtypes") is not None:
         return dtypes, ()
@@ -185,35 +186,36 @@ def without_missing(dtypes: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def refuse_places(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """End the program where arrays are asked for that a backend or a peer does not move."""
+    """End the program if a backend or a peer does not support the arrays."""
     if given.backend not in ("auto", "mpi") and given.array == "numpy":
-        parser.error(f"--backend {given.backend} moves arrays on GPUs: give --array too")
+        parser.error(f"--backend {given.backend} moves arrays on GPUs: add --array")
     if given.array == TEST_ARRAY:
         if given.backend not in ("auto", "direct", "mpi"):
             parser.error(
-                f"--array {TEST_ARRAY} --backend {given.backend}: there is no vendor's library for "
-                "Host devices; direct moves their arrays"
+                f"--array {TEST_ARRAY} --backend {given.backend}: no vendor's library supports "
+                "Host devices; use --backend direct"
             )
         if given.symmetric:
             parser.error(
-                f"--symmetric is memory of a vendor's library, not of --array {TEST_ARRAY}"
+                f"--symmetric needs a vendor's library, which --array {TEST_ARRAY} does not have"
             )
         if given.compare:
             names = ", ".join(given.compare)
             parser.error(
-                f"--compare {names}: no other library knows Host devices; beside --array "
-                f"{TEST_ARRAY} gpucoll's own calls on NumPy's arrays are measured"
+                f"--compare {names}: other libraries do not support Host devices. With --array "
+                f"{TEST_ARRAY} the comparison is gpucoll's own calls on NumPy arrays"
             )
     for name in given.compare:
         if PEERS[name].on_gpu != (given.array != "numpy"):
-            where = "arrays on GPUs: give --array too" if PEERS[name].on_gpu else "host arrays only"
+            where = "arrays on GPUs: add --array" if PEERS[name].on_gpu else "host arrays only"
             parser.error(f"--compare {name} is for {where}")
 
 
 def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """End the program where arguments that are right by themselves cannot be meant together.
+    """End the program if valid arguments contradict each other.
 
-    Of several collectives, one at least must have what is asked for; all must have lists.
+    If there are several collectives, an option must apply to at least one of them, and --list to
+    all.
     """
     rows = [MEASURED[name] for name in given.collectives]
     names = ", ".join(given.collectives)
@@ -222,32 +224,39 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
             asked = f"-o {','.join(given.redop)} is not defined on -d {','.join(given.dtype)}"
             parser.error(f"{name}: {asked}")
     if given.symmetric and not any(row.has_data for row in rows):
-        parser.error(f"{names} has no arrays: --symmetric means nothing here")
+        parser.error(f"{names} has no arrays: --symmetric does not apply")
     if given.plan and not any(row.planned for row in rows):
-        parser.error(f"{names} has no plan: --plan means nothing here")
+        parser.error(f"{names} has no plan: --plan does not apply")
     if given.limit and not any(row.limited for row in rows) and given.array == "numpy":
         having = ", ".join(name for name, row in MEASURED.items() if row.limited)
-        parser.error(f"--limit: no memory limit is known of {names}, only of {having}")
+        parser.error(f"--limit: no memory limit is known for {names}, only for {having}")
     if given.limit and not any(row.has_data for row in rows):
-        parser.error(f"--limit: {names} has no arrays, and no copy is as much as it moves")
+        parser.error(f"--limit: {names} has no arrays, so there is no copy of the same size")
     if given.list > 1 and not all(row.listed for row in rows):
         having = " and ".join(name for name, row in MEASURED.items() if row.listed)
         parser.error(f"--list is for {having}, not for {names}")
     if given.list > 1 and (given.symmetric or given.plan or given.limit or given.torch):
         parser.error(
-            "--list: one call beside many; leave --symmetric, --plan, --limit and --torch out"
+            "--list compares one call with many: leave --symmetric, --plan, --limit and --torch out"
         )
     if given.torch and not any(row.has_data and row.tensors for row in rows):
         parser.error(f"--torch: {names} is not measured with tensors")
     if given.torch and given.array != "numpy":
-        parser.error("--torch is PyTorch's tensors on the host; on GPUs: --array torch alone")
+        parser.error(
+            "--torch measures PyTorch's tensors on the host; for tensors on GPUs use --array "
+            "torch alone"
+        )
     patterns = [name for name in given.collectives if name in PATTERNS]
     if patterns and given.array != "numpy":
-        parser.error(f"--array {given.array}: {', '.join(patterns)} is measured on the host only")
+        parser.error(
+            f"--array {given.array}: {', '.join(patterns)} can only be measured on the host"
+        )
     if given.one_cpu and given.unpinned:
-        parser.error("--one-cpu binds ranks, and --unpinned does not: leave one of them out")
+        parser.error(
+            "--one-cpu binds ranks, and --unpinned leaves them unbound: give only one of them"
+        )
     if given.one_cpu and given.array != "numpy":
-        parser.error("--one-cpu is for host arrays")
+        parser.error("--one-cpu supports only host arrays")
     if given.one_cpu and (programs := [name for name in patterns if MEASURED[name].own_program]):
         parser.error(f"--one-cpu: {', '.join(programs)} cannot be bound")
     refuse_places(parser, given)

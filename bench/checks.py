@@ -1,4 +1,4 @@
-"""What is refused before anything is measured, because it cannot be."""
+"""Checks made before anything is measured; they refuse what cannot be measured."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ __all__ = [
     "check_ranks",
 ]
 
-MEMORY_MARGIN = 0.9  # of what is available: buffers of the libraries themselves come on top
+MEMORY_MARGIN = 0.9  # of the available memory; the libraries' own buffers need the rest
 
-OWN_DEVICE_BYTES = 32 << 20  # what the direct backend keeps, and what lies between arrays
+OWN_DEVICE_BYTES = 32 << 20  # memory that the direct backend keeps, and gaps between arrays
 
 
 class CannotMeasureError(Exception):
-    """Nothing can be measured this way; the message says why, and what to do."""
+    """The measurement is not possible; the message names the reason and the remedy."""
 
 
 def check_launched(options: Options, ranks: int) -> None:
-    """Refuse what the ranks of a launcher cannot do."""
+    """Raise if ranks that a launcher has started cannot do what the options require."""
     if options.compare:
         raise CannotMeasureError(
-            "--compare starts the ranks of every library itself, and these have been started by a "
-            "launcher: run gpucoll-bench --ranks P --compare ... without one"
+            "--compare must start the ranks of every library itself, but a launcher has started "
+            "these: run gpucoll-bench --ranks P --compare ... without one"
         )
     if options.ranks not in (None, ranks):
         raise CannotMeasureError(
-            f"--ranks {options.ranks}: the launcher has started {ranks} ranks; leave --ranks out, "
-            "or start as many"
+            f"--ranks {options.ranks}: the launcher has started {ranks} ranks; omit --ranks, or "
+            "start that many"
         )
     if options.one_cpu:
         raise CannotMeasureError(
-            "--one-cpu starts ranks itself, and these have been started by a launcher: run "
+            "--one-cpu must start the ranks itself, but a launcher has started these: run "
             "gpucoll-bench --ranks P --one-cpu without one"
         )
     programs = [one.collective for one in options.each() if one.traits.own_program]
     if programs:
         raise CannotMeasureError(
-            f"{', '.join(programs)}: what is measured is starting ranks, and these have been "
-            "started by a launcher: run gpucoll-bench --ranks P without one"
+            f"{', '.join(programs)}: the start of ranks is measured, but a launcher has started "
+            "these already: run gpucoll-bench --ranks P without one"
         )
     check_ranks(options, ranks)
     check_dtypes(options)
@@ -62,9 +62,9 @@ def check_launched(options: Options, ranks: int) -> None:
 
 
 def check_ranks(options: Options, ranks: int) -> None:
-    """Refuse a root that is none of the ranks, and more or fewer ranks than there can be."""
+    """Raise if the root is not a rank, or the number of ranks is not supported."""
     if ranks > MAX_RANKS:
-        raise CannotMeasureError(f"--ranks {ranks}: one host has {MAX_RANKS} at most")
+        raise CannotMeasureError(f"--ranks {ranks}: one host supports at most {MAX_RANKS}")
     for one in options.each():
         if one.traits.has_root and options.root >= ranks:
             raise CannotMeasureError(
@@ -72,12 +72,13 @@ def check_ranks(options: Options, ranks: int) -> None:
             )
         if ranks < one.traits.least_ranks:
             raise CannotMeasureError(
-                f"{one.collective} is between two ranks at least: name others, or more --ranks"
+                f"{one.collective} needs at least two ranks: name other collectives, or more "
+                "--ranks"
             )
 
 
 def check_dtypes(options: Options) -> None:
-    """Refuse the dtypes that NumPy has through ml_dtypes alone, and tensors, where missing."""
+    """Raise if ml_dtypes or PyTorch is needed and missing."""
     if options.torch and importlib.util.find_spec("torch") is None:
         raise CannotMeasureError("--torch needs PyTorch, which is not installed: pip install torch")
     needing = {d for one in options.each() for d, _ in one.combinations if d in STORAGE}
@@ -89,26 +90,26 @@ def check_dtypes(options: Options) -> None:
 
 
 def check_host_devices(options: Options) -> None:
-    """Refuse a size that a Host device has not the memory for."""
+    """Raise if the memory of a Host device is too small for the largest size."""
     if options.array != TEST_ARRAY:
         return
-    arrays = 2 + options.limit  # input, output, and where a copy goes
+    arrays = 2 + options.limit  # input, output, and the destination of the copy
     needed = arrays * options.asked_sizes_bytes[-1] * options.list_length + OWN_DEVICE_BYTES
     if needed > (there := config.host_device_memory()):
         raise CannotMeasureError(
-            f"-e {options.asked_sizes_bytes[-1]} needs {needed} bytes of each Host device, which "
+            f"-e {options.asked_sizes_bytes[-1]} needs {needed} bytes on each Host device, which "
             f"has {there}: choose a smaller -e, or set {config.HOST_DEVICE_MEMORY}"
         )
 
 
 def check_json_path(path: Path | None) -> None:
-    """Refuse a place that cannot be written to, before minutes of measuring."""
+    """Raise if the file cannot be written, before minutes of measuring."""
     if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-        raise CannotMeasureError(f"--json {path}: no file can be written there")
+        raise CannotMeasureError(f"--json {path}: cannot write a file there")
 
 
 def check_memory(options: Options, ranks: int, peers: int) -> None:
-    """Refuse a size that this machine has not the memory for."""
+    """Raise if this machine has too little memory for the largest size."""
     largest = options.asked_sizes_bytes[-1]
     needed = environment.needed_bytes(options, ranks, peers)
     available = environment.available_bytes()

@@ -75,17 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain("interrupted; every rank was ended")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Who reads the table has had enough. Python would complain again when it flushes at exit.
+        # The reader of the table has closed the pipe. Python would fail again when it flushes at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_WRONG
 
 
 def run_alone(options: Options) -> int:
-    """Start the ranks of every library, measure, end them."""
+    """Start the ranks of every library, measure, and end them."""
     if options.backend == "mpi":
         raise CannotMeasureError(
-            "--backend mpi measures ranks that MPI brings together: start it on each of them, as "
-            "mpiexec -n 4 gpucoll-bench all_reduce --backend mpi"
+            "--backend mpi measures ranks that MPI has started: run mpiexec -n 4 gpucoll-bench "
+            "all_reduce --backend mpi"
         )
     ranks = options.ranks or default_ranks()
     if options.on_gpus:
@@ -105,7 +106,7 @@ def run_alone(options: Options) -> int:
             programs = ready_programs(options, located, ranks, folder, note)
         if all(one.traits.own_program for one in options.each()):
             return measure(options, None, [], [], programs)
-        # The vendors' libraries have threads.
+        # Vendors' libraries have threads, which need CPUs of their own.
         cpus = [] if options.on_gpus or not options.pinned else cpus_of_ranks(ranks)
         if options.one_cpu:
             cpus = [min(usable_cpus())] * ranks
@@ -115,7 +116,7 @@ def run_alone(options: Options) -> int:
 
 
 def run_launched(options: Options) -> int:
-    """Measure with the ranks that a launcher has started; only rank 0 speaks."""
+    """Measure with the ranks that a launcher has started; only rank 0 prints."""
     check_installed(options.array)
     library = joined(options.array, config.local_rank(), options.timeout_s, options.backend)
     with library.comm as comm:
@@ -141,9 +142,9 @@ def measure(
     cpus: list[int],
     programs: list[Program],
 ) -> int:
-    """Measure one collective after the other, printing as it goes; return the exit code.
+    """Measure the collectives one after the other and print the results; return the exit code.
 
-    `own` is None where there are `programs` alone.
+    `own` is None if there are only `programs`.
     """
     libraries = programs if own is None else [own, *peers]
     ranks = libraries[0].ranks
@@ -169,7 +170,7 @@ def measure(
 
 
 def say(lines: Iterator[str]) -> None:
-    """Print lines, at once even into a pipe."""
+    """Print lines, and flush them even into a pipe."""
     for line in lines:
         try:
             print(line, flush=True)
@@ -180,17 +181,17 @@ def say(lines: Iterator[str]) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line beside the results."""
+    """Print a note to standard error."""
     say(iter([f"# {text}"]))
 
 
 def complain(text: str) -> None:
-    """Print what went wrong."""
+    """Print an error message."""
     print(f"gpucoll-bench: {text}", file=sys.stderr, flush=True)
 
 
 def compile_kernels() -> None:
-    """Compile the kernels if they are not in the cache, saying so: it takes seconds."""
+    """Compile the kernels if they are not cached, with a message, since it takes seconds."""
     from gpucoll.backends.precompile import ensure_compiled
 
     try:
@@ -203,13 +204,13 @@ def under_launcher(variables: Mapping[str, str]) -> bool:
     """Return whether a launcher has started this process as one rank of a job."""
     if config.WORLD_SIZE in variables or {"RANK", "WORLD_SIZE"} <= variables.keys():
         return True
-    started = launchers.find()  # a task alone may well be a shell: see there
+    started = launchers.find()  # a single task may be a shell: see `launchers.find`
     return started is not None and started.world_size > 1
 
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, so that no rank is left over."""
+    """Make SIGTERM unwind like Ctrl-C, so that no rank is left behind."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(EXIT_TERMINATED)

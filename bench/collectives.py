@@ -1,7 +1,7 @@
-"""What the bench knows of each collective: one row each; dtypes and reductions are gpucoll's.
+"""What the bench knows of each collective, one row each; dtypes and reductions are gpucoll's.
 
-A further collective is one more row here, one more case in `rank.inputs.expected`, and one more
-line in the table of each library in `rank`.
+A new collective needs a row here, a case in `rank.inputs.expected`, and a line in the table of each
+library in `rank`.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ class Collective:
     Attributes
     ----------
     bus_factor : callable or None
-        Ranks -> bus over algorithm bandwidth: what makes a time comparable with the hardware. 1
-        where nccl-tests defines none; None: a bandwidth says nothing here.
+        Number of ranks -> bus bandwidth over algorithm bandwidth, which makes times comparable with
+        the hardware's limits. 1 if nccl-tests defines no factor; None if a bandwidth is meaningless
+        here.
     reduces, has_root, has_data : bool
         Whether it takes a reduction, a root, an array.
     in_blocks : bool
-        Whether an array consists of a block for each rank. The size is that of the whole.
+        Whether an array consists of a block for each rank; its size is that of all blocks together.
     is_prefix : bool
-        Whether ranks reduce different numbers of inputs: the averages of some are not exact.
+        Whether ranks reduce different numbers of inputs, so that some averages are not exact.
     planned, listed : bool
         Whether `gpucoll.Communicator` has a plan for it, and takes a list of arrays.
     limited : bool
-        Whether the memory limit says something: see `rank.own.streaming`.
+        Whether the memory limit is meaningful: see `rank.own.streaming`.
     tensors : bool
-        Whether it may be measured with PyTorch's tensors on the host, too.
+        Whether it can be measured with PyTorch's tensors on the host in addition.
     parts : tuple of str
-        What every library is measured with alone, beside the whole: see `results.PARTS`.
+        Parts that are also measured alone for every library: see `results.PARTS`.
     checks_itself : bool
-        Whether it is checked though it takes no arrays.
+        Whether it checks its own results because it takes no arrays.
     own_program : bool
-        Whether it is a program of its own, started anew for each sample: see `programs`.
+        Whether each sample is a run of a separate program: see `programs`.
     least_ranks : int
-        With how many ranks it begins to make sense.
+        The smallest number of ranks.
     """
 
     bus_factor: Callable[[int], float] | None
@@ -76,21 +77,21 @@ class Collective:
     def bandwidths(
         self, size_bytes: int, time_us: float, ranks: int
     ) -> tuple[float, float] | tuple[None, None]:
-        """Return algorithm and bus bandwidth in GB/s (1e9 bytes) of one call."""
+        """Return algorithm and bus bandwidth of one call in GB/s (1e9 bytes)."""
         if self.bus_factor is None:
             return None, None
         algorithm = size_bytes / time_us / 1e3 if time_us > 0 else 0.0
         return algorithm, algorithm * self.bus_factor(ranks)
 
     def elements(self, size_bytes: int, dtype: str, ranks: int) -> int:
-        """Return the elements in so many bytes, rounded down: at least one, or one a block."""
+        """Return the number of elements for a size, rounded down: at least one, or one a block."""
         if not self.has_data:
             return 0
         least = ranks if self.in_blocks else 1
         return max(1, size_bytes // item_bytes(dtype) // least) * least
 
     def combinations(self, dtypes: list[str], redops: list[str]) -> tuple[tuple[str, str], ...]:
-        """Return what there is of these dtypes and reductions; "none" for what is not taken."""
+        """Return the valid combinations of dtypes and reductions; "none" means no parameter."""
         if not self.has_data:
             return (("none", "none"),)
         if not self.reduces:
@@ -100,12 +101,12 @@ class Collective:
 
 
 def whole(ranks: int) -> float:
-    """Return the bus factor where every byte passes the busiest link."""
+    """Return the bus factor if every byte passes the busiest link."""
     return 1.0
 
 
 def without_own_block(ranks: int) -> float:
-    """Return the bus factor where all but one of a rank's blocks come from, or go to, others."""
+    """Return the bus factor if a rank exchanges all but one of its blocks with other ranks."""
     return (ranks - 1) / ranks
 
 
@@ -129,7 +130,7 @@ COLLECTIVES = {
 }
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
-"""nccl-tests' names, where they are others."""
+"""nccl-tests' names of dtypes, if they differ."""
 
 REDOPS = tuple(BUILT_IN)
 

@@ -1,9 +1,9 @@
-"""``python -m gpucoll.bench.compression``: what packing, casts and quantisation cost, and save.
+"""``python -m gpucoll.bench.compression``: costs and gains of packing, casts and quantisation.
 
-Each kernel takes turns with memcpy of as much memory, round by round; a rate counts the bytes read
-and written, and what is shown is the median over the rounds, of the ratios too. Then ranks on this
-host reduce with and without compression in turns, and from the kernels' rates follows below which
-speed of a link compression would save time.
+Each kernel takes turns with a memcpy of the same memory, round by round. A rate counts the bytes
+read and written. The medians over the rounds are shown, of rates and of ratios to memcpy. Then
+ranks on this host reduce with and without compression in turns. The rates of the kernels give the
+link speed below which compression saves time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CALLS_A_SAMPLE_S = 0.02
 
 
 class Case(NamedTuple):
-    """One thing to time."""
+    """A kernel to time."""
 
     name: str
     call: Callable[[], object]
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """What came out: bytes read and written in GB/s, and the ratio to memcpy's."""
+    """A result: bytes read and written in GB/s, and the ratio to memcpy's."""
 
     name: str
     gb_per_s: float
@@ -61,14 +61,14 @@ class Rate(NamedTuple):
 
 
 def measure(cases: Sequence[Case], rounds: int) -> list[Rate]:
-    """Time the cases in turns; the first is the memcpy that the others are compared with."""
+    """Time the cases in turns; the first is the memcpy to compare with."""
     rates: list[list[float]] = [[] for _ in cases]
     for turn in range(rounds + 1):
         for case, found in zip(cases, rates, strict=True):
             start = time.perf_counter()
             case.call()
             seconds = time.perf_counter() - start
-            if turn:  # the first round touches memory and compiles
+            if turn:  # the first round touches the memory and compiles
                 found.append((case.read_bytes + case.written_bytes) / seconds / 1e9)
     return [
         Rate(
@@ -84,7 +84,7 @@ def measure(cases: Sequence[Case], rounds: int) -> list[Rate]:
 
 
 def memcpy(size_bytes: int) -> Case:
-    """Return a copy of so many bytes."""
+    """Return a copy of `size_bytes` bytes."""
     source, destination = np.ones(size_bytes, np.uint8), np.zeros(size_bytes, np.uint8)
 
     def copy() -> None:
@@ -94,7 +94,7 @@ def memcpy(size_bytes: int) -> Case:
 
 
 def kernel_cases(size_bytes: int) -> Iterator[Case]:
-    """Return casts, quantisation and its reverse of float32 arrays of so many bytes."""
+    """Yield casts, quantisation and dequantisation of float32 arrays of `size_bytes` bytes."""
     length = size_bytes // 4 // BLOCK * BLOCK
     blocks, wide_bytes = length // BLOCK, 4 * length
     x = np.random.default_rng(0).standard_normal(length, dtype=np.float32)
@@ -135,7 +135,7 @@ def kernel_cases(size_bytes: int) -> Iterator[Case]:
 
 
 def reduction_case(name: str, messages: Any, y: Any, blocks: int, sources: int) -> Case:
-    """Return the sum of messages."""
+    """Return the dequantised sum of messages."""
 
     def add_up() -> None:
         quantise.dequantise(messages, y, name, blocks=blocks, sources=sources)
@@ -145,7 +145,7 @@ def reduction_case(name: str, messages: Any, y: Any, blocks: int, sources: int) 
 
 
 def pack_cases(n_arrays: int) -> Iterator[Case]:
-    """Return packs of arrays of log-uniform size between 4 KiB and 4 MiB."""
+    """Yield packs of arrays of log-uniform size between 4 KiB and 4 MiB."""
     logarithms = np.random.default_rng(1).uniform(
         np.log(SMALLEST_BYTES), np.log(LARGEST_BYTES), n_arrays
     )
@@ -175,7 +175,7 @@ def pack_cases(n_arrays: int) -> Iterator[Case]:
 
 
 def time_all_reduce(comm: Any, size_bytes: int, rounds: int) -> list[float]:
-    """Return the seconds of a call without and with each compression: this rank's medians."""
+    """Return the seconds of a call without and with each compression, as this rank's medians."""
     x = np.random.default_rng(comm.rank).standard_normal(size_bytes // 4, dtype=np.float32)
     out = np.empty_like(x)
     ways = (None, *COMPRESSIONS)
@@ -197,7 +197,7 @@ def time_all_reduce(comm: Any, size_bytes: int, rounds: int) -> list[float]:
 
 
 def reduced(ranks: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the times of each size: of the slowest rank, in microseconds."""
+    """Yield the times of each size in microseconds, of the slowest rank."""
     for size_bytes in REDUCED_BYTES:
         times = gpucoll.launch(time_all_reduce, ranks, (size_bytes, rounds))
         slowest = [1e6 * max(row) for row in zip(*times, strict=True)]
@@ -205,15 +205,16 @@ def reduced(ranks: int, rounds: int) -> Iterator[dict[str, Any]]:
         yield {"size": size_bytes, **dict(zip(names, slowest, strict=True))}
 
 
-# --- when it pays ---------------------------------------------------------------------------------
+# --- when compression pays ------------------------------------------------------------------------
 
 
 def break_even(name: str, world_size: int, gb_per_s: dict[str, float]) -> float:
-    """Return below which speed of each rank's link a compression saves time, in GB/s.
+    """Return the speed of each rank's link, in GB/s, below which a compression saves time.
 
-    Without it float32 is sent and received 2 (P-1)/P times; with it codes are, and the kernels run
-    beside nothing: quantise all, add up a share of P messages, quantise the share, dequantise all.
-    What the reduction of the plain call costs is not counted against it.
+    Without compression, each rank sends and receives 2 (P-1)/P times its float32 data. With
+    compression it sends codes instead, and the kernels run in addition: quantise everything, add up
+    a share of P messages, quantise the share, dequantise everything. The estimate is conservative,
+    since it does not subtract the reduction of the plain call.
 
     Parameters
     ----------
@@ -222,7 +223,7 @@ def break_even(name: str, world_size: int, gb_per_s: dict[str, float]) -> float:
     world_size : int
         P.
     gb_per_s : dict
-        Rates of the kernels by the names of `kernel_cases`, bytes read and written.
+        Rates of the kernels by the names of `kernel_cases`, in bytes read and written.
     """
     wire = OF_COMPRESSION[name]
     is_half = wire in quantise.HALVES
@@ -246,13 +247,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(
         prog="python -m gpucoll.bench.compression",
-        description="Rates of packing, casts and quantisation beside memcpy, and what follows.",
+        description=(
+            "Measure packing, casts and quantisation against memcpy, and derive where compression "
+            "pays."
+        ),
     )
-    parser.add_argument("--size", type=size, default=64 << 20, help="float32 bytes of a kernel")
-    parser.add_argument("--arrays", type=count(1), default=500, help="how many are packed")
-    parser.add_argument("--ranks", type=count(1), default=2, help="of the all_reduce on this host")
-    parser.add_argument("--rounds", type=count(1), default=7, help="how often each is timed")
-    parser.add_argument("--json", type=Path, help="write everything there, too")
+    parser.add_argument(
+        "--size", type=size, default=64 << 20, help=("bytes of float32 for each kernel")
+    )
+    parser.add_argument("--arrays", type=count(1), default=500, help="number of arrays to pack")
+    parser.add_argument(
+        "--ranks", type=count(1), default=2, help=("ranks of the all_reduce on this host")
+    )
+    parser.add_argument("--rounds", type=count(1), default=7, help="number of timings of each")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
     return parser.parse_args(arguments)
 
 
@@ -295,8 +303,8 @@ def show_all_reduce(ranks: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def show_break_even(gb_per_s: dict[str, float]) -> list[dict[str, Any]]:
-    """Print and return below which speed of a link compression pays."""
-    print("#\n# pays where each rank's link is slower than (GB/s each way; from the rates above)")
+    """Print and return the link speeds below which compression pays."""
+    print("#\n# pays if each rank's link is slower than (GB/s each way; from the rates above)")
     print(f"#{'ranks':>10} " + " ".join(f"{name:>12}" for name in COMPRESSIONS))
     rows = []
     for world_size in WORLD_SIZES:
@@ -307,7 +315,7 @@ def show_break_even(gb_per_s: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """Return the machine and the versions that belong beside the figures."""
+    """Return the machine and the versions that belong to the figures."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpucoll": __version__,

@@ -1,4 +1,4 @@
-"""The machine and the versions that belong beside every figure, and the memory that there is."""
+"""The machine and the versions that belong to every figure, and the available memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["available_bytes", "describe", "needed_bytes", "timing"]
 
 
 class Versions(Protocol):
-    """A library that is measured: its ranks, or its program."""
+    """A library that is measured: its ranks or its program."""
 
     name: str
     versions: dict[str, str]
@@ -27,14 +27,15 @@ class Versions(Protocol):
 
 PROGRAM_TIMING = (
     "A sample of startup is one run of a program by the library's own launcher, from the "
-    "launcher's start to its end; each library has one run before the first. The program adds the "
-    "ranks' numbers up once. What a rank has taken is of the rank that has taken most."
+    "launcher's start to its end. Each library has one run before the first sample. The program "
+    "makes one all-reduce of the rank numbers. Figures per rank are those of the rank with the "
+    "largest value."
 )
 
 
 TEST_DEVICE = (
-    "Host devices are a test device, made of host memory and threads: no time below says anything "
-    "about a GPU."
+    "Host devices are a test device made of host memory and threads: the times below are "
+    "meaningless for GPUs."
 )
 
 
@@ -46,11 +47,11 @@ def describe(
     Parameters
     ----------
     options : Options
-        What was asked for.
+        The options of the run.
     ranks : int
-        How many ranks each library has.
+        The number of ranks of each library.
     cpus : list of int
-        The CPU of each rank; empty where they are not pinned.
+        The CPU of each rank; empty if they are not pinned.
     groups : iterable of Group or Program
         Every library, with its versions.
     """
@@ -76,7 +77,7 @@ def describe(
 
 
 def timings(options: Options) -> Iterator[str]:
-    """Yield how what is measured is timed, in words."""
+    """Yield sentences that describe how the times were measured."""
     programs = [one.traits.own_program for one in options.each()]
     if not all(programs):
         where = "device" if options.array == TEST_ARRAY else "GPU"
@@ -86,16 +87,15 @@ def timings(options: Options) -> Iterator[str]:
 
 
 def timing(rounds: int, where: str = "") -> str:
-    """Return how the loop times, in words; `where` calls that only enqueue are done."""
-    ending = f"It ends when the {where} has done them all. " if where else ""
+    """Describe the timing loop; `where` names the device if calls are only enqueued."""
+    ending = f"It ends when the {where} has completed all of them. " if where else ""
     return (
-        "A sample is a loop of calls with nothing between them, no barrier either; one call and "
-        f"one barrier go before it. {ending}Its value is the loop's time divided by its calls. The "
-        "libraries take turns, sample by sample, and so do in place and out of place. The time "
-        f"shown is the slowest rank's: the largest of the ranks' medians over {rounds} samples. "
-        "Where a call need not wait for other ranks (a small broadcast, reduce, gather, scatter or "
-        "scan), "
-        "ranks run ahead of each other, the peers' as well as gpucoll's."
+        "A sample is a loop of calls with nothing between them, not even a barrier; one call and "
+        f"one barrier precede it. {ending}Its value is the loop's time divided by the number of "
+        "calls. The libraries take turns, sample by sample, and so do in place and out of place. "
+        f"The time shown is the slowest rank's: the largest of the ranks' medians over {rounds} "
+        "samples. If a call need not wait for other ranks (a small broadcast, reduce, gather, "
+        "scatter or scan), ranks run ahead of each other, in gpucoll and in its peers."
     )
 
 
@@ -108,7 +108,7 @@ def version_of(package: str) -> str | None:
 
 
 def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what the CPU calls itself."""
+    """Return the CPU's model name."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.MULTILINE)
     except OSError:
@@ -117,7 +117,7 @@ def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def available_bytes(path: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the memory that can be had without swapping."""
+    """Return the memory that is available without swapping."""
     try:
         match = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(), re.MULTILINE)
     except OSError:
@@ -126,9 +126,9 @@ def available_bytes(path: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def needed_bytes(options: Options, ranks: int, peers: int) -> int:
-    """Return the memory of the largest size: an input and an output a rank, for every library."""
+    """Return the memory for the largest size: an input and an output per rank and library."""
     placements = 1 + options.symmetric + peers
     if options.array == TEST_ARRAY:
-        placements += 1  # NumPy's beside it
+        placements += 1  # NumPy's arrays in addition
     largest = max(max(each.sizes_bytes) for each in options.each())
     return 2 * largest * options.list_length * ranks * placements

@@ -1,4 +1,4 @@
-"""From samples to a time, and to a ratio of two times with its interval."""
+"""Estimates from samples: a time, and a ratio of two times with its interval."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy.typing as npt
 __all__ = ["Ratio", "Samples", "ratio", "time_us"]
 
 Samples = npt.NDArray[np.float64]
-"""Microseconds a call, by rank and round."""
+"""Microseconds per call, by rank and round."""
 
 RESAMPLES = 400
 
 
 class Ratio(NamedTuple):
-    """A ratio of two times, and the bounds of its 95 % interval; below 1 the first is faster."""
+    """A ratio of two times and its 95 % interval; below 1 the first is faster."""
 
     value: float
     low: float
@@ -33,11 +33,11 @@ def time_us(samples: Samples) -> float:
 
 
 def ratio(own: Samples, others: Sequence[Samples], longest: bool = False) -> Ratio:
-    """Return own time over the best of the others' times, or over the `longest`.
+    """Return own time over the best of the other times, or over the longest if `longest`.
 
-    The interval is a bootstrap's: rounds are drawn with replacement, the same ones for every
-    library, because in a round all of them met the same state of the machine. It covers what
-    changes from round to round of this run, not from run to run.
+    The interval comes from a bootstrap. Rounds are drawn with replacement, the same ones for every
+    library, because within a round all libraries met the same state of the machine. The interval
+    covers the variation between rounds of this run, not between runs.
     """
     choose = np.max if longest else np.min
     value = time_us(own) / float(choose([time_us(samples) for samples in others]))
@@ -49,6 +49,6 @@ def ratio(own: Samples, others: Sequence[Samples], longest: bool = False) -> Rat
 
 
 def resampled_times(samples: Samples, drawn: npt.NDArray[np.int64]) -> Samples:
-    """Return `time_us` of each selection of rounds in `drawn`."""
+    """Return `time_us` for each selection of rounds in `drawn`."""
     times: Samples = np.median(samples[:, drawn], axis=2).max(axis=0)
     return times

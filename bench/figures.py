@@ -1,4 +1,4 @@
-"""What is measured beside the time of a call, or instead of it: names, units, how it is written."""
+"""Results other than the time of a call: their names, units and format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MIB = 2.0**20
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure; the JSON has it in seconds, bytes or pieces.
+    """A figure. The JSON has it in seconds, bytes or a count.
 
     Attributes
     ----------
     title : str
-        What it is, with the unit in which people read it.
+        Its name, with the unit for people.
     unit : float
-        That unit, in the JSON's.
+        This unit, as a multiple of the JSON's.
     """
 
     title: str
@@ -26,12 +26,12 @@ class Figure:
     digits: int = 2
 
     def text(self, value: float) -> str:
-        """Return a value in the unit."""
+        """Format a value in this unit."""
         return f"{value / self.unit:.{self.digits}f}"
 
 
 def of_step(step: str) -> dict[str, Figure]:
-    """Return the figures of what one step takes."""
+    """Return the figures of one step."""
     return {
         f"{step}_shared_bytes": Figure(f"{step}: shared by all, MiB", MIB),
         f"{step}_private_bytes": Figure(f"{step}: private a rank, MiB", MIB),

@@ -1,4 +1,4 @@
-"""The GPUs that ranks are measured on: one for each, or shared through the direct backend."""
+"""The GPUs that ranks are measured on: one for each rank, or shared through the direct backend."""
 
 from __future__ import annotations
 
@@ -14,50 +14,51 @@ from gpucoll.topology import usable_cpu_count
 __all__ = ["check_installed", "default_ranks", "ranks_on_gpus"]
 
 LOOK_S = 30.0
-"""A driver starts in a second or two on machines with many GPUs."""
+"""Drivers take a second or two to start on machines with many GPUs."""
 EXTRAS = {"cupy": "'gpucoll[cuda13]' (or [cuda12], [rocm])", "torch": "torch"}
 
 
 def check_installed(array: str) -> None:
-    """Raise NoGpuError where the library of the arrays is not there, or another device is meant."""
+    """Raise NoGpuError if the array library is missing, or another device is selected."""
     if array == TEST_ARRAY:
         return
     if array != "numpy" and config.uses_host_devices():
         raise NoGpuError(
-            f"--array {array}: {config.DEVICE} says host, which has gpucoll use its test device: "
-            f"unset it, or give --array {TEST_ARRAY}"
+            f"--array {array}: {config.DEVICE} is set to host, which makes gpucoll use its test "
+            f"device: unset it, or use --array {TEST_ARRAY}"
         )
     if importlib.util.find_spec(array) is None:
         raise NoGpuError(f"--array {array}: not installed here: pip install {EXTRAS[array]}")
 
 
 def default_ranks() -> int:
-    """Return how many ranks are measured on CPUs, where nobody says it."""
+    """Return the default number of ranks on CPUs."""
     return min(max(usable_cpu_count(), 2), 8)
 
 
 def ranks_on_gpus(array: str, ranks: int | None, backend: str = "auto") -> int:
-    """Return how many ranks are measured: as many as were asked for, or one for each GPU.
+    """Return the number of ranks to measure: `ranks`, or one for each GPU.
 
     Raises
     ------
     NoGpuError
-        It cannot be.
+        There are too few GPUs.
     """
     check_installed(array)
     if array == TEST_ARRAY:
         return ranks or default_ranks()
-    ((found, problem),) = ask([Question("gpus", (), LOOK_S)])  # a driver may hang
+    # in another process, since a driver may hang
+    ((found, problem),) = ask([Question("gpus", (), LOOK_S)])
     if found is None:
-        raise NoGpuError(f"--array {array}: GPUs could not be looked for: {problem}")
+        raise NoGpuError(f"--array {array}: the search for GPUs failed: {problem}")
     gpus: Gpus = found
     count = len(gpus["devices"])
     if not count:
-        raise NoGpuError(f"--array {array} needs a GPU, and there is none: {gpus['kind_reason']}")
+        raise NoGpuError(f"--array {array} needs a GPU, but none was found: {gpus['kind_reason']}")
     shares = gpus["may_share"] or backend not in KINDS
     if ranks is not None and ranks > count and not shares:
         raise NoGpuError(
             f"--array {array} --ranks {ranks}: with {backend} each rank needs a GPU of its own, "
-            f"and this process sees {count}; --backend direct lets ranks share one"
+            f"but this process sees {count}; --backend direct lets ranks share one"
         )
     return ranks or count

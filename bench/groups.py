@@ -1,4 +1,4 @@
-"""The ranks of one library as processes of their own, told what to do over a socket.
+"""The ranks of one library as child processes, commanded over a socket.
 
 While another library is measured they wait in a blocking read, which takes no CPU time.
 """
@@ -29,12 +29,12 @@ from gpucoll.bench.rank_processes import (
 
 __all__ = ["GRACE_S", "Group", "GroupError", "ProcessGroup"]
 
-GRACE_S = 0.5  # for the other ranks to say what they know, once one of them has failed
+GRACE_S = 0.5  # for the other ranks to report, once one of them has failed
 END_S = 10.0  # for the ranks to leave by themselves
 
 
 class GroupError(Exception):
-    """A library's ranks cannot go on: the message says which, how, and while doing what."""
+    """A library's ranks cannot continue; the message names the rank, failure and command."""
 
 
 class Group(Protocol):
@@ -45,7 +45,7 @@ class Group(Protocol):
     versions: dict[str, str]
 
     def call(self, do: str, timeout_s: float, **arguments: Any) -> list[Answer]:
-        """Have every rank carry a command out; return their answers in rank order."""
+        """Make every rank execute a command; return their answers in rank order."""
         ...
 
     def close(self) -> None:
@@ -54,16 +54,16 @@ class Group(Protocol):
 
 
 class ProcessGroup:
-    """Ranks that this process starts, and ends.
+    """Ranks that this process starts and ends.
 
     Parameters
     ----------
     name : str
-        The library's, for messages and tables.
+        The library's name, for messages and tables.
     ranks : int
-        How many will connect.
+        The number of ranks that will connect.
     starts : list of Start
-        The processes that become them.
+        The processes that become these ranks.
     """
 
     def __init__(self, name: str, ranks: int, starts: list[Start]) -> None:
@@ -76,7 +76,7 @@ class ProcessGroup:
         self._processes: list[StartedProcess] = []
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._selector = selectors.DefaultSelector()
-        # An abstract name: nothing is left of it, however this process ends.
+        # The name is in the abstract namespace, so nothing is left of it however this process ends.
         address = f"gpucoll-bench-{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX)
         try:
@@ -89,7 +89,7 @@ class ProcessGroup:
             self.close()
             raise
 
-    # --- what the driver uses -------------------------------------------------------------------
+    # --- the driver's interface -------------------------------------------------------------------
 
     def join(self, timeout_s: float) -> None:
         """Wait until every rank has joined the library's other ranks."""
@@ -102,20 +102,20 @@ class ProcessGroup:
             if described["world_size"] != self.ranks:
                 self._broken = True
                 raise GroupError(
-                    f"{self.name}: its ranks do not find each other: one counts "
+                    f"{self.name}: its ranks did not find each other: one counts "
                     f"{described['world_size']} instead of {self.ranks}"
                 )
         self._ranks.sort(key=lambda rank: rank.number)
 
     def call(self, do: str, timeout_s: float, **arguments: Any) -> list[Answer]:
-        """Have every rank carry a command out; return their answers in rank order."""
+        """Make every rank execute a command; return their answers in rank order."""
         self._doing = " ".join([do, *(f"{key}={value}" for key, value in arguments.items())])
         self._tell({"do": do, **arguments})
         self._wait(1, timeout_s)
         return [rank.inbox.pop(0) for rank in self._ranks]
 
     def close(self) -> None:
-        """End every rank, and wait until it has ended: in good order where that can be had."""
+        """End every rank, in good order if possible, and wait until it has ended."""
         try:
             if not self._broken and len(self._ranks) == self.ranks:
                 self._tell({"do": "finish"})
@@ -131,10 +131,10 @@ class ProcessGroup:
             try:
                 rank.connection.sendall(line)
             except OSError:
-                pass  # its end of file says so too, in its turn
+                pass  # the end of its stream will be noticed in turn
 
     def _wait(self, messages: int, timeout_s: float) -> None:
-        """Wait until every rank has sent so many messages; raise when that will not happen."""
+        """Wait until every rank has sent `messages` messages; raise if that cannot happen."""
         deadline = time.monotonic() + timeout_s
         failed = False
         while True:
@@ -142,7 +142,7 @@ class ProcessGroup:
             everyone = len(self._ranks) == self.ranks and not silent
             if not failed and explain(self._processes, self._ranks, self.ranks):
                 failed = True
-                # Who failed first is not always who is heard first.
+                # The first report need not come from the rank that failed first.
                 deadline = min(deadline, time.monotonic() + GRACE_S)
             if everyone and not failed:
                 return
@@ -154,12 +154,12 @@ class ProcessGroup:
                 key.data(key.fileobj)
 
     def _more_to_come(self) -> bool:
-        """Return whether a rank has gone whose process, or mpiexec, is still to say how."""
+        """Return whether a rank is gone and the end of its process or mpiexec is not yet known."""
         gone = any(rank.gone for rank in self._ranks)
         return gone and not any(process.ended for process in self._processes)
 
     def _why(self, messages: int, timeout_s: float) -> str:
-        """Return what failed, while doing what, and the last that the ranks have printed."""
+        """Return the failure, the command, and the last lines that the ranks have printed."""
         cause = explain(self._processes, self._ranks, self.ranks)
         if cause is None:
             answered = {rank.number for rank in self._ranks if len(rank.inbox) >= messages}
@@ -175,7 +175,7 @@ class ProcessGroup:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, user, _ = struct.unpack("3i", credentials)
         if user != os.geteuid():
-            connection.close()  # anybody may connect to an abstract name
+            connection.close()  # any process may connect to an abstract name
             return
         rank = ConnectedRank(connection, pidfd_of(pid))
         self._ranks.append(rank)
@@ -208,7 +208,8 @@ class ProcessGroup:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches the driver alone, which ends them in order
+            # so that only the driver receives Ctrl-C, and ends the ranks in order
+            start_new_session=True,
         )
         process = StartedProcess(start, popen, os.pidfd_open(popen.pid))
         self._processes.append(process)
@@ -227,7 +228,7 @@ class ProcessGroup:
                 return
 
     def _kill(self) -> None:
-        """End what is left: the ranks, then what started them, which would tidy up if it can."""
+        """End what is left: the ranks, then the processes that started them, which may tidy up."""
         for rank in self._ranks:
             rank.connection.close()
             if rank.pidfd >= 0:

@@ -1,4 +1,4 @@
-"""Measuring with the ranks that a launcher has started: the communicator carries the commands."""
+"""Ranks that a launcher has started: the communicator carries the driver's commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["LaunchedGroup", "follow"]
 
 
 class LaunchedGroup:
-    """The ranks of the communicator, of which this process is number 0.
+    """The ranks of the communicator; this process is rank 0.
 
     Parameters
     ----------
     comm : Communicator
         Carries the commands.
     library : Library
-        What is measured: the same communicator.
+        The measured library, on the same communicator.
     """
 
     def __init__(self, comm: Any, library: Library) -> None:
@@ -32,14 +32,14 @@ class LaunchedGroup:
         self.versions: dict[str, str] = described[0]["versions"]
         masks = [one["cpus"] for one in described]
         self.cpus: list[int] = [cpus[0] for cpus in masks if len(cpus) == 1]
-        """The CPU of each rank, where the launcher has bound each to one; else empty."""
+        """The CPU of each rank if the launcher has bound each to one, else empty."""
         if len(self.cpus) != self.ranks:
             self.cpus = []
 
     def call(self, do: str, timeout_s: float, **arguments: Any) -> list[Answer]:
-        """Have every rank carry a command out; return their answers in rank order.
+        """Make every rank execute a command; return their answers in rank order.
 
-        The communicator's own deadline holds, not `timeout_s`.
+        The communicator's own deadline applies, not `timeout_s`.
         """
         command = self._comm.broadcast_object({"do": do, **arguments}, root=0)
         answers: list[Answer] = self._comm.gather_object(self._session.answer(command), root=0)
@@ -52,13 +52,13 @@ class LaunchedGroup:
         return answers
 
     def close(self) -> None:
-        """Let the other ranks go."""
+        """Let the other ranks finish."""
         self._session.release()
         self._comm.broadcast_object({"do": "finish"}, root=0)
 
 
 def follow(comm: Any, library: Library) -> None:
-    """Do what rank 0 says, until it says ``finish``."""
+    """Execute rank 0's commands until it sends ``finish``."""
     session = Session(library)
     while (command := comm.broadcast_object(None, root=0))["do"] != "finish":
         comm.gather_object(session.answer(command), root=0)

@@ -1,4 +1,4 @@
-"""The libraries to compare with, started: their ranks, their programs."""
+"""Start the libraries to compare with: their ranks or their programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def start_peers(
     stack: ExitStack,
     folder: Path,
 ) -> list[ProcessGroup]:
-    """Start all peers at once, then wait for each; what has been started is on the stack."""
+    """Start all peers at once, then wait for each; `stack` ends those that were started."""
     groups = []
     for one in located:
         group = peer_group(one, ranks, cpus, options.timeout_s, folder)
@@ -46,9 +46,9 @@ def start_peers(
 def start_own(
     options: Options, ranks: int, cpus: list[int], stack: ExitStack
 ) -> list[ProcessGroup]:
-    """Start gpucoll's ranks; with --one-cpu, also those that are bound before they meet.
+    """Start gpucoll's ranks, and with --one-cpu also ranks that are bound before they meet.
 
-    Beside a test device also those with NumPy's arrays: they are in the same memory.
+    For a test device, ranks with NumPy arrays are started, too: these are in the same memory.
     """
     places = {"gpucoll": (cpus, options.array, options.backend)}
     if options.one_cpu:
@@ -75,12 +75,15 @@ def ready_programs(
     folder: Path,
     note: Callable[[str], None],
 ) -> list[Program]:
-    """Return the programs of each library, each run once: its files are warm, its version known."""
+    """Return each library's program, run once to warm its files and learn its version."""
     programs = [own_program(ranks)]
     programs[0].run("startup", max(options.timeout_s, START_S))
     for one in located:
         if not one.mpiexec:
-            note(f"{one.name} has no launcher of its own: no startup and memory of it")
+            note(
+                f"{one.name} has no launcher of its own, so startup and memory are not measured "
+                "for it"
+            )
             continue
         programs.append(peer_program(one, ranks, folder))
         try:
@@ -94,8 +97,8 @@ def ready_programs(
 
 
 def check_signature(one: LocatedPeer, versions: dict[str, str]) -> None:
-    """Refuse another library in the place of a peer."""
+    """Raise if another library runs in place of a peer."""
     if one.peer.signature not in versions["library"]:
         raise CannotMeasureError(
-            f"{one.name}: the MPI of {one.python} is another one: {versions['library']}"
+            f"{one.name}: {one.python} uses another MPI: {versions['library']}"
         )

@@ -1,4 +1,4 @@
-"""The measurement: at each size check, calibrate, then sample every case in turn."""
+"""The measurement: for each size check, calibrate, then sample all cases in turn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ UNCHECKED = (*LIMITS, "work")
 MOST_REPS = 20_000
 
 Report = Callable[[list[Row], Row | None], None]
-"""Takes the rows of one size, and the memory limit where it was measured."""
+"""Receives the rows of one size, and the memory limit if it was measured."""
 
 
 @dataclass
 class Case:
-    """One library's call, in place or out of place, at the size at hand."""
+    """One library's call, in place or out of place, at the current size."""
 
     group: Group
     name: str
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def variant(self) -> str:
-        """What is measured of the library, as `rank.library.Call` has it."""
+        """The variant of the library, as in `rank.library.Call`."""
         return self.name.partition("/")[0]
 
     def measurement(self) -> Measurement:
@@ -54,19 +54,19 @@ class Bench:
     Parameters
     ----------
     options : Options
-        What to measure, with the collective at hand.
+        The options, with the current collective.
     own : Group
-        gpucoll's ranks: if they fail, everything does.
+        gpucoll's ranks; if they fail, the run fails.
     peers : list of Group
-        The others: one that fails is ended, and taken out of the list.
+        The other libraries; one that fails is ended and removed from the list.
     results : Results
-        Takes what was measured.
+        Collects the results.
     report : callable
-        Called with the rows of a size as soon as they are there.
+        Called with the rows of each size as soon as they are complete.
     complain : callable
         Called with a line about a peer that failed.
     note : callable
-        Called with a line about what there is nothing to report of.
+        Called with a line about something that has no results.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Bench:
         self.progress.clear()
 
     def measure_size(self, dtype: str, redop: str, count: int) -> None:
-        """Measure every library at one size, and report it."""
+        """Measure every library at one size, and report the results."""
         what = " ".join([self.options.collective, dtype, redop, f"{count} elements:"])
         cases: list[Case] = []
         for group in [self.own, *self.peers]:
@@ -110,8 +110,8 @@ class Bench:
                 cases += self.prepare(group, dtype, redop, count)
         for number in range(self.options.rounds):
             for position in range(len(cases)):
-                # Another one first each round: what a case leaves in the caches is not always the
-                # same neighbour's burden.
+                # Each round starts with another case, because a case affects its successor through
+                # the caches.
                 case = cases[(position + number) % len(cases)]
                 if self.alive(case.group):
                     self.progress.step(f"{what} {case.group.name} {case.name}", steps=0)
@@ -132,7 +132,7 @@ class Bench:
                 group.call("release", self.options.timeout_s)
 
     def prepare(self, group: Group, dtype: str, redop: str, count: int) -> list[Case]:
-        """Have the arrays made, the results checked, and the calls of a sample counted."""
+        """Allocate the arrays, check the results, and choose the number of calls in a sample."""
         answers = group.call(
             "prepare",
             self.options.timeout_s,
@@ -155,11 +155,11 @@ class Bench:
         return cases
 
     def is_checked(self, case: Case, count: int) -> bool:
-        """Return whether a case has a result that can be right or wrong."""
+        """Return whether a case has a result that can be checked."""
         return case.variant not in UNCHECKED and (count > 0 or self.options.traits.checks_itself)
 
     def calibrate(self, case: Case) -> None:
-        """Warm up, and find out how many calls make a sample."""
+        """Warm up, and choose the number of calls in a sample."""
         options = self.options
         if options.warmup is not None and options.warmup > 0:
             self.sample(case, options.warmup)
@@ -177,13 +177,13 @@ class Bench:
             case.reps = min(max(round(options.sample_s / call_s), LEAST_REPS), MOST_REPS)
 
     def keep_sample(self, case: Case) -> None:
-        """Take a sample, and keep it."""
+        """Take a sample and store it."""
         times_us, cpu_us = self.sample(case, case.reps)
         case.rounds_us.append(times_us)
         case.cpu_us.append(cpu_us)
 
     def sample(self, case: Case, reps: int) -> tuple[list[float], list[float]]:
-        """Return each rank's microseconds a call over `reps` calls, and those of CPU time."""
+        """Return each rank's microseconds per call over `reps` calls: elapsed time and CPU time."""
         slowest_us = max(case.rounds_us[-1]) if case.rounds_us else 0.0
         timeout_s = self.options.timeout_s + 20 * reps * slowest_us / 1e6
         answers = case.group.call("measure", timeout_s, case=case.name, reps=reps)
@@ -193,7 +193,7 @@ class Bench:
         )
 
     def rows(self, cases: list[Case], dtype: str, redop: str, count: int) -> list[Row]:
-        """Put the two sides of each library's call together."""
+        """Combine the in-place and out-of-place results of each library into rows."""
         sides: dict[tuple[str, str], dict[str, Measurement]] = {}
         for case in cases:
             variant, _, side = case.name.partition("/")
@@ -218,12 +218,12 @@ class Bench:
         ]
 
     def alive(self, group: Group) -> bool:
-        """Return whether the group is still measured."""
+        """Return whether the group is still being measured."""
         return group is self.own or group in self.peers
 
     @contextmanager
     def tolerating(self, group: Group) -> Iterator[None]:
-        """Leave a peer out from here on if what follows fails; gpucoll's failure is the run's."""
+        """Remove a peer if the block fails; a failure of gpucoll ends the run."""
         try:
             yield
         except GroupError as error:
@@ -237,7 +237,7 @@ class Bench:
 
 
 def named(library: str, variant: str) -> tuple[str, str]:
-    """Return library and placement as the table calls them."""
+    """Return the table's names of library and placement."""
     if variant in LIMITS:
         return variant, "private"
     if variant == "plan":

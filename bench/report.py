@@ -1,4 +1,4 @@
-"""From the JSON of ``gpucoll-bench --json`` to the tables of ``docs/performance.md``.
+"""Convert the JSON of ``gpucoll-bench --json`` to the tables of ``docs/performance.md``.
 
 ::
 
@@ -40,7 +40,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        prog="python -m gpucoll.bench.report", description="Render gpucoll-bench's JSON."
+        prog="python -m gpucoll.bench.report",
+        description=("Convert gpucoll-bench's JSON to Markdown tables."),
     )
     parser.add_argument("result", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw busbw over size")
@@ -61,7 +62,7 @@ def markdown(content: dict[str, Any]) -> Iterator[str]:
     """Return the lines of the tables, one table for each call and side."""
     environment = content["environment"]
     libraries = environment["libraries"].values()
-    # Where an environment lies is of no interest to a reader, and not always for the public.
+    # The path of an environment does not interest readers, and may be private.
     command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
     yield f"`{re.sub(r'--json[ =][^ ]+', '--json FILE', command)}`"
     yield ""
@@ -92,7 +93,7 @@ def markdown(content: dict[str, Any]) -> Iterator[str]:
 
 
 def summary_table(found: list[Summary]) -> Iterator[str]:
-    """Return the table of medians over the sizes: nothing where there are no peers."""
+    """Return the table of medians over the sizes; empty if there are no peers."""
     if found:
         yield ""
         yield "| call | side | library | median ratio | sizes | interval wholly above 1.0 |"
@@ -110,7 +111,7 @@ def summary_table(found: list[Summary]) -> Iterator[str]:
 
 
 def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator[str]:
-    """Return a table: a row for each size, a column for each library and for each ratio."""
+    """Return a table with a row for each size, and a column for each library and each ratio."""
     present = [entry for entry in entries if entry[side]]
     titles = list(dict.fromkeys(title(entry) for entry in present))
     own = [name for name in titles if is_own(name) and not is_part(name)]
@@ -142,7 +143,7 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
 
 
 def figure_table(entries: list[Entry]) -> Iterator[str]:
-    """Return a table of what is no time of a call: a row for each library."""
+    """Return a table of figures other than times, with a row for each library."""
     having = [entry for entry in entries if "figures" in entry]
     names = [name for name in FIGURES if any(name in entry["figures"] for entry in having)]
     yield f"| {' | '.join(['library', *(FIGURES[name].title for name in names)])} |"
@@ -154,12 +155,12 @@ def figure_table(entries: list[Entry]) -> Iterator[str]:
 
 
 def is_part_of(part: str, name: str) -> bool:
-    """Return whether a title is of a part of what another title names."""
+    """Return whether a title names a part of what another title names."""
     return is_part(part) and part.rpartition(" ")[0] == name
 
 
 def difference_cell(found: dict[str, Side], name: str, other: str) -> str:
-    """Return what one call costs above the other: time, and CPU time."""
+    """Return the extra cost of one call over another: time, and CPU time."""
     if name not in found or other not in found:
         return ""
     time, cpu = (found[name][key] - found[other][key] for key in ("time", "cpu_time"))
@@ -167,20 +168,20 @@ def difference_cell(found: dict[str, Side], name: str, other: str) -> str:
 
 
 def ratio_cell(found: dict[str, Side], name: str, others: list[str], longest: bool = False) -> str:
-    """Return a ratio to the best of the others, or the longest, its interval, and who that is."""
+    """Return a ratio to the best of the others (or the longest), its interval, and that other."""
     ratio = ratio_to_best(found, name, others, longest)
     return "" if ratio is None else f"{ratio[0]} {ratio[1]}"
 
 
 def part_cell(limit: Side | None, side: Side | None, of_copy: bool = False) -> str:
-    """Return the part of the memory limit, or of a copy's bandwidth, that was reached."""
+    """Return the fraction that was reached of the memory limit, or of a copy's bandwidth."""
     if of_copy:
         return f"{side['bus_bw'] / limit['bus_bw']:.2f}" if limit and side else ""
     return f"{limit['time'] / side['time']:.2f}" if limit and side else ""
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
-    """Draw bus bandwidth over size, a panel for each call and side."""
+    """Plot bus bandwidth over size, with a panel for each call and side."""
     pyplot = importlib.import_module("matplotlib.pyplot")
     groups = grouped(content["results"])
     panels, axes = pyplot.subplots(len(groups), 2, squeeze=False, figsize=(11, 4 * len(groups)))

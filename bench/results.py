@@ -1,4 +1,4 @@
-"""What was measured, and its JSON."""
+"""The results of a run, and their JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["LIMITS", "OWN", "PARTS", "SIDES", "Measurement", "Results", "Row"]
 
 SIDES = ("out_of_place", "in_place")
 OWN = ("gpucoll", "gpucoll-plan", "gpucoll-list")
-"""What the table calls gpucoll's calls, as its peers are called by their names."""
+"""The table's names for gpucoll's calls; peers' calls have the peers' names."""
 LIMITS = ("limit", "copy")
-"""What a call is compared with as its limit: the host memory's, or a copy within rank 0's GPU."""
+"""The limits that a call is compared with: that of the host memory, or a copy in rank 0's GPU."""
 PARTS = ("blocking", "work")
-"""Placements that are a part of a pattern, measured alone: nothing to be compared with peers."""
+"""Placements that are a part of a pattern, measured alone and not compared with peers."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Measurement:
     Attributes
     ----------
     samples : array
-        Microseconds a call, by rank and round.
+        Microseconds per call, by rank and round.
     reps : int
         Calls in a sample.
     wrong : int or None
-        Elements that were wrong, over all ranks; None where nothing was checked.
+        Number of wrong elements over all ranks; None if nothing was checked.
     path : str
-        Which way the call took through the library, where that is known.
+        The path that the call took through the library, if known.
     cpu_samples : array or None
-        Microseconds of CPU time a call, all threads of a rank, by rank and round.
+        Microseconds of CPU time per call, over all threads of a rank, by rank and round.
     """
 
     samples: Samples
@@ -54,16 +54,16 @@ class Measurement:
 
     @property
     def cpu_us(self) -> float | None:
-        """The CPU time a call, of the rank that takes most."""
+        """The CPU time per call of the rank that takes most."""
         return None if self.cpu_samples is None else time_us(self.cpu_samples)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a library's call at one size, both sides of it where it has both.
+    """One line of the table: a library's call at one size, with one or both sides.
 
-    `figures` are what a pattern has beside times, or instead of them: see `figures.FIGURES`.
-    With a `list_length`, size and count are those of each array, and times of the whole list.
+    `figures` are a pattern's results other than times: see `figures.FIGURES`. With a `list_length`,
+    size and count are those of each array, but times are those of the whole list.
     """
 
     library: str
@@ -82,18 +82,18 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What the row is called in the table."""
+        """The row's name in the table."""
         return self.library if self.placement == "private" else f"{self.library} {self.placement}"
 
     @property
     def path(self) -> str:
-        """Which way its calls took, where that is known: of both sides, where they differ."""
+        """The path that its calls took, if known; both paths if the two sides differ."""
         sides = [side for side in (self.out_of_place, self.in_place) if side and side.path]
         return "/".join(dict.fromkeys(side.path for side in sides))
 
     @property
     def wrong(self) -> int:
-        """Wrong elements on both sides."""
+        """The number of wrong elements on both sides."""
         return sum(side.wrong or 0 for side in (self.out_of_place, self.in_place) if side)
 
     def side(self, name: str) -> Measurement | None:
@@ -102,13 +102,13 @@ class Row:
 
     @property
     def is_part(self) -> bool:
-        """Whether it is a part of a pattern, measured alone."""
+        """Whether the row is a part of a pattern, measured alone."""
         return self.placement in PARTS
 
     def bandwidths(self, side: Measurement) -> tuple[float, float] | tuple[None, None]:
-        """Return algorithm and bus bandwidth in GB/s; None where they say nothing.
+        """Return algorithm and bus bandwidth in GB/s; None if they are meaningless.
 
-        Of a copy within a GPU: what it copies, and what it reads and writes.
+        For a copy within a GPU: what it copies, and what it reads and writes.
         """
         if self.library == "copy":
             copied = self.size_bytes / side.time_us / 1e3
@@ -152,18 +152,18 @@ class Row:
 
 @dataclass
 class Results:
-    """Everything of one run.
+    """All results of one run.
 
     Attributes
     ----------
     rows : list of Row
-        In the order measured.
+        In the order of measurement.
     limits : list of Row
         The memory limit at each size, under a library name of `LIMITS`.
     environment : dict
         The machine, the versions and the command.
     failures : list of str
-        Peers that were given up on the way.
+        Peers that were given up during the run.
     """
 
     environment: dict[str, Any]
@@ -173,7 +173,7 @@ class Results:
 
     @property
     def wrong(self) -> int:
-        """Wrong elements over all rows."""
+        """The number of wrong elements over all rows."""
         return sum(row.wrong for row in self.rows)
 
     def bus_bandwidths(self) -> dict[str, float]:
@@ -195,7 +195,7 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Write the JSON file, whole or not at all."""
+        """Write the JSON file completely or not at all."""
         content = self.as_json()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

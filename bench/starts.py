@@ -1,9 +1,10 @@
-"""How the ranks of each library come to be: processes, environment, CPUs."""
+"""How the ranks of each library start: processes, environment, CPUs."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import site
 import sys
 from pathlib import Path
 
@@ -20,11 +21,11 @@ __all__ = ["cpus_of_ranks", "own_environment", "own_group", "peer_environment", 
 RANK_PROGRAM = str(Path(rank_package.__file__).parent / "__main__.py")
 
 OWN_LIBRARY = "gpucoll"
-"""What `rank.process` is told to join; a test puts the path of its own library here."""
+"""What `rank.process` joins. A test puts the path of its own library here."""
 
 
 def cpus_of_ranks(ranks: int) -> list[int]:
-    """Return a CPU for each rank, the same for every library; none where there are too few."""
+    """Return a CPU for each rank, the same for every library; empty if there are too few."""
     if ranks > usable_cpu_count():
         return []
     return [min(cpus) for cpus in cpu_sets(ranks, usable_cpus())]
@@ -40,7 +41,7 @@ def own_group(
 ) -> ProcessGroup:
     """Start gpucoll's ranks, as its launcher would.
 
-    `array` says whose arrays they are to use, `backend` what moves those.
+    `array` is the kind of their arrays, `backend` the backend for these.
     """
     job = secrets.token_hex(16)
     arguments = [*rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s), "--array", array]
@@ -57,9 +58,14 @@ def own_group(
 
 
 def own_environment() -> dict[str, str]:
-    """Return this process's environment, with this very gpucoll, wherever it was imported from."""
+    """Return this process's environment with the same gpucoll, wherever it was imported from.
+
+    An installed gpucoll needs no help: its folder must not come before the user's `PYTHONPATH`.
+    """
     environment = dict(os.environ)
     place = str(Path(gpucoll.__file__).parent.parent)
+    if place in (*site.getsitepackages(), site.getusersitepackages()):
+        return environment
     paths = [place, *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
@@ -94,7 +100,7 @@ def peer_group(
 
 
 def rank_arguments(library: str, ranks: int, cpus: list[int], timeout_s: float) -> list[str]:
-    """Return the rank program and what every rank of a library is told alike."""
+    """Return the rank program and the arguments that are the same for every rank of a library."""
     return [
         RANK_PROGRAM,
         "--library", library,

@@ -1,4 +1,4 @@
-"""What a whole run comes to: each call's median ratio to the best peer, and where a peer wins.
+"""The outcome of a run: each call's median ratio to the best peer, and where a peer is faster.
 
 Reads the entries of the JSON's ``results``.
 """
@@ -28,7 +28,7 @@ __all__ = [
     "title",
 ]
 
-Entry = dict[str, Any]  # of the JSON's results
+Entry = dict[str, Any]  # an entry of the JSON's results
 Side = dict[str, Any]  # its out_of_place or in_place
 SIDE_TITLES = {"out_of_place": "out of place", "in_place": "in place"}
 
@@ -40,13 +40,13 @@ class Summary:
     Attributes
     ----------
     call, side, title : str
-        Which: ``all_reduce float32 sum``, ``in place``, ``gpucoll symmetric``.
+        Which call: ``all_reduce float32 sum``, ``in place``, ``gpucoll symmetric``.
     median : float
-        Of the ratios to the best peer at each size; below 1 gpucoll is faster.
+        The median over the sizes of the ratio to the best peer; below 1 gpucoll is faster.
     sizes : int
-        How many there are.
+        The number of sizes.
     slower : tuple of (int, Ratio, str)
-        The sizes in bytes whose interval lies wholly above 1.0, and the best peer there.
+        The sizes in bytes whose interval is entirely above 1.0, with the ratio and the best peer.
     """
 
     call: str
@@ -58,7 +58,7 @@ class Summary:
 
     @property
     def slower_text(self) -> str:
-        """The sizes at which a peer wins."""
+        """The sizes at which a peer is faster, as text."""
         texts = [f"{size_text(size)}: {found} {best}" for size, found, best in self.slower]
         return "; ".join(texts) or "none"
 
@@ -70,7 +70,7 @@ class Summary:
 
 
 def summaries(entries: list[Entry]) -> Iterator[Summary]:
-    """Yield a summary for each of gpucoll's calls that has a peer beside it."""
+    """Yield a summary for each of gpucoll's calls that has a peer."""
     for call, found in grouped(entries).items():
         for side in SIDES:
             titles = list(dict.fromkeys(title(entry) for entry in found if entry[side]))
@@ -93,7 +93,7 @@ def summary(call: str, entries: list[Entry], side: str, name: str) -> Iterator[S
 
 
 def grouped(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """Return the entries of each collective, dtype, reduction and length of lists, by its title."""
+    """Return the entries by title: collective, dtype, reduction and length of lists."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         words = [entry["collective"], entry["type"], entry["redop"]]
@@ -114,27 +114,27 @@ def by_size(entries: list[Entry], side: str) -> dict[int, dict[str, Side]]:
 
 
 def title(entry: Entry) -> str:
-    """Return what a row is called."""
+    """Return the name of a row."""
     library: str = entry["library"]
     return library if entry["placement"] == "private" else f"{library} {entry['placement']}"
 
 
 def is_own(name: str) -> bool:
-    """Return whether a title is gpucoll's."""
+    """Return whether a title names a call of gpucoll's."""
     return name.split()[0] in OWN
 
 
 def is_part(name: str) -> bool:
-    """Return whether a title is of a part of a pattern, measured alone."""
+    """Return whether a title names a part of a pattern, measured alone."""
     return name.split()[-1] in PARTS
 
 
 def ratio_to_best(
     sides: dict[str, Side], name: str, others: Sequence[str], longest: bool = False
 ) -> tuple[Ratio, str] | None:
-    """Return the ratio of one call's time to the best of the others', and who that is.
+    """Return the ratio of one call's time to the best of the others', and that other.
 
-    Or to the `longest`.
+    With `longest`, return the ratio to the longest of the others.
     """
     others = [other for other in others if other in sides]
     if name not in sides or not others:
@@ -151,7 +151,7 @@ def samples(side: Side) -> Samples:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size in powers of 1024."""
+    """Format a size in powers of 1024."""
     for power, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
         if size_bytes >= 1 << power and size_bytes % (1 << power) == 0:
             return f"{size_bytes >> power} {unit}"

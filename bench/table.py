@@ -22,7 +22,7 @@ SIDE_WIDTH = len(SIDE_WIDTHS.format(*[""] * 4))
 def header(
     options: Options, ranks: int, environment: dict[str, object] | None = None
 ) -> Iterator[str]:
-    """Return the lines above the results of a collective; of the first, with the environment."""
+    """Yield the lines above a collective's results, for the first one with the environment."""
     warmup, reps = (
         "by time" if given is None else given for given in (options.warmup, options.reps)
     )
@@ -33,13 +33,13 @@ def header(
     )
     if options.list_length > 1:
         yield (
-            f"# {options.list_length} arrays of each size: gpucoll-list has them in one call, "
-            "the others in a call each"
+            f"# {options.list_length} arrays of each size: gpucoll-list passes them in one call, "
+            "the others in one call each"
         )
     if options.limit and options.on_gpus and options.traits.has_data:
         yield (
-            "# copy: of as many bytes within the device of rank 0, alone; its busbw is what it "
-            "reads and writes"
+            "# copy: a copy of the same size within the device of rank 0, alone; its busbw counts "
+            "the bytes read and written"
         )
     yield "#"
     if environment is not None:
@@ -54,7 +54,7 @@ def header(
 
 
 def machine(ranks: int, environment: dict[str, object]) -> Iterator[str]:
-    """Return the lines on what was measured, on what, and how."""
+    """Yield the lines about the machine, the libraries and the method."""
     cpus = environment["pinned_cpus"]
     where = "not pinned"
     if isinstance(cpus, list):
@@ -77,7 +77,7 @@ def machine(ranks: int, environment: dict[str, object]) -> Iterator[str]:
 
 
 def wrapped(text: str, width: int = 110) -> Iterator[str]:
-    """Return a text as lines of comment."""
+    """Yield a text as comment lines."""
     line = "#"
     for word in text.split():
         if len(line) + 1 + len(word) > width:
@@ -88,7 +88,7 @@ def wrapped(text: str, width: int = 110) -> Iterator[str]:
 
 
 def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
-    """Return the results of one size, each of gpucoll's with its ratios to the peers below."""
+    """Yield the results of one size, each of gpucoll's followed by its ratios to the peers."""
     peers = [row for row in rows if row.library not in OWN and not row.is_part]
     for row in rows:
         yield line_of(row)
@@ -116,14 +116,14 @@ def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
 
 
 def line_of(row: Row) -> str:
-    """Return a result."""
+    """Return the line of a result."""
     start = WIDTHS.format(row.size_bytes, row.count, row.dtype, row.redop, row.root)
     sides = "".join(side_text(row, row.side(name)) for name in SIDES)
     return start + sides + f"  {row.title}" + (f" ({row.path})" if row.path else "")
 
 
 def figure_lines(row: Row) -> Iterator[str]:
-    """Return a line for each figure that is no time of a call."""
+    """Yield a line for each figure that is not the time of a call."""
     for name, value in row.figures.items():
         figure = FIGURES[name]
         title = f"{row.title} {figure.title}"
@@ -131,7 +131,7 @@ def figure_lines(row: Row) -> Iterator[str]:
 
 
 def side_text(row: Row, side: Measurement | None) -> str:
-    """Return the four columns of one side; N/A where the library has no such call."""
+    """Return the four columns of one side; N/A if the library has no such call."""
     if side is None:
         return SIDE_WIDTHS.format("N/A", "N/A", "N/A", "N/A")
     bandwidths = ["N/A" if one is None else f"{one:.2f}" for one in row.bandwidths(side)]
@@ -140,13 +140,13 @@ def side_text(row: Row, side: Measurement | None) -> str:
 
 
 def time_text(time_us: float) -> str:
-    """Return a time in microseconds with as many digits as it deserves."""
+    """Format a time in microseconds with a suitable number of digits."""
     digits = 2 if time_us < 100 else 1 if time_us < 10_000 else 0
     return f"{time_us:.{digits}f}"
 
 
 def difference_line(title: str, own: Row, other: Row) -> str:
-    """Return what one call costs above the other, in microseconds: time, and CPU time."""
+    """Return the extra cost of one call over another in microseconds: time, and CPU time."""
     text = f"#{title:>{BEFORE_SIDES - 1}}"
     for name in SIDES:
         mine, theirs = own.side(name), other.side(name)
@@ -160,9 +160,9 @@ def difference_line(title: str, own: Row, other: Row) -> str:
 
 
 def ratio_line(title: str, own: Row, others: list[Row], longest: bool = False) -> str:
-    """Return time over time, like with like, each with its 95 % interval, below the times.
+    """Return the ratios of times, each side with its 95 % interval, aligned below the times.
 
-    The other time is the best of the others', or the `longest`.
+    The other time is that of the best of `others`, or with `longest` the longest.
     """
     text = f"#{title:>{BEFORE_SIDES - 1}}"
     for name in SIDES:
@@ -181,7 +181,7 @@ def ratio_line(title: str, own: Row, others: list[Row], longest: bool = False) -
 
 
 def fraction_line(title: str, own: Row, copy: Row) -> str:
-    """Return a call's bus bandwidth over what a copy reads and writes, each with its interval."""
+    """Return the ratios of a call's bus bandwidth to that of a copy, each with its interval."""
     text = f"#{title:>{BEFORE_SIDES - 1}}"
     for name in SIDES:
         found = fraction_of_copy(own, own.side(name), copy, copy.side(name))
@@ -192,21 +192,23 @@ def fraction_line(title: str, own: Row, copy: Row) -> str:
 def fraction_of_copy(
     own: Row, mine: Measurement | None, copy: Row, copied: Measurement | None
 ) -> Ratio | None:
-    """Return the part of a copy's bandwidth that a call reaches; None where it moves nothing."""
+    """Return the fraction of a copy's bandwidth that a call reaches; None if it moves nothing."""
     if mine is None or copied is None:
         return None
     bus, most = own.bandwidths(mine)[1], copy.bandwidths(copied)[1]
     if not bus or not most:
         return None
-    times = ratio(copied.samples, [mine.samples])  # the same, but for a factor
+    # this ratio differs from the result only by a factor
+    times = ratio(copied.samples, [mine.samples])
     return Ratio(*(bus / most / times.value * value for value in times))
 
 
 def footer(results: Results) -> Iterator[str]:
-    """Return the lines below the results, the first two as nccl-tests has them."""
+    """Yield the lines below the results; the first two are nccl-tests'."""
     wrong = results.wrong
     yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    if len({row.collective for row in results.rows}) == 1:  # others are not to be averaged with it
+    # averages over several collectives are meaningless
+    if len({row.collective for row in results.rows}) == 1:
         for title, average in results.bus_bandwidths().items():
             whose = "" if title == "gpucoll" else f" ({title})"
             yield f"# Avg bus bandwidth    : {average:.6g}{whose}"

@@ -1,16 +1,16 @@
-"""Data-parallel training: every rank has a part of the data, all have the same weights.
+"""Data-parallel training: every rank has a part of the data, and all ranks have the same weights.
 
-A network with one hidden layer learns 1500 handwritten digits. At every step each rank computes
-the gradients of its part of the batch; one all_reduce of the list adds them up over the ranks, and
-every rank makes the same step with the same bits. The digits come with scikit-learn:
+A network with one hidden layer learns 1500 handwritten digits. In every step each rank computes the
+gradients for its part of the batch. One all_reduce of a list adds them up over the ranks, and every
+rank makes the same step, bit for bit. The digits come with scikit-learn:
 
     pip install scikit-learn
     python examples/data_parallel_digits.py
     gpucoll-run -n 4 examples/data_parallel_digits.py
 
-Rank 0 then repeats the run alone: it computes all parts of each batch and adds them by rank, which
-is the order in which all_reduce adds. So the two loss curves are equal bit for bit. Another number
-of ranks makes other parts of the same batches: the curve is the same up to rounding.
+Rank 0 then repeats the run alone. It computes all parts of each batch and adds them in rank order,
+as all_reduce does, so the two loss curves are equal bit for bit. With another number of ranks the
+batches are split into other parts, and the curve is the same up to rounding.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ MOMENTUM = 0.9
 
 
 def initial_weights(hidden=32, seed=0):
-    """Return weights and biases of both layers: the same on every rank, since the seed is."""
+    """Return weights and biases of both layers; the seed makes them the same on every rank."""
     random = np.random.default_rng(seed)
     return [
         random.normal(size=(64, hidden)) / 8,
@@ -44,7 +44,7 @@ def forward(weights, images):
 
 
 def loss_and_gradients(weights, images, labels):
-    """Return, as sums over the images: their number, the loss, and the four gradients."""
+    """Return sums over the images: their number, the loss, and the four gradients."""
     hidden, error = forward(weights, images)
     chosen = np.arange(len(labels)), labels
     loss = -np.log(error[chosen]).sum()
@@ -57,8 +57,8 @@ def loss_and_gradients(weights, images, labels):
 def train(images, labels, parts, ranks, sum_over_ranks, epochs):
     """Return the trained weights and the mean loss of each epoch.
 
-    Every batch is divided into one part per rank: `parts` says which of them are computed here, and
-    `sum_over_ranks` adds what was computed elsewhere.
+    Every batch is divided into one part per rank. This process computes the parts with the numbers
+    `parts`; `sum_over_ranks` adds the results of the other ranks.
     """
     weights = initial_weights()
     velocities = [np.zeros_like(weight) for weight in weights]
@@ -83,7 +83,7 @@ def train(images, labels, parts, ranks, sum_over_ranks, epochs):
 
 
 def main(comm, images, labels, epochs=20):
-    """Train on all ranks, then on rank 0 alone; return the losses, the accuracy, the losses alone.
+    """Train on all ranks, then on rank 0 alone; return both runs' losses and the accuracy.
 
     `images`, shape (n, 64), and `labels`, shape (n,), are the whole data set on every rank.
     """

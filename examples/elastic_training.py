@@ -1,18 +1,18 @@
-"""Data-parallel training that goes on when ranks are killed.
+"""Data-parallel training that continues when ranks are killed.
 
-Every rank has a part of each batch; one all_reduce adds the gradients up. When a rank is lost the
-others shrink the communicator, go back to the last step that all of them have made, divide the
-batches anew among those who are left, and train on. By itself the program starts four ranks, of
-which two are killed on the way:
+Every rank has a part of each batch, and one all_reduce adds up the gradients. If a rank is lost,
+the others shrink the communicator, return to the last step that all of them have made, divide the
+batches among the remaining ranks, and train on. Without a launcher the program starts four ranks
+and kills two of them during the training:
 
     python examples/elastic_training.py
     gpucoll-run -n 4 examples/elastic_training.py
 
-gpucoll-run ends a job of which a rank has died, so that there nobody is killed.
+gpucoll-run ends a job if one of its ranks dies, so under gpucoll-run no rank is killed.
 
-In the end rank 0 repeats the run alone, without any loss: each step with as many parts as there
-were ranks, added up by rank, which is the order in which all_reduce adds. So both end with the same
-weights, bit for bit: no step was lost, none was made twice.
+At the end rank 0 repeats the run alone, without any loss. It computes as many parts in each step as
+there were ranks, and adds them in rank order, as all_reduce does. So both runs end with the same
+weights, bit for bit: no step was lost, and none was made twice.
 """
 
 import os
@@ -31,11 +31,11 @@ FEATURES = 20
 LEARNING_RATE = 0.05
 KEPT = 4
 DEADLY_STEPS = {1: 40, 2: 80}
-"""By rank, as it was in the beginning: the step in which it is killed."""
+"""Original rank -> the step in which it is killed."""
 
 
 def batch_of(step):
-    """Return the inputs and targets of a step: every rank can make them, as if read from a file."""
+    """Return the inputs and targets of a step; every rank can generate them, as if from a file."""
     random = np.random.default_rng(step)
     inputs = random.normal(size=(BATCH, FEATURES))
     targets = inputs @ np.arange(FEATURES) + random.normal(size=BATCH)
@@ -69,7 +69,8 @@ def train(comm, deadly_steps):
             kept = [*kept[1 - KEPT :], (comm.completed, weights, sizes)]
         except (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError):
             comm = comm.shrink()
-            # Whoever had made a step that another one has not goes back: all are at one step now.
+            # A rank that had made a step more than another one goes back, so all are at the same
+            # step now.
             _, weights, sizes = [state for state in kept if state[0] <= comm.resumed_from][-1]
             kept = [(0, weights, sizes)]
             if comm.rank == 0:
@@ -81,7 +82,7 @@ def train(comm, deadly_steps):
 
 
 def train_alone(sizes):
-    """Return the weights of one process that computes all parts of all batches, and loses none."""
+    """Return the weights from one process that computes all parts of all batches."""
     weights = np.zeros(FEATURES)
     for step, parts in enumerate(sizes):
         gradients = [gradient_of(weights, step, part, parts) for part in range(parts)]
@@ -90,7 +91,7 @@ def train_alone(sizes):
 
 
 def main(comm, deadly_steps):
-    """Train, and compare on the first rank that is left."""
+    """Train, and compare the result on the first remaining rank."""
     rank, weights, sizes = train(comm, deadly_steps)
     if rank == 0:
         changes = [step for step in range(1, STEPS) if sizes[step] != sizes[step - 1]]
@@ -102,7 +103,7 @@ def main(comm, deadly_steps):
 
 
 def start_ranks(count):
-    """Run this file on so many ranks that nobody ends when one of them does."""
+    """Run this file on `count` ranks that no launcher ends when one of them dies."""
     names = {"GPUCOLL_WORLD_SIZE": str(count), "GPUCOLL_JOB": secrets.token_hex(8)}
     command = [sys.executable, __file__]
     ranks = [
@@ -116,7 +117,8 @@ def start_ranks(count):
 
 if __name__ == "__main__":
     if "GPUCOLL_RANK" in os.environ:
-        has_launcher = "GPUCOLL_LOCAL_WORLD_SIZE" in os.environ  # which ends all ranks with one
+        # a launcher would end all ranks when one dies
+        has_launcher = "GPUCOLL_LOCAL_WORLD_SIZE" in os.environ
         main(gpucoll.init(), {} if has_launcher else DEADLY_STEPS)
     else:
         start_ranks(4)

@@ -1,14 +1,14 @@
 """Halo exchange: heat spreads over a torus whose rows are divided among the ranks.
 
-A cell's next temperature depends on its four neighbours. So each rank keeps, beside its own rows,
-a copy of the neighbours' nearest row above and below: the halo, fetched anew before every step by
-two calls of send_recv. Alone or on four ranks:
+A cell's next temperature depends on its four neighbours. So in addition to its own rows, each rank
+keeps a copy of the nearest row of the rank above and of the rank below: the halo. Two calls of
+send_recv fetch it before every step. Alone or on four ranks:
 
     python examples/halo_exchange.py
     gpucoll-run -n 4 examples/halo_exchange.py
 
-Every cell is computed by the same operations wherever it lies, so the result equals the solution
-of one process bit for bit, which rank 0 checks.
+Every cell is computed by the same operations wherever it is, so the result equals that of one
+process bit for bit; rank 0 checks this.
 """
 
 import numpy as np
@@ -34,13 +34,13 @@ def exchange_halos(comm, field):
 
 
 def step(rows, above, below):
-    """Return the rows one time step later, `above` and `below` being their neighbours."""
+    """Return the rows one time step later; `above` and `below` are the adjacent rows."""
     left, right = np.roll(rows, 1, axis=1), np.roll(rows, -1, axis=1)
     return rows + DIFFUSION * (above + below + left + right - 4 * rows)
 
 
 def main(comm, height=203, width=120, steps=400):
-    """Spread the heat; return the temperatures on rank 0, and those that it computed alone."""
+    """Spread the heat; return the temperatures on rank 0, and those that it computes alone."""
     start = initial_temperatures(height, width) if comm.rank == 0 else None
     counts = [len(part) for part in np.array_split(np.arange(height), comm.world_size)]
     field = np.empty((counts[comm.rank] + 2, width))  # with a halo of one row on either side

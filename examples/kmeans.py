@@ -1,14 +1,15 @@
-"""Distributed k-means: the eight colours that stand best for all pixels of a picture.
+"""Distributed k-means: find the eight colours that best represent the pixels of a picture.
 
-Rank 0 has the picture and scatters its pixels, as evenly as they divide. In every round each rank
-assigns its own pixels to the nearest centre; sums and sizes of the clusters, added over all ranks,
-give everybody the same new centres. In the end the labels are gathered. Alone or on four ranks:
+Rank 0 has the picture and scatters its pixels as evenly as possible. In every round each rank
+assigns its own pixels to the nearest centre. The sums and sizes of the clusters are added over all
+ranks, so that every rank computes the same new centres. At the end the labels are gathered. Alone
+or on four ranks:
 
     python examples/kmeans.py
     gpucoll-run -n 4 examples/kmeans.py
 
-Colours are whole numbers, so that float64 adds them without rounding: the clusters are the same
-on any number of ranks, which rank 0 checks by clustering all the pixels alone.
+Colours are whole numbers, which float64 adds without rounding. So the clusters are the same on any
+number of ranks; rank 0 checks this by clustering all pixels alone.
 """
 
 import numpy as np
@@ -29,9 +30,10 @@ def picture(height=151, width=110, seed=7):
 
 
 def kmeans(comm, points, centers, max_rounds=200):
-    """Return the cluster of each point here, and the centres of all clusters.
+    """Return the cluster of each point of this rank, and the centres of all clusters.
 
-    `points`, shape (n, d), are this rank's; `centers`, shape (k, d), are the same on every rank.
+    `points`, shape (n, d), are this rank's points; `centers`, shape (k, d), are the same on every
+    rank.
     """
     for _ in range(max_rounds):
         distances = ((points[:, None, :] - centers) ** 2).sum(axis=2)
@@ -42,16 +44,16 @@ def kmeans(comm, points, centers, max_rounds=200):
         sizes = np.bincount(labels, minlength=len(centers)).astype(float)
         sums, sizes = comm.all_reduce([sums, sizes])
 
-        filled = sizes > 0  # a centre that nobody is nearest to stays where it is
+        filled = sizes > 0  # a centre without points stays where it is
         before, centers = centers, centers.copy()
         centers[filled] = sums[filled] / sizes[filled, None]
-        if (centers == before).all():  # on all ranks or on none: they have the same bits
+        if (centers == before).all():  # true on all ranks or on none, since they have the same bits
             break
     return labels, centers
 
 
 def main(comm, k=8, seed=3):
-    """Cluster the picture on all ranks, then on rank 0 alone; return both results there."""
+    """Cluster the picture on all ranks, then on rank 0 alone; return both results on rank 0."""
     pixels = picture() if comm.rank == 0 else None
     n = comm.broadcast_object(len(pixels) if comm.rank == 0 else None)
     counts = [len(part) for part in np.array_split(np.arange(n), comm.world_size)]
@@ -65,7 +67,7 @@ def main(comm, k=8, seed=3):
     labels, centers = kmeans(comm, mine, start)
     labels = comm.gather(labels, counts=counts)
 
-    with comm.split(color=comm.rank) as alone:  # each rank a communicator of its own
+    with comm.split(color=comm.rank) as alone:  # each rank gets a communicator of its own
         if comm.rank > 0:
             return None
         labels_alone, centers_alone = kmeans(alone, pixels, start)

@@ -1,13 +1,15 @@
-"""A two-dimensional grid of ranks: C = A B, every matrix divided into one block per rank (SUMMA).
+"""A two-dimensional grid of ranks: C = A B, with one block of each matrix per rank (SUMMA).
 
-Six ranks make a grid of 2 x 3. Two calls of split give each rank a communicator of its row and one
-of its column. Panel by panel, the blocks of A are broadcast along the rows and those of B along
-the columns; what meets is multiplied and added up. Alone or on four ranks:
+Six ranks make a grid of 2 x 3. Two calls of split give each rank a communicator for its row and one
+for its column. Panel by panel, the blocks of A are broadcast along the rows and those of B along
+the columns; each rank multiplies the panels that it receives and adds up the products. Alone or on
+four ranks:
 
     python examples/process_grid.py
     gpucoll-run -n 4 examples/process_grid.py
 
-The matrices hold small whole numbers: NumPy's product of the whole has the same bits.
+The matrices contain small whole numbers, so NumPy's product of the whole matrices has the same
+bits.
 
 van de Geijn and Watts, SUMMA: Scalable Universal Matrix Multiplication Algorithm, 1997.
 """
@@ -26,14 +28,14 @@ def grid_shape(world_size):
 
 
 def to_blocks(matrix, rows, columns):
-    """Return the blocks of a matrix one below the other, in the order of the ranks."""
+    """Return the blocks of a matrix, one below the other, in rank order."""
     height, width = matrix.shape[0] // rows, matrix.shape[1] // columns
     blocks = matrix.reshape(rows, height, columns, width).swapaxes(1, 2)
     return blocks.reshape(-1, width)
 
 
 def from_blocks(blocks, rows, columns):
-    """Return the matrix of these blocks: `to_blocks` backwards."""
+    """Return the matrix of these blocks; the inverse of `to_blocks`."""
     height, width = blocks.shape[0] // (rows * columns), blocks.shape[1]
     grid = blocks.reshape(rows, columns, height, width).swapaxes(1, 2)
     return grid.reshape(rows * height, columns * width)
@@ -42,7 +44,7 @@ def from_blocks(blocks, rows, columns):
 def multiply(along_row, along_column, a, b):
     """Return this rank's block of A B; `a` and `b` are its blocks of A and B."""
     columns, rows = along_row.world_size, along_column.world_size
-    panels = math.lcm(rows, columns)  # then no panel crosses the border of a block
+    panels = math.lcm(rows, columns)  # so that no panel crosses the border of a block
     width = a.shape[1] * columns // panels
     c = np.zeros((a.shape[0], b.shape[1]))
     for panel in range(panels):
@@ -57,7 +59,7 @@ def multiply(along_row, along_column, a, b):
 
 
 def main(comm, size=240, seed=5):
-    """Multiply on all ranks; return the product on rank 0, and NumPy's."""
+    """Multiply on all ranks; return the product on rank 0, and NumPy's product."""
     rows, columns = grid_shape(comm.world_size)
     if size % math.lcm(rows, columns):
         raise ValueError(f"size must be a multiple of {math.lcm(rows, columns)}; got {size}")

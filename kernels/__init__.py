@@ -1,1 +1,1 @@
-"""What touches the bytes, and nothing else: copy, reduce, cast. No waiting, no ranks."""
+"""Code that only processes bytes: copy, reduce, cast. It never waits, and knows no ranks."""

@@ -1,15 +1,15 @@
-"""Which dtypes are converted into each other while they are moved: on the host and on GPUs."""
+"""The dtypes that are converted into each other while data moves, on the host and on GPUs."""
 
 from __future__ import annotations
 
 from gpucoll.errors import ArgumentTypeError
 
 CONVERTIBLE = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""They convert into each other; a dtype's place is its number in ``pack.cu``."""
+"""They convert into each other; a dtype's index is its number in ``pack.cu``."""
 
 
 def check_conversion(source_dtype: str, dtype: str, scale: float | None) -> None:
-    """Raise ArgumentTypeError unless elements can be converted so, multiplied by a scale or not."""
+    """Raise ArgumentTypeError unless elements can be converted so, with or without a scale."""
     if source_dtype == dtype and (scale is None or dtype == "float64"):
         return
     if source_dtype not in CONVERTIBLE or dtype not in CONVERTIBLE:

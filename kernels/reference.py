@@ -1,8 +1,8 @@
-"""The reductions and scans in NumPy, slow and plain: what every kernel is compared with.
+"""Reductions and scans in plain, slow NumPy: the reference for every kernel.
 
-Sources are combined left to right; half types are accumulated in float32 and rounded once; integers
-wrap, their average rounds toward zero; for bool, sum is lor and prod is land; min and max propagate
-NaN, and of two equal values (0.0 and -0.0) take the left one. NaN payloads are exempt.
+Sources are combined left to right. Half types are accumulated in float32 and rounded once. Integers
+wrap; their average rounds toward zero. For bool, sum is lor and prod is land. min and max propagate
+NaN, and take the left one of two equal values (0.0 and -0.0). NaN payloads are exempt.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def reduce(op: str, sources: Sequence[Array], parameter: float = 1) -> Array:
     op : str
         A name of `gpucoll.types.OPERATIONS`.
     sources : sequence of ndarray
-        At least one, all of one shape and dtype (one of `gpucoll.types.DTYPES`; those of ml_dtypes
-        too, which need not be imported here).
+        At least one, all of one shape and dtype (one of `gpucoll.types.DTYPES`, including those of
+        ml_dtypes, which need not be imported here).
     parameter : float
         The factor of ``scaled_sum``, or the divisor of ``avg``.
     """
@@ -47,21 +47,21 @@ def reduce(op: str, sources: Sequence[Array], parameter: float = 1) -> Array:
 def scan(op: str, sources: Sequence[Array], parameter: float = 1) -> list[Array]:
     """Return ``sources[0] op ... op sources[i]`` for every i; ``avg`` divides by ``i + 1``.
 
-    The parameters are those of `reduce`. Each result is rounded by itself.
+    The parameters are those of `reduce`. Each result is rounded separately.
     """
     prefixes = [sources[:count] for count in range(1, len(sources) + 1)]
     return [reduce(op, prefix, len(prefix) if op == "avg" else parameter) for prefix in prefixes]
 
 
 def exclusive_scan(op: str, sources: Sequence[Array], parameter: float = 1) -> list[Array]:
-    """Return ``sources[0] op ... op sources[i-1]`` for every i, the identity for the first."""
+    """Return ``sources[0] op ... op sources[i-1]`` for every i; for the first, the identity."""
     first = np.empty_like(sources[0])
     first[...] = identity(op, first.dtype)
     return [first, *scan(op, sources[:-1], parameter)]
 
 
 def identity(op: str, dtype: np.dtype[Any]) -> Array:
-    """Return the element that changes nothing, shape (); ``avg`` has none."""
+    """Return the op's identity, with shape (); ``avg`` has none."""
     if op in ("min", "max"):
         return _greatest_value(dtype) if op == "min" else _least_value(dtype)
     zero = np.zeros((), dtype)
@@ -83,7 +83,7 @@ def _least_value(dtype: np.dtype[Any]) -> Array:
 
 
 def _values(dtype: np.dtype[Any]) -> Array:
-    """Return all values of a narrow dtype, the outermost ones of a wide one."""
+    """Return all values of a narrow dtype, or the smallest and greatest of a wide one."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return np.array([limits.min, limits.max], dtype)
@@ -95,7 +95,7 @@ def _values(dtype: np.dtype[Any]) -> Array:
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    """Return b, i, u, f or c; those of ml_dtypes call themselves void, and are floats."""
+    """Return b, i, u, f or c. Dtypes of ml_dtypes have the kind void, but are floats."""
     return "f" if dtype.name.startswith(("bfloat", "float")) else dtype.kind
 
 
@@ -142,7 +142,7 @@ def _multiply(kind: str, x: Array, y: Array) -> Array:
         return np.asarray(x & y)
     if kind != "c":
         return np.asarray(x * y)
-    # By parts: NumPy's own product may contract a multiplication and an addition into one rounding.
+    # By parts: NumPy's own product may round a multiplication and an addition together.
     product = np.empty_like(x)
     product.real = x.real * y.real - x.imag * y.imag
     product.imag = x.real * y.imag + x.imag * y.real

@@ -1,7 +1,7 @@
-"""Casts, packing and block quantisation in NumPy, slow and plain: what kernels are compared with.
+"""Casts, packing and block quantisation in plain, slow NumPy: the reference for the kernels.
 
-All arithmetic is float32, each operation rounded to nearest even by itself: no contraction, and `/`
-is a true division. The dtypes that NumPy lacks are those of ml_dtypes, which the caller imports.
+All arithmetic is float32, each operation rounded to nearest even separately: no contraction, and
+`/` is a true division. The dtypes that NumPy lacks come from ml_dtypes, which the caller imports.
 `docs/compression.md` describes the formats.
 """
 
@@ -30,7 +30,7 @@ _GREATEST_INT8_SCALE = np.uint32(0x7C010203).view(np.float32)  # 127 times it do
 
 
 def convert(x: Array, dtype: str, scale: float | None = None) -> Array:
-    """Return x as another float dtype: widened to float32, scaled where asked, rounded once."""
+    """Return x as another float dtype: widened to float32, scaled if asked for, rounded once."""
     to = np.dtype(dtype)
     if scale is None and to == x.dtype:
         return x.copy()
@@ -44,7 +44,7 @@ def convert(x: Array, dtype: str, scale: float | None = None) -> Array:
 
 
 def layout(sizes_bytes: Sequence[int], alignment_bytes: int = 16) -> list[int]:
-    """Return where each array begins in a packed buffer, and last the buffer's size."""
+    """Return the offset of each array in a packed buffer, and last the buffer's size."""
     offsets = [0]
     for size_bytes in sizes_bytes:
         offsets.append(-(-(offsets[-1] + size_bytes) // alignment_bytes) * alignment_bytes)
@@ -57,7 +57,7 @@ def pack(
     scale: float | None = None,
     alignment_bytes: int = 16,
 ) -> npt.NDArray[np.uint8]:
-    """Return the arrays side by side, as bytes; between them zeros."""
+    """Return the arrays side by side as bytes, with zeros in between."""
     made = [convert(x, dtype or x.dtype.name, scale) for x in arrays]
     offsets = layout([x.nbytes for x in made], alignment_bytes)
     buffer = np.zeros(offsets[-1], np.uint8)
@@ -89,8 +89,8 @@ def philox(key: tuple[int, int], counter: Sequence[Any]) -> list[npt.NDArray[np.
 def random_bits(block: int, seed: int, sequence: int) -> npt.NDArray[np.int64]:
     """Return 16 random bits for each element of a block, as whole numbers.
 
-    Each lane of 32 draws once: four words, whose lower halves serve elements ``4 lane + word``, and
-    whose upper halves serve those 128 further on.
+    Each of 32 lanes draws once: four words. Their lower halves are for the elements ``4 lane +
+    word``, their upper halves for the elements 128 further on.
     """
     lanes = [(block * 32 + lane) & (1 << 64) - 1 for lane in range(32)]
     words = philox(
@@ -110,12 +110,12 @@ def random_bits(block: int, seed: int, sequence: int) -> npt.NDArray[np.int64]:
 
 
 def scales_bytes(blocks: int) -> int:
-    """Return the bytes of a message's scales, a multiple of 16: where its codes begin."""
+    """Return the size of a message's scales in bytes, a multiple of 16: the offset of its codes."""
     return -(-4 * blocks // 16) * 16
 
 
 def message_bytes(blocks: int) -> int:
-    """Return the bytes of a message: the scales, then a byte for each element."""
+    """Return the size of a message in bytes: the scales, then one byte for each element."""
     return scales_bytes(blocks) + BLOCK * blocks
 
 
@@ -128,7 +128,7 @@ def quantise(
     sequence: int = 0,
     first_block: int = 0,
 ) -> npt.NDArray[np.uint8]:
-    """Return the message of x, zeros beyond its end; with a seed, stochastically rounded."""
+    """Return the message of x, padded with zeros; with a seed, stochastically rounded."""
     padded = np.zeros(blocks * BLOCK, np.float32)
     padded[: x.size] = x
     scales = np.zeros(scales_bytes(blocks) // 4, np.float32)
@@ -160,7 +160,7 @@ def _quantise_block(
 
 
 def _round_up_by_chance(x: Float32s, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the whole number below or above: the fraction, in 1/65536, is the chance of above."""
+    """Return the integer below or above: the fraction, in 1/65536, is the chance of the latter."""
     return np.asarray(np.rint(x * np.float32(65536)).astype(np.int64) + drawn >> 16)
 
 
@@ -198,7 +198,7 @@ def dequantise_reduce(
     count: int,
     divisor: int | None = None,
 ) -> Float32s:
-    """Return the sum of messages, left to right, divided at the end where asked."""
+    """Return the sum of messages, left to right, divided at the end if a divisor is given."""
     values = [dequantise(message, block_format, blocks, count) for message in messages]
     with np.errstate(all="ignore"):
         total = values[0]

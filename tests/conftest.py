@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gpucoll
 from gpucoll.testing.server import LAUNCHER_VARIABLES
 from gpucoll.version import __version__
+from tests.compiling import compile_beforehand
 from tests.doubles import Builder
 from tests.dtypes import covering
+from tests.durations import DurationRecorder
 from tests.hosts import PlayedHosts
+from tests.import_order import Importer, is_whole_run
 from tests.passed_before import PASSED, Recorder, leave_out_passed
 from tests.ranks import Pools, RankServer
+from tests.run_order import longest_first
+from tests.tiers import add_options, describe_left, leave_out_tiers, receive_left, send_left
 
 BARE_FOLDERS = ("kernels", "backends", "bench")
 
@@ -24,16 +31,51 @@ BARE_FOLDERS = ("kernels", "backends", "bench")
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = f"leave out the tests that a run with {PASSED}=FILE says have passed"
     parser.addoption("--without-passed", type=Path, metavar="FILE", help=text)
+    add_options(parser)
+    text = "write how long each test takes to tests/durations.json"
+    parser.addoption("--write-durations", action="store_true", help=text)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("numprocesses", None) and is_whole_run(session.config):
+        compile_beforehand(RankServer)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out_tiers(config, items)
     leave_out_passed(config, items)
+    if is_whole_run(config):
+        longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what collecting made out of later collections of garbage: each would take 0.4 s."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    send_left(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    receive_left(node.config, getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if line := describe_left(terminalreporter.config):
+        terminalreporter.write_line(line)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     passed = os.environ.pop(PASSED, None)  # or a test that starts pytest would write over it
     if passed and not hasattr(config, "workerinput"):  # xdist's workers tell their controller
         config.pluginmanager.register(Recorder(Path(passed)))
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder())
+    config.pluginmanager.register(Importer())
     # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)

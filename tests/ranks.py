@@ -13,23 +13,23 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from gpucoll import config, init
 from gpucoll.api import communicator
-from gpucoll.backends import precompile
 from gpucoll.backends.choice import Wish
-from gpucoll.kernels.cpu import jit
 from gpucoll.rendezvous.job import Job
 from gpucoll.testing import pool, server
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer, Ended, Silent
 from gpucoll.testing.rank import RankLoop, Reply
 from gpucoll.testing.session import FOLLOWERS, environment
+from tests.compiling import load_kernels, load_loops
 
 __all__ = ["Ended", "Pool", "Pools", "RankServer", "Reply", "Seat"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,6 @@ def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, a
             return function(made, *args)
 
 
-def compile_kernels(kernels: Sequence[tuple[str, str]]) -> None:
-    from gpucoll.kernels.cpu.addresses import reduce_kernel
-
-    for dtype, operation in kernels:
-        reduce_kernel(dtype, operation)
-
-
 PRELOADED = (
     *("gpucoll.algorithms", "gpucoll.backends.cpu", "gpucoll.backends.direct"),
     *("gpucoll.backends.gpu", "gpucoll.backends.nccl", "gpucoll.backends.rccl", "gpucoll.calls"),
@@ -107,10 +100,7 @@ def prepare_for_ranks() -> None:
                     pass
     for name in ("ml_dtypes", "numba", "ssl", "tests.collective_cases", "tests.hosts"):
         importlib.import_module(name)
-    for name in precompile.MODULES_WHEN_USED:
-        if name in sys.modules:  # not those through MPI
-            for loop in jit.loops_of(name):
-                assert loop.address
+    load_loops()
 
 
 class RankError(Exception):
@@ -209,7 +199,7 @@ class RankServer(server.RankServer):
         """Compile (dtype, operation) kernels once, for all ranks that are forked from here on."""
         missing = sorted(set(kernels) - self._warm)
         if missing:
-            self.call(compile_kernels, missing)
+            self.call(load_kernels, missing)
             self._warm |= set(missing)
 
 

@@ -16,7 +16,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +79,8 @@ def is_allowed(name: str) -> bool:
 
 def offences(source: str) -> list[str]:
     """Return what finalizers of a module call that they may not."""
+    if "__del__" not in source and "weakref" not in source:
+        return []
     tree = ast.parse(source)
     functions: dict[str, ast.AST] = {
         node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
@@ -92,9 +93,9 @@ def offences(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_finalizers_take_no_lock(path: Path) -> None:
-    assert offences(path.read_text(encoding="utf-8")) == []
+def test_finalizers_take_no_lock() -> None:
+    found = {str(path.relative_to(ROOT)): offences(path.read_text("utf-8")) for path in sources()}
+    assert {file: lines for file, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(

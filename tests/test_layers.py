@@ -6,10 +6,12 @@ The order of the layers themselves is import-linter's (pyproject.toml); these te
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -41,65 +43,77 @@ def sources() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
-def imported_modules(path: Path) -> Iterator[str]:
-    """Yield the absolute name of what each import statement of a file names."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the absolute name of what each import statement of a file names."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import; write gpucoll..."
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert node.level == 0, f"line {node.lineno}: a relative import; write gpucoll..."
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@functools.cache
 def is_module(name: str) -> bool:
     """Return whether ``gpucoll.<name>`` is a module or a package."""
+    if not name:
+        return False
     places = [ROOT / name] if name in BARE_NAMES else [ROOT / "src/gpucoll" / name]
     return any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_folder_is_imported_by_its_bare_name(path: Path):
-    bare = [name for name in imported_modules(path) if name.split(".")[0] in BARE_NAMES]
+def offences(file: str, source: str) -> Iterator[str]:
+    """Yield what a source imports or reaches that it may not."""
+    tree = ast.parse(source)
+    for line, name in imported_modules(tree):
+        package, _, rest = name.partition(".")
+        module = rest.split(".")[0]
+        if package in BARE_NAMES:
+            yield f"{file}:{line}: {name} would be a second copy; import gpucoll.{name}"
+        if package == "gpucoll" and not (is_module(module) or may_use_the_public_face(file)):
+            yield f"{file}:{line}: {name}: import it from the module that defines it"
+        if file.startswith("src/gpucoll/algorithms/") and (
+            package in NOT_IN_SCHEDULES or (package == "gpucoll" and module not in BELOW_SCHEDULES)
+        ):
+            yield f"{file}:{line}: {name}: schedules are pure functions"
+    if not file.startswith(INSIDE_A_GROUP):
+        for node in ast.walk(tree):
+            if is_private_of_a_group(node):
+                text = f"{file}:{node.lineno}: {ast.unparse(node)}"
+                yield f"{text}: ask by a method of gpucoll.group.protocol.Group"
 
-    assert not bare, f"import gpucoll.<name>: {bare} would be a second copy"
+
+def may_use_the_public_face(file: str) -> bool:
+    return file.startswith(ABOVE_THE_API) or file == "src/gpucoll/__init__.py"
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_lower_layers_do_not_use_the_public_face(path: Path):
-    relative = path.relative_to(ROOT).as_posix()
-    if relative.startswith(ABOVE_THE_API) or relative == "src/gpucoll/__init__.py":
-        return
-    upwards = [
-        name
-        for name in imported_modules(path)
-        if name == "gpucoll" or (name.startswith("gpucoll.") and not is_module(name.split(".")[1]))
-    ]
-
-    assert not upwards, f"import these from the module that defines them: {upwards}"
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_group_keeps_to_itself(path: Path):
-    if path.relative_to(ROOT).as_posix().startswith(INSIDE_A_GROUP):
-        return
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    reached = [
-        f"line {node.lineno}: {ast.unparse(node)}"
-        for node in nodes
-        if isinstance(node, ast.Attribute)
+def is_private_of_a_group(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return (
+        isinstance(node, ast.Attribute)
         and node.attr in PRIVATE_OF_A_GROUP
         and ast.unparse(node.value).rpartition(".")[2] in ("group", "_group")
-    ]
-
-    assert not reached, f"ask by a method of gpucoll.group.protocol.Group: {reached}"
+    )
 
 
-def test_schedules_stand_on_words_alone():
-    for path in sorted((ROOT / "src/gpucoll/algorithms").rglob("*.py")):
-        for name in imported_modules(path):
-            package, _, rest = name.partition(".")
-            assert package not in NOT_IN_SCHEDULES, f"{path}: {name}"
-            assert package != "gpucoll" or rest.split(".")[0] in BELOW_SCHEDULES, f"{path}: {name}"
+def test_what_sources_import_and_reach():
+    files = ((path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in sources())
+    assert [offence for file, source in files for offence in offences(file, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("src/gpucoll/memory/new.py", "import kernels.cpu"),
+        ("src/gpucoll/memory/new.py", "from backends import choice"),
+        ("src/gpucoll/memory/new.py", "import gpucoll"),
+        ("src/gpucoll/memory/new.py", "from gpucoll import init"),
+        ("src/gpucoll/memory/new.py", "self._group.context.words"),
+        ("src/gpucoll/algorithms/new.py", "import numpy as np"),
+        ("src/gpucoll/algorithms/new.py", "from gpucoll.group import protocol"),
+    ],
+)
+def test_what_they_may_not_is_found(file, source):
+    assert len(list(offences(file, source))) == 1
 
 
 def test_schedules_load_no_arrays():

@@ -26,6 +26,7 @@ def test_lists_the_commands(arguments):
     assert all(f"gpucoll-{name} " in out for name in ("run", "bench", "doctor"))
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -50,4 +51,4 @@ def test_no_such_command():
     code, out, err = said("launch")
 
     assert (code, out) == (2, "")
-    assert err == "gpucoll: no command 'launch': there are run, bench, doctor (see --help)\n"
+    assert err == "gpucoll: no command 'launch'; commands: run, bench, doctor (see --help)\n"

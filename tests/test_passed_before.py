@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.passed_before import PASSED
 
 ROOT = Path(__file__).parents[1]
@@ -21,6 +23,7 @@ def run_pytest(*arguments, **environment):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.soak
 def test_what_passed_is_left_out(tmp_path):
     path, file = tmp_path / "passed", "tests/topology/test_readers.py"
     code, text = run_pytest(file, **{PASSED: str(path)})

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpucoll import progress
 from tests.ranks import Ended, Reply
 
 
@@ -86,3 +87,12 @@ def test_arrays_travel(ranks):
     sums = ranks.call(2, lambda comm, x: comm.all_reduce(x + comm.rank), np.arange(3))
 
     assert all(np.array_equal(total, [1, 3, 5]) for total in sums)
+
+
+def test_what_takes_long_in_the_server_shows_itself_here(rank_server):
+    shown = []
+    before = progress.show_by(lambda *text: shown.append(text))
+    rank_server.call(progress.show, "compiling", False)
+    rank_server.call(progress.say, "compiled")
+    progress.show_by(before)
+    assert shown == [("compiling", False), ("compiled", True)]

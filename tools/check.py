@@ -1,4 +1,4 @@
-"""Check the whole checkout by one command: format, lint, types, layers, tests.
+"""Check the whole checkout with one command: format, lint, types, layers, tests.
 
 ::
 
@@ -7,9 +7,10 @@
     python tools/check.py --only lint types   # some stages
     python tools/check.py --only tests -- -k barrier -x   # what follows -- goes to pytest
 
-Every stage runs, even after one that failed; the table at the end says how each went and how long
-it took, and the exit code is 1 if any failed. Types, layers and tests see the package through the
-link tree (tools/link_tree.py), as it lies here; the tools come with ``pip install '.[dev]'``.
+Every stage runs, even after another one has failed. The table at the end has the result and the
+time of each stage, and the exit code is 1 if any stage failed. Types, layers and tests see the
+package through the link tree (tools/link_tree.py), without an installation; ``pip install
+'.[dev]'`` installs the tools.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STAGE_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """The parsed command line."""
 
     fix: bool
     pytest_arguments: list[str]
@@ -39,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage went."""
+    """The result of a stage."""
 
     stage: str
     passed: bool
@@ -47,28 +48,28 @@ class Outcome:
 
 
 def format_commands(request: Request) -> list[list[str]]:
-    """Return what checks, or repairs, the format."""
+    """Return the commands that check, or repair, the format."""
     return [["-m", "ruff", "format", *([] if request.fix else ["--check"]), "."]]
 
 
 def lint_commands(request: Request) -> list[list[str]]:
-    """Return what lints; the bare imports that mapped folders invite are banned there."""
+    """Return the lint commands; ruff also bans imports of mapped folders by their bare names."""
     return [["-m", "ruff", "check", *(["--fix"] if request.fix else []), "."]]
 
 
 def types_commands(request: Request) -> list[list[str]]:
-    """Return what checks types, strictly in the package and less so in tests (pyproject.toml)."""
+    """Return the commands that check types: strict in the package, less so in tests."""
     return [["-m", "mypy"]]
 
 
 def layers_commands(request: Request) -> list[list[str]]:
-    """Return what holds the order of the layers, and what ``import gpucoll`` may load."""
+    """Return the commands that check the order of layers and what ``import gpucoll`` may load."""
     linter = "from importlinter.cli import lint_imports_command as main; main()"
     return [["-c", linter], ["-m", "pytest", "-q", "tests/test_layers.py"]]
 
 
 def tests_commands(request: Request) -> list[list[str]]:
-    """Return what runs the tests."""
+    """Return the commands that run the tests."""
     return [["-m", "pytest", *request.pytest_arguments]]
 
 
@@ -82,7 +83,7 @@ STAGES: dict[str, Callable[[Request], list[list[str]]]] = {
 
 
 def succeeds(arguments: list[str]) -> bool:
-    """Run Python with `arguments` in the root of the checkout, the link tree on its path."""
+    """Run Python with `arguments` in the root of the checkout, with the link tree on its path."""
     environment = dict(os.environ)
     inherited = environment.get("PYTHONPATH")
     places = [str(link_tree.DEFAULT_PLACE), *([inherited] if inherited else [])]
@@ -98,7 +99,7 @@ def succeeds(arguments: list[str]) -> bool:
 
 
 def run_stage(stage: str, request: Request) -> Outcome:
-    """Run every command of a stage."""
+    """Run all commands of a stage."""
     print(f"\n=== {stage} ===", flush=True)
     begin_s = time.monotonic()
     results = [succeeds(command) for command in STAGES[stage](request)]

@@ -1,13 +1,13 @@
-"""Check arrays of every library, and memory of every kind, through the direct backend.
+"""Check the arrays of all libraries, and all kinds of memory, through the direct backend.
 
 ::
 
     gpucoll-run -n 2 tools/gpu_arrays.py --kinds numba jax --output arrays.json
 
-tools/gpu_check.py runs it with two ranks on one GPU: Numba's and JAX's arrays, which have no pool
-or no streams; and memory that is made otherwise than by cuMemAlloc, which no other process could
-open: PyTorch's expandable segments, CuPy's asynchronous pool, NCCL's own. It is read and written
-here as input, as output and in place. ``--kinds host-device`` runs it without a GPU.
+tools/gpu_check.py runs this with two ranks on one GPU. It tests Numba's and JAX's arrays, which
+have no pool or no streams. It also tests memory that cuMemAlloc has not allocated and that other
+processes cannot open: PyTorch's expandable segments, CuPy's asynchronous pool, NCCL's own memory.
+The arrays are used as input, as output and in place. ``--kinds host-device`` needs no GPU.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from gpucoll import config
 
 CALL_S = 30.0
 COUNT = 1_000_003
-"""Four MB, and no multiple of anything."""
+"""Four MB, and not a multiple of anything."""
 Make = Callable[[Any], Any]
-"""Of NumPy's array: the same one on the GPU."""
+"""Copies a NumPy array to the GPU."""
 Read = Callable[[Any], Any]
 
 
 def numba() -> tuple[Make, Read]:
-    """Return how Numba's arrays are made and read."""
+    """Return the functions that make and read Numba's arrays."""
     cuda = importlib.import_module("numba.cuda")
     cuda.select_device(0)
     return cuda.to_device, lambda x: x.copy_to_host()
 
 
 def jax() -> tuple[Make, Read]:
-    """Return the same of JAX's, which cannot be written."""
+    """Return the functions that make and read JAX's arrays, which cannot be written."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     module = importlib.import_module("jax.numpy")
     return module.asarray, np.asarray
 
 
 def expandable() -> tuple[Make, Read]:
-    """Return the same of PyTorch's tensors, in segments of virtual memory that grow."""
+    """Return the same functions for PyTorch's tensors in expandable segments of virtual memory."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ[name] = "expandable_segments:True"
     torch = importlib.import_module("torch")
@@ -58,14 +58,14 @@ def expandable() -> tuple[Make, Read]:
 
 
 def asynchronous() -> tuple[Make, Read]:
-    """Return the same of CuPy's arrays out of the driver's own pool."""
+    """Return the same functions for CuPy's arrays from the driver's own pool."""
     cupy = importlib.import_module("cupy")
     cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
     return cupy.asarray, lambda x: x.get()
 
 
 def of_nccl() -> tuple[Make, Read]:
-    """Return the same of CuPy's arrays over memory of ncclMemAlloc."""
+    """Return the same functions for CuPy's arrays over memory of ncclMemAlloc."""
     cupy = importlib.import_module("cupy")
     alone = gpucoll.init(rank=0, world_size=1, backend="nccl", device=0)
     kept.append(alone)
@@ -79,7 +79,7 @@ def of_nccl() -> tuple[Make, Read]:
 
 
 def host_device() -> tuple[Make, Read]:
-    """Return the same of Host devices' arrays, where there is no GPU."""
+    """Return the same functions for arrays on Host devices, for machines without a GPU."""
     os.environ.update({config.DEVICE: "host", config.CPU_ONLY: "0"})
     arrays = importlib.import_module("gpucoll.testing.device_arrays")
     arrays.use(0)
@@ -87,7 +87,7 @@ def host_device() -> tuple[Make, Read]:
 
 
 kept: list[Any] = []
-"""Communicators whose memory is used."""
+"""Communicators whose memory is in use."""
 KINDS: dict[str, Callable[[], tuple[Make, Read]]] = {
     "numba": numba,
     "jax": jax,
@@ -104,7 +104,7 @@ def values(rank: int, count: int = COUNT) -> Any:
 
 
 def total(size: int, count: int = COUNT) -> Any:
-    """Return the sum of all ranks'."""
+    """Return the sum over all ranks."""
     return np.sum([values(rank, count) for rank in range(size)], axis=0, dtype=np.float32)
 
 
@@ -116,7 +116,7 @@ def same(found: Any, expected: Any, what: str) -> None:
 
 
 def reads(comm: Any, make: Make, read: Read) -> Row:
-    """Reduce into new arrays: often, at once and later."""
+    """Reduce into new arrays: several times at once, and again later."""
     expected = total(comm.world_size)
     for way in ("a first call", "the same again"):
         x = make(values(comm.rank))
@@ -139,7 +139,7 @@ def writes(comm: Any, make: Make, read: Read) -> None:
 
 
 def moves(comm: Any, make: Make, read: Read) -> None:
-    """Gather, broadcast and pass on."""
+    """Gather, broadcast, and send around the ring."""
     size, x = comm.world_size, make(values(comm.rank))
     gathered = np.concatenate([values(rank) for rank in range(size)])
     same(np.asarray(read(comm.all_gather(x))).reshape(-1), gathered, "all_gather")
@@ -157,7 +157,7 @@ CHECKS: dict[str, Callable[[Any, Make, Read], Row | None]] = {
 
 
 def steps_of(kind: str) -> Iterator[Step]:
-    """Yield the checks of a kind, over a communicator of its own."""
+    """Yield the checks of a kind, on a communicator of its own."""
     comms: list[Any] = []
     how: list[tuple[Make, Read]] = []
 

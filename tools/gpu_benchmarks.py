@@ -1,12 +1,12 @@
-"""Measure the GPU kernels against device-to-device copies in the same run.
+"""Compare the GPU kernels with copies within the device, in the same run.
 
 ::
 
     python tools/gpu_benchmarks.py --group reduce --output reduce.json
 
-tools/gpu_check.py runs every group, each in a process of its own. A rate counts bytes read and
-written. Each repetition times a copy that moves as many bytes, then the kernel: what disturbs one
-disturbs the other. Rates and ratios are of the median times.
+tools/gpu_check.py runs each group in a separate process. A rate counts bytes read and written. Each
+repetition times a copy that moves the same number of bytes, then the kernel, so that a disturbance
+affects both. Rates and ratios are those of the median times.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ ITEM_BYTES = {
 
 
 class Device(Protocol):
-    """What the benchmarks need of a GPU; tests have one of their own."""
+    """What the benchmarks need from a GPU; tests have their own implementation."""
 
     def allocate(self, size_bytes: int) -> Buffer:
-        """Return zeroed memory, of uint8, at a multiple of 256 bytes."""
+        """Return zeroed memory of dtype uint8, aligned to 256 bytes."""
 
     def copy(self, destination: Buffer, source: Buffer, size_bytes: int) -> None:
         """Enqueue a copy."""
 
     def device_s(self, run: Callable[[], None]) -> float:
-        """Return how long the device works on what `run` enqueues."""
+        """Return how long the device works on what `run` enqueues, in seconds."""
 
     def wall_s(self, run: Callable[[], None]) -> float:
-        """Return how long it takes from the call of `run` until its work is done."""
+        """Return the seconds from the call of `run` until its work is done."""
 
 
 class CupyDevice:
@@ -90,7 +90,7 @@ class CupyDevice:
         )
 
     def device_s(self, run: Callable[[], None]) -> float:
-        """Return the time between two events around it."""
+        """Return the time between two events around the work."""
         begin, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         begin.record(self._stream)
         run()
@@ -99,7 +99,7 @@ class CupyDevice:
         return float(self._cupy.cuda.get_elapsed_time(begin, end)) / 1000
 
     def wall_s(self, run: Callable[[], None]) -> float:
-        """Return the time on the host, from an idle stream to an idle stream."""
+        """Return the time on the host, with an idle stream before and after."""
         self._stream.synchronize()
         begin = time.perf_counter()
         run()
@@ -115,15 +115,15 @@ class Case:
     ----------
     name : str
     moved_bytes : int
-        Read and written.
+        Bytes read and written.
     run : callable
         Enqueues the work.
     target : float or None
-        The ratio that is wanted; None for what is for information.
+        The wanted ratio; None for a case without a target.
     against : callable or None
-        Enqueues what it is compared with; None for a copy that moves as many bytes.
+        Enqueues the work to compare with; None for a copy that moves the same number of bytes.
     by_wall : bool
-        Whether the host's time counts: what takes many calls is slow there.
+        Whether to use the host's time, since many calls are slow there.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Measured:
     rate: float
     against_rate: float
     ratio: float
-    """How many times as fast as what it is compared with."""
+    """How many times as fast as the work that it is compared with."""
     target: float | None
     against: str
     times_s: list[float]
@@ -153,7 +153,7 @@ class Measured:
 
 
 def measure(device: Device, case: Case, repetitions: int = REPETITIONS) -> Measured:
-    """Measure a case and what it is compared with, in turn."""
+    """Measure a case and the work that it is compared with, in turn."""
     against, what = case.against, "one by one"
     if against is None:
         what, half = "copy", case.moved_bytes // 2
@@ -185,7 +185,7 @@ def measure(device: Device, case: Case, repetitions: int = REPETITIONS) -> Measu
 
 
 def part(buffer: Buffer, dtype: str, count: int, offset: int = 0) -> Buffer:
-    """Return `count` elements of a dtype, from a byte of the buffer on."""
+    """Return `count` elements of a dtype, from a byte offset in the buffer on."""
     item_bytes = ITEM_BYTES[dtype]
     assert offset + count * item_bytes <= buffer.size_bytes
     address = buffer.address + offset
@@ -193,13 +193,13 @@ def part(buffer: Buffer, dtype: str, count: int, offset: int = 0) -> Buffer:
 
 
 def arrays(device: Device, n: int, dtype: str, size_bytes: int, offset: int = 0) -> list[Buffer]:
-    """Return arrays of a dtype, each `size_bytes` long, `offset` bytes behind a boundary."""
+    """Return arrays of a dtype, each `size_bytes` long, `offset` bytes after aligned addresses."""
     count = size_bytes // ITEM_BYTES[dtype]
     return [part(device.allocate(size_bytes + offset), dtype, count, offset) for _ in range(n)]
 
 
 def reduce_cases(device: Device, sizes_bytes: Sequence[int]) -> Iterator[Case]:
-    """Yield reductions of 2 and 4 arrays, and the step of a ring."""
+    """Yield reductions of 2 and 4 arrays, and a ring's step."""
     for size in sizes_bytes:
         for dtype in ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "int8"):
             target = 0.9 if ITEM_BYTES[dtype] > 1 else None
@@ -233,7 +233,7 @@ def cast_cases(device: Device, sizes_bytes: Sequence[int]) -> Iterator[Case]:
 
 
 def pack_cases(device: Device, n_arrays: int = 500, largest_bytes: int = 4 * MIB) -> Iterator[Case]:
-    """Yield packing of arrays of log-uniform size, against a copy and against one by one."""
+    """Yield packs of arrays of log-uniform size, compared with a copy and with single copies."""
     generator = np.random.default_rng(7)
     exponents = generator.uniform(np.log(4096), np.log(largest_bytes), n_arrays)
     sizes = [int(size) // 4 * 4 for size in np.exp(exponents)]
@@ -271,7 +271,7 @@ def pack_cases(device: Device, n_arrays: int = 500, largest_bytes: int = 4 * MIB
 
 
 def quantise_cases(device: Device, sizes_bytes: Sequence[int]) -> Iterator[Case]:
-    """Yield quantisation and its reverse; the size is that of the float32 side."""
+    """Yield quantisation and dequantisation; the size is that of the float32 side."""
     for size in sizes_bytes:
         (x,) = arrays(device, 1, "float32", size)
         blocks = -(-x.count // 256)
@@ -307,7 +307,7 @@ GROUPS: dict[str, Callable[[Device], Iterator[Case]]] = {
 def run_group(
     device: Device, cases: Iterator[Case], write: Callable[[list[dict[str, Any]]], None]
 ) -> None:
-    """Measure each case; `write` gets all there is after each."""
+    """Measure each case; `write` gets all results so far after each case."""
     done: list[dict[str, Any]] = []
     for case in cases:
         done.append(asdict(measure(device, case)))

@@ -5,22 +5,24 @@
     python tools/gpu_check.py --output results
     python tools/gpu_check.py --output more --again results/gpu_check.json    # what was left
 
-It needs one GPU and the machine's own CuPy, NumPy, Numba, pytest and ml_dtypes (PyTorch, JAX,
-mpi4py and numba-cuda where they are), no network, and no installation: it sees gpucoll through the
-link tree. The first step compiles what all others need.
+It needs one GPU and the machine's own CuPy, NumPy, Numba, pytest and ml_dtypes. It uses PyTorch,
+JAX, mpi4py and numba-cuda if they are installed. It needs no network and no installation, since it
+uses gpucoll through the link tree. The first step compiles what all others need.
 
-Each step runs in a process of its own that is killed, with all that it started, when its time is
-up or the disk is full. After each, two files in ``DIR`` are written anew: ``gpu_check.json``, which
-has all results and the last 100 lines of every step that did not pass, and ``gpu_check.tar.gz``,
-the steps' whole output. So a step that takes the machine down loses nothing of those before. A step
-begins only where its limit fits into what is left of the ten minutes. ``--again FILE`` goes on from
-the report of an earlier run: what was killed or did not begin is done, and the rest taken over.
-``--only NAME ...`` does the steps of these names (``"memory*"`` for several), and what prepares
-them; ``--list`` prints all.
+Each step runs in its own process. If its time is over or the disk is full, this process is killed
+with all that it has started. After each step, two files in ``DIR`` are rewritten:
+``gpu_check.json`` with all results and the last 100 lines of every step that did not pass, and
+``gpu_check.tar.gz`` with the complete output of the steps. So even a step that brings the machine
+down loses no earlier results. A step begins only if its time limit fits into what is left of the
+ten minutes.
 
-Where NCCL's source lies in ``build/nccl`` (2.30 or newer), the last steps build it for this GPU,
-with few functions, and try two ranks on one GPU, which older releases refuse. So they do with
-``build/nccl/build/lib/libnccl.so.2`` alone, built elsewhere.
+``--again FILE`` continues the report of an earlier run: it runs the steps that were killed or did
+not begin, and keeps the other results. ``--only NAME ...`` runs the steps with these names
+(``"memory*"`` for several) and the steps that prepare them; ``--list`` prints all names.
+
+If the source of NCCL (2.30 or newer) is in ``build/nccl``, the last steps build it for this GPU,
+with few functions, and try two ranks on one GPU, which older releases refuse. A copy built
+elsewhere, ``build/nccl/build/lib/libnccl.so.2``, is enough as well.
 
 The exit code is 0 if everything passed, 1 if something failed or could not run, 2 if there is no
 GPU.
@@ -50,9 +52,9 @@ from gpu_check_table import table
 __all__ = ["SANITIZED", "Report", "Step", "check", "main", "steps_of"]
 
 LIMIT_S = 560.0
-"""Of everything together; the rest of ten minutes is for ending what hangs."""
+"""Limit of all steps together. The rest of the ten minutes is for ending steps that hang."""
 FAILED_LINES = 100
-"""Of the output of a step that did not pass: so many are in the report."""
+"""How many lines of output the report contains of a step that did not pass."""
 OK, FAILED, NO_GPU = 0, 1, 2
 
 ENVIRONMENT = """
@@ -104,11 +106,11 @@ class Check:
     Parameters
     ----------
     folder : Path
-        For the two files that come back.
+        The folder of the two result files.
     limit_s : float
-        For everything together.
+        The time limit of all steps together.
     again : Path, optional
-        The report of an earlier run, which this one completes.
+        The report of an earlier run to complete.
     """
 
     def __init__(self, folder: Path, limit_s: float = LIMIT_S, again: Path | None = None) -> None:
@@ -129,7 +131,7 @@ class Check:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def look(self, environment_program: str) -> str:
-        """Find out about the machine; return why it has no GPU, empty if it has one."""
+        """Examine the machine; return why it has no usable GPU, empty if it has one."""
         file = self.work / "environment.json"
         command = [sys.executable, "-c", environment_program, str(file)]
         log = self.work / "environment.log"
@@ -140,7 +142,7 @@ class Check:
         return str(found.get("no_gpu", ""))
 
     def do(self, step: Step) -> None:
-        """Run a step, and add what it found to the report."""
+        """Run a step, and add its result to the report."""
         reason = missing_for(step, self.report.environment)
         left_s = self._until - time.monotonic()
         if not reason and step.limit_s > left_s:
@@ -154,13 +156,14 @@ class Check:
         ended = run_watched(step.command, step.limit_s, log)
         is_void = "pytest" in step.command and not re.search(rb"\d passed", log.read_bytes())
         if ended.status == "passed" and is_void and not step.may_skip:
-            ended = ended._replace(status="failed")  # every test was skipped, and nothing checked
+            # every test was skipped, so nothing was checked
+            ended = ended._replace(status="failed")
         if step.result and (found := _json_of(self.work / step.result)) is not None:
             self.report.results[step.name] = found
         self._note(step.name, ended, log)
 
     def finish(self) -> None:
-        """Say how it all went."""
+        """Record the overall result."""
         self.report.finish()
         self._keeper.write(self.report)
 
@@ -212,7 +215,7 @@ def _is_wanted(name: str, report: Report, only: Sequence[str]) -> bool:
 def _json_of(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it was not written, or not to its end
+    except (OSError, ValueError):  # the file was not written, or not completely
         return None
 
 

@@ -1,4 +1,4 @@
-"""A step of tools/gpu_check.py as a process: watched, and ended with all that it has started."""
+"""A step of tools/gpu_check.py as a process: watched, and ended with all its descendants."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ import link_tree
 __all__ = ["Ended", "last_lines", "run_watched"]
 
 MARK = "GPU_CHECK_STEP"
-"""Every process of a step has it in its environment, whatever session it has moved to."""
+"""An environment variable that marks all processes of a step, whatever session they move to."""
 KILL_WAIT_S = 10.0
 LOOK_S = 0.05
 MOST_LOG_BYTES = 64 << 20
-"""A step that prints more is ended."""
+"""A step that prints more than this is ended."""
 KEPT_LOG_BYTES = 1 << 20
-"""So much of a step's output is kept: its end."""
+"""How much of a step's output is kept: its end."""
 LEAST_FREE_BYTES = 256 << 20
-"""A step that leaves less room on the disk is ended, and what it wrote is removed."""
+"""If a step leaves less free space on the disk, it is ended and its files are removed."""
 
 
 class Ended(NamedTuple):
-    """How a step's process ended."""
+    """The end of a step's process."""
 
     status: str
     """"passed", "failed" or "killed"."""
     elapsed_s: float
     detail: str
-    """Its last line of output; of one that was killed also why."""
+    """Its last line of output, and if it was killed the reason."""
 
 
 def run_watched(command: Sequence[str], limit_s: float, log: Path) -> Ended:
-    """Run a command in a session of its own, with a folder of its own for temporary files.
+    """Run a command in its own session, with its own folder for temporary files.
 
-    Its output goes to the file `log`. When it ends, or after `limit_s`, or where it fills the disk,
-    all processes that it has started are killed and its temporary files removed.
+    Its output goes to the file `log`. When it ends, exceeds `limit_s` or fills the disk, all
+    processes that it has started are killed, and its temporary files are removed.
     """
     token = secrets.token_hex(8)
     scratch = log.parent / "tmp"
@@ -51,7 +51,8 @@ def run_watched(command: Sequence[str], limit_s: float, log: Path) -> Ended:
     environment = {**os.environ, MARK: token, "TMPDIR": str(scratch)}
     places = [str(link_tree.DEFAULT_PLACE), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    environment.setdefault("PYTHONUNBUFFERED", "1")  # what a killed step has said is kept
+    # so that the output of a killed step is not lost in a buffer
+    environment.setdefault("PYTHONUNBUFFERED", "1")
     begin = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -63,7 +64,8 @@ def run_watched(command: Sequence[str], limit_s: float, log: Path) -> Ended:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        with contextlib.suppress(OSError):  # short of memory, a step goes before this process
+        # if memory runs out, the kernel kills the step rather than this process
+        with contextlib.suppress(OSError):
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
         reason = _watch(process, limit_s, log)
         _end(process, f"{MARK}={token}".encode())
@@ -80,7 +82,7 @@ def run_watched(command: Sequence[str], limit_s: float, log: Path) -> Ended:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a step's output that have text, each shortened."""
+    """Return the last lines of a step's output that are not blank, each shortened."""
     with open(log, "rb") as file:
         file.seek(max(file.seek(0, os.SEEK_END) - KEPT_LOG_BYTES, 0))
         text = file.read().decode("utf-8", "replace")
@@ -89,7 +91,7 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def _watch(process: subprocess.Popen[bytes], limit_s: float, log: Path) -> str:
-    """Wait for a process; return why it must be killed instead, empty if it has ended."""
+    """Wait for a process; return why it must be killed, empty if it has ended."""
     deadline = time.monotonic() + limit_s
     least = min(LEAST_FREE_BYTES, shutil.disk_usage(log.parent).free // 2)
     while True:
@@ -108,7 +110,7 @@ def _watch(process: subprocess.Popen[bytes], limit_s: float, log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes], mark: bytes) -> None:
-    """Kill what is left of a step; a process that a driver holds is waited for no longer."""
+    """Kill what is left of a step; do not wait for a process that is blocked in a driver."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     until = time.monotonic() + KILL_WAIT_S
@@ -121,23 +123,24 @@ def _end(process: subprocess.Popen[bytes], mark: bytes) -> None:
     try:
         process.wait(max(until - time.monotonic(), LOOK_S))
     except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # Popen would warn of it; it ends with this machine
+        # or Popen would warn about the process, which ends with the machine
+        process.returncode = -signal.SIGKILL
 
 
 def _marked(mark: bytes) -> list[int]:
-    """Return the processes that have a mark in their environment, and have not ended."""
+    """Return the running processes that have a mark in their environment."""
     found = []
     for file in Path("/proc").glob("[0-9]*/environ"):
         try:
             if mark in file.read_bytes().split(b"\0"):
                 found.append(int(file.parent.name))
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or one that is gone
             pass
     return found
 
 
 def _shorten(log: Path) -> None:
-    """Keep the end of a step's output."""
+    """Keep only the end of a step's output."""
     if log.stat().st_size > KEPT_LOG_BYTES:
         kept = log.read_bytes()[-KEPT_LOG_BYTES:]
         log.write_bytes(kept)

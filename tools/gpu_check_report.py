@@ -1,4 +1,4 @@
-"""What tools/gpu_check.py finds, and how it is kept: two files, written anew after each step."""
+"""The results of tools/gpu_check.py, in two files that are rewritten after each step."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["Keeper", "Outcome", "Report"]
 
 SCHEMA = 1
 RESERVE_BYTES = 32 << 20
-"""Held free on the disk for the files that come back: a step may have filled the rest."""
+"""Disk space reserved for the two files, since a step may fill the rest."""
 UNFINISHED = ("killed", "not run")
-"""What `--again` makes up for."""
+"""The status of steps that `--again` repeats."""
 
 
 @dataclass
 class Outcome:
-    """How a step went: "passed", "failed", "killed" or "not run"."""
+    """The result of a step: "passed", "failed", "killed" or "not run"."""
 
     name: str
     status: str
     elapsed_s: float = 0.0
     detail: str = ""
     lines: list[str] = field(default_factory=list)
-    """The end of the output of one that did not pass."""
+    """The end of its output if it did not pass."""
     run: int = 0
-    """In which of the report's runs."""
+    """The index of its run in the report."""
 
 
 @dataclass
 class Report:
-    """What is written: see ``bench/results/README.md``."""
+    """The contents of the report: see ``bench/results/README.md``."""
 
     schema: int = SCHEMA
     status: str = "running"
@@ -46,7 +46,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """Return what an earlier run wrote."""
+        """Return the report that an earlier run has written."""
         found = json.loads(path.read_text(encoding="utf-8"))
         if found.get("schema") != SCHEMA:
             raise ValueError(f"{path} has schema {found.get('schema')!r}, and {SCHEMA} is needed")
@@ -55,12 +55,12 @@ class Report:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What the newest run found of the machine."""
+        """What the newest run found on the machine."""
         found: dict[str, Any] = self.runs[-1]["environment"]
         return found
 
     def add(self, outcome: Outcome) -> None:
-        """Add a step's outcome, in the place of an earlier one of that step."""
+        """Add a step's result, in place of an earlier one of the same step."""
         outcome.run = len(self.runs) - 1
         for place, step in enumerate(self.steps):
             if step.name == outcome.name:
@@ -69,11 +69,11 @@ class Report:
         self.steps.append(outcome)
 
     def is_finished(self, name: str) -> bool:
-        """Return whether a step was done, well or not."""
+        """Return whether a step has run to its end, successfully or not."""
         return any(step.name == name and step.status not in UNFINISHED for step in self.steps)
 
     def finish(self) -> None:
-        """Say how it all went."""
+        """Set the overall result."""
         passed = all(step.status == "passed" for step in self.steps)
         self.status = "passed" if passed else "failed"
         if "no_gpu" in self.environment:
@@ -81,14 +81,14 @@ class Report:
 
 
 class Keeper:
-    """Writes ``gpu_check.json``, and ``gpu_check.tar.gz`` of all that the steps wrote.
+    """Writes ``gpu_check.json``, and ``gpu_check.tar.gz`` with everything that the steps wrote.
 
     Parameters
     ----------
     folder : Path
-        For these two.
+        The folder of these two files.
     work : Path
-        Where the steps write their results and their output goes.
+        The folder of the steps' results and output.
     """
 
     def __init__(self, folder: Path, work: Path) -> None:
@@ -97,20 +97,20 @@ class Keeper:
         self._hold()
 
     def write(self, report: Report) -> None:
-        """Write both; what cannot be written is said, and tried again after the next step."""
+        """Write both files; report a failure, and try again after the next step."""
         content = json.dumps(asdict(report), indent=1).encode()
         self._write("gpu_check.json", content)
         self._write("gpu_check.tar.gz", self._archive())
         self._hold()
 
     def close(self) -> None:
-        """Give back the room that was held free."""
+        """Release the reserved disk space."""
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
 
     def _hold(self) -> None:
-        """Hold room, by a file that has no name."""
+        """Reserve disk space with an anonymous file."""
         if self._reserve is not None:
             return
         path = self._folder / ".reserve"
@@ -118,7 +118,7 @@ class Keeper:
             self._reserve = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             path.unlink()
             os.posix_fallocate(self._reserve, 0, RESERVE_BYTES)
-        except OSError:  # there is none: then it was not held
+        except OSError:  # there is no free space, so none is reserved
             self.close()
 
     def _write(self, name: str, content: bytes) -> None:

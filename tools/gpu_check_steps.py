@@ -1,4 +1,4 @@
-"""What tools/gpu_check.py runs on a GPU: commands, each with its limit of time."""
+"""The steps of tools/gpu_check.py: commands, each with a time limit."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ HERE = Path(__file__).resolve().parent
 
 SWEEP = ["all_reduce,broadcast,all_gather,reduce_scatter,all_to_all", "--plan"]
 SWEEP += ["-b", "4", "-e", "256M", "-f", "64", "--ranks", "1", "--rounds", "5", "--sample", "0.005"]
-"""Of calls with one rank: what they cost beside NCCL's own, and that they are right."""
+"""With one rank: cost and correctness of calls, compared with NCCL's own."""
 
 LISTED = ["all_reduce", "--list", "500", "-b", "4K", "-e", "64K", "-f", "16", "--ranks", "1"]
 LISTED += ["--rounds", "5", "--sample", "0.005", "--array", "cupy"]
-"""Of 500 arrays in one call beside 500 calls."""
+"""500 arrays in one call, compared with 500 calls."""
 
 DIRECT = ["all_reduce,all_gather,reduce_scatter,all_to_all", "--array", "cupy", "--plan"]
 DIRECT += ["--backend", "direct", "--ranks", "2", "--limit", "-b", "4K", "-e", "64M", "-f", "128"]
 DIRECT += ["--rounds", "5", "--sample", "0.005"]
-"""Of two ranks that share the GPU, beside a copy of as many bytes."""
+"""Two ranks that share the GPU, compared with a copy of the same size."""
 
 NCCL_BUILD = [
     "NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90",
     "ONLY_FUNCS=SendRecv|(AllGather|Broadcast) RING *|AllReduce Sum (f32|i32) RING *"
     "|(Reduce|ReduceScatter) Sum f32 RING *",
 ]
-"""For Hopper, and as few functions as are called: so 2.30.7 takes 700 s of CPU time, on any number
-of them (tried without a GPU), and its library has 30 MB."""
+"""A build for Hopper with only the functions that are called: 2.30.7 takes 700 s of CPU time on any
+number of CPUs (tried without a GPU), and the library has 30 MB."""
 NCCL_SHARED = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_ALGO": "Ring",
     "NCCL_MAX_CTAS": "8",
     "NCCL_NVLS_ENABLE": "0",
 }
-"""Two ranks on a GPU, whose kernels have to fit on it at once."""
+"""For two ranks on a GPU, whose kernels must fit on it at the same time."""
 
 TESTS_NEED = ("pytest", "ml_dtypes")
 
 SANITIZED = "test_ring_step or test_error_feedback or test_pack_500 or test_quantise"
-"""What compute-sanitizer runs: each kind of kernel, in the time that there is."""
+"""The tests that compute-sanitizer runs: each kind of kernel, within the time limit."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and how long it may take."""
+    """A command with a time limit."""
 
     name: str
     command: Sequence[str]
     limit_s: float
-    """It begins only where so much is left of the whole."""
+    """It begins only if this much of the total time is left."""
     result: str | None = None
-    """A JSON file that it writes in the folder of all steps: in the report by the step's name."""
+    """A JSON file that it writes in the steps' folder; the report has it under the step's name."""
     needs: Sequence[str] = ()
-    """Packages without which it cannot run."""
+    """Packages that it needs."""
     may_skip: bool = False
-    """Whether it passes where all of its tests are skipped."""
+    """Whether it passes if all of its tests are skipped."""
     is_preparation: bool = False
-    """Whether it is done in every run, whichever steps are asked for."""
+    """Whether it runs every time, whichever steps are selected."""
 
 
 def step_of(
@@ -75,7 +75,7 @@ def step_of(
     needs: Sequence[str] = (),
     ranks: int = 0,
 ) -> Step:
-    """Return a step that runs a program beside this one, under the launcher if with `ranks`."""
+    """Return a step that runs a program of this folder, with `ranks` under the launcher."""
     result = f"{name.replace(' ', '_')}.json"
     command = [*(launcher(ranks) if ranks else [sys.executable]), str(HERE / program)]
     command += [*arguments, "--output", str(folder / result)]
@@ -83,12 +83,12 @@ def step_of(
 
 
 def launcher(ranks: int) -> list[str]:
-    """Return what starts ranks, before a program and its arguments."""
+    """Return the command that starts ranks, to which a program and its arguments are appended."""
     return [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
 
 
 def probes_of(folder: Path) -> list[Step]:
-    """Return what tells how GPU and driver do what the backends ask of them."""
+    """Return the probes of what the backends need from GPU and driver."""
     steps = [
         step_of(f"memory {probe}", "gpu_memory_probes.py", ["--probe", probe], folder, limit_s)
         for probe, limit_s in (("words", 20), ("exported", 45), ("copies", 40))
@@ -104,9 +104,10 @@ def probes_of(folder: Path) -> list[Step]:
 
 
 def collectives_of(folder: Path) -> list[Step]:
-    """Return every call against the oracle: by NCCL with one rank, by direct with 1, 2 and 4.
+    """Return the checks of every call against the oracle: NCCL with 1 rank, direct with 1, 2 and 4.
 
-    By direct also with no memory shared, as between hosts, and with a rank that has no GPU.
+    The direct backend also runs without shared GPU memory, as between hosts, and with a rank
+    without a GPU.
     """
     ways: list[tuple[str, int, list[str]]] = [
         ("nccl", 1, []), ("direct", 2, []), ("direct", 1, []), ("direct", 4, []),
@@ -122,7 +123,7 @@ def collectives_of(folder: Path) -> list[Step]:
 
 
 def further_checks_of(folder: Path) -> list[Step]:
-    """Return what is checked of PyTorch's backend, of arrays and memory of all kinds, of a loss."""
+    """Return the checks of PyTorch's backend, of all arrays and memory, and of a lost rank."""
     torch = [
         step_of(f"torch {ranks}", "gpu_torch.py", [], folder, 60, ("torch",), ranks)
         for ranks in (1, 2)
@@ -142,7 +143,7 @@ def further_checks_of(folder: Path) -> list[Step]:
 
 
 def nccl_built_of(folder: Path) -> list[Step]:
-    """Return what uses NCCL with two ranks: a copy that was built, or is built of its source."""
+    """Return the steps with two ranks on NCCL: a copy that was built, or is built from source."""
     source = HERE.parent / "build" / "nccl"
     library = source / "build" / "lib" / "libnccl.so.2"
     if not library.exists() and not (source / "Makefile").exists():
@@ -159,7 +160,7 @@ def nccl_built_of(folder: Path) -> list[Step]:
 
 
 def costs_of(folder: Path) -> list[Step]:
-    """Return what a call costs its caller: beside its peers, and through direct."""
+    """Return the measurements of host cost: compared with peers, and through direct."""
     direct = ["--backend", "direct", "--batches", "20"]
     return [
         step_of("host cost", "gpu_host_cost.py", [], folder, 60),
@@ -171,7 +172,7 @@ def costs_of(folder: Path) -> list[Step]:
 
 
 def sweeps_of(folder: Path) -> list[Step]:
-    """Return what ``gpucoll-bench`` measures."""
+    """Return the measurements with ``gpucoll-bench``."""
     has_torch = importlib.util.find_spec("torch") is not None
     peers = "cupy-nccl,torch-nccl" if has_torch else "cupy-nccl"
     sweeps = {
@@ -190,7 +191,7 @@ def sweeps_of(folder: Path) -> list[Step]:
 
 
 def benchmarks_of(folder: Path) -> list[Step]:
-    """Return what measures kernels beside copies."""
+    """Return the comparisons of kernels with copies."""
     steps = []
     for group in ("reduce", "cast", "pack", "quantise", "custom"):
         needs = ("numba", "numba_cuda") if group == "custom" else ()
@@ -221,7 +222,7 @@ def tests_of() -> list[Step]:
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """Return everything that is done: probes first, then correctness, then speed."""
+    """Return all steps: first probes, then correctness, then speed."""
     warm = [sys.executable, str(HERE / "gpu_warm.py")]
     doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', sys.executable]
     return [

@@ -11,19 +11,19 @@ from gpu_check_report import UNFINISHED
 __all__ = ["lines_of_direct", "table"]
 
 MOVED_BY_TWO = 10
-"""Bytes that an all_reduce of two ranks on one GPU must read and write there, for each of an array:
-each rank copies it (2) and combines two of them into a third one (3)."""
+"""Bytes that an all_reduce of two ranks on one GPU must read and write there for each byte of an
+array: each rank copies it (2) and combines two arrays into a third one (3)."""
 PROBES = ("memory", "streams", "nccl", "direct sweep", "a rank is killed")
-"""Steps whose rows are shown one by one."""
+"""Steps whose rows are shown individually."""
 CHECKS = ("collectives", "torch", "arrays")
-"""Steps whose rows are counted, and shown where they did not pass."""
+"""Steps whose rows are counted; rows that did not pass are shown."""
 MOST_SHOWN = 40
 DIRECT_TARGET = 0.7
-"""Wanted of the largest all_reduce: the part of the speed that those bytes allow."""
+"""The target of the largest all_reduce: the fraction of the speed that those bytes allow."""
 
 
 def table(report: Any) -> str:
-    """Return the report, short."""
+    """Return a summary of the report."""
     found = report.environment
     name = found.get("device", {}).get("name", "GPU")
     lines = [f"{name}, driver {found.get('driver_version')}", ""]
@@ -46,7 +46,7 @@ def table(report: Any) -> str:
 
 
 def rows_of(results: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Return the rows of all steps whose names begin so."""
+    """Return the rows of all steps whose names begin with `kind`."""
     return [
         row for name, rows in results.items() if f"{name} ".startswith(f"{kind} ") for row in rows
     ]
@@ -67,7 +67,7 @@ def _line_of_probe(row: dict[str, Any]) -> str:
 
 
 def _lines_of_checks(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how many of a step's checks were right, what was not, and the times."""
+    """Return how many of a step's checks passed, those that did not, and the times."""
     counts = Counter(row["status"] for row in rows)
     lines = [f"{name}: " + ", ".join(f"{count} {told}" for told, count in counts.items())]
     lines += [
@@ -82,7 +82,7 @@ def _lines_of_checks(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def lines_of_direct(bench: dict[str, Any]) -> list[str]:
-    """Return at which part of a copy's speed the largest all_reduce of two ranks goes."""
+    """Return the fraction of a copy's speed that the largest all_reduce of two ranks reaches."""
     reduced = [row for row in bench.get("results", ()) if row["collective"] == "all_reduce"]
     lines = []
     for row in reduced:

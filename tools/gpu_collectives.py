@@ -1,14 +1,15 @@
-"""Check every call of gpucoll against the oracle, with however many ranks share GPU 0.
+"""Check every call of gpucoll against the oracle, with any number of ranks that share GPU 0.
 
 ::
 
     gpucoll-run -n 4 tools/gpu_collectives.py --backend direct --output direct_4.json
 
-tools/gpu_check.py runs it. A call that fails is a row, and all ranks go on with a new communicator,
-so that one failure tells nothing about the others and hides none. ``--staged`` has all go through
-host memory, though ranks could read each other's GPU; with ``--mixed`` rank 0 has the GPU, and all
-others keep to the CPU and pass NumPy arrays in the same calls. With ``--array numpy`` it runs
-without a GPU on the CPU's backend, with ``--array host-device`` on Host devices: so its tests do.
+tools/gpu_check.py runs this. A call that fails is a row, and all ranks continue with a new
+communicator, so that a failure neither affects nor hides others. ``--staged`` stages everything
+through host memory, although ranks could read each other's GPU memory. With ``--mixed`` rank 0 has
+the GPU, and all other ranks use the CPU and pass NumPy arrays in the same calls. Its tests run it
+without a GPU: with ``--array numpy`` on the CPU backend, with ``--array host-device`` on Host
+devices.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from tests.calls.gpu.kits import HostDeviceKit, RealCupyKit  # noqa: E402
 from tests.collective_cases import COLLECTIVES, REDUCTIONS, ROOTED, Case, run_case  # noqa: E402
 
 CALL_S = 20.0
-"""Deadline of a call: a rank that hangs costs no more."""
+"""Deadline of a call, which limits the time that a hanging rank costs."""
 MEETING_S = 60.0
 DTYPES = ("float32", "int32", "bfloat16", "float16", "bool", "int16")
 COUNTS = (0, 1, 1000, 100_003)
 TIMED_BYTES = (4096, 1 << 20, 64 << 20)
 Check = Callable[[Any, Any], dict[str, Any] | None]
-"""Of a communicator and its arrays; AssertionError where something is wrong."""
+"""A check of a communicator with arrays; raises AssertionError if a result is wrong."""
 
 
 class HostKit:
-    """NumPy's arrays, in a GPU's place."""
+    """NumPy's arrays, in place of GPU arrays."""
 
     kit: Any = None
-    """What tests of GPU arrays are written with."""
+    """The kit that tests of GPU arrays use."""
     device: int | None = None
 
     def array(self, values: Any) -> Any:
@@ -66,7 +67,7 @@ class HostKit:
         return x
 
     def wait(self) -> None:
-        """Return: a call returns when it is done."""
+        """Do nothing: a call returns when it is done."""
 
     def run(self, comm: Any, case: Case) -> dict[str, Any] | None:
         """Run a case and compare it with the oracle."""
@@ -106,7 +107,7 @@ class GpuKit(HostKit):
 
 
 class TestDeviceKit(GpuKit):
-    """Arrays of a Host device, which all ranks share as they would a GPU."""
+    """Arrays on a Host device, which all ranks share as they would share a GPU."""
 
     def __init__(self) -> None:
         os.environ.update({config.DEVICE: "host", config.CPU_ONLY: "0"})
@@ -131,7 +132,7 @@ KITS: dict[str, Callable[[], HostKit]] = {
 
 
 def checks(world_size: int) -> Iterator[tuple[str, Check]]:
-    """Yield everything that is checked, by name, in the same order on every rank."""
+    """Yield all checks by name, in the same order on every rank."""
     for name in COLLECTIVES:
         for place, dtype in enumerate(DTYPES):
             op = ("max" if dtype == "bool" else "sum") if name in REDUCTIONS else ""
@@ -162,7 +163,7 @@ def one_case(case: Case, comm: Any, kit: Any) -> dict[str, Any] | None:
 
 
 def ring(comm: Any, kit: Any) -> None:
-    """Send to the next rank, receive from the one before."""
+    """Send to the next rank, and receive from the previous one."""
     after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     x, out = kit.array(np.full(5000, comm.rank, np.float32)), kit.array(np.zeros(5000, np.float32))
     comm.send_recv(x, after, before, out=out)
@@ -179,14 +180,14 @@ def fused(comm: Any, kit: Any) -> None:
 
 
 def own_operation(comm: Any, kit: Any) -> None:
-    """Reduce with a function that the user wrote."""
+    """Reduce with a function written by the user."""
     op = gpucoll.ReduceOp.custom(lambda a, b: a + b + a * b)
     found = comm.all_reduce(kit.array(np.full(1000, 0.5, np.float32)), op=op)
     expect(kit.read(found), 1.5**comm.world_size - 1, 1e-4 * 1.5**comm.world_size)
 
 
 def timed(size_bytes: int, comm: Any, kit: Any) -> dict[str, Any]:
-    """Return what a call takes: ranks that share a GPU are no cluster."""
+    """Return the time of a call; ranks that share a GPU say nothing about a cluster."""
     x = kit.array(np.ones(size_bytes // 4, np.float32))
     out = kit.array(np.zeros(size_bytes // 4, np.float32))
     times, enqueued = [], []
@@ -210,11 +211,11 @@ def timed(size_bytes: int, comm: Any, kit: Any) -> dict[str, Any]:
 
 
 UNMIXED = ("bfloat16", "compressed", "captured")
-"""What CuPy's arrays lack, and what host arrays beside them do."""
+"""Calls that CuPy's arrays lack, and calls that need host arrays."""
 
 
 def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: bool = False) -> int:
-    """Do all checks whose name has a word in it; return how many failed. Every rank calls it."""
+    """Run all checks whose name contains a word; return how many failed. All ranks call this."""
     with gpucoll.init(backend="cpu", timeout_s=2 * MEETING_S) as control:
         if is_mixed and control.rank:
             os.environ[config.CPU_ONLY], array = "1", "numpy"
@@ -246,7 +247,7 @@ def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: b
                 if wanted in name and not is_left_out:
                     yield name, partial(run_check, check)
 
-        refusals = ArgumentTypeError, BackendUnavailableError  # alike on all ranks
+        refusals = ArgumentTypeError, BackendUnavailableError  # the same on all ranks
         failed = run_on_ranks(control, steps(), output, refusals, open_again)
         comms[0].close()
     return failed
@@ -257,9 +258,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check every call against the oracle.")
     parser.add_argument("--backend", default="direct")
     parser.add_argument("--array", choices=tuple(KITS), default="cupy")
-    parser.add_argument("--staged", action="store_true", help="share no GPU memory")
-    parser.add_argument("--mixed", action="store_true", help="a GPU on rank 0 alone")
-    parser.add_argument("--only", default="", metavar="WORD", help="checks with it in their name")
+    parser.add_argument("--staged", action="store_true", help="do not share GPU memory")
+    parser.add_argument("--mixed", action="store_true", help="use the GPU on rank 0 only")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help=("only checks whose name contains WORD")
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
     if given.staged:

@@ -1,6 +1,6 @@
-"""Checks of calls that are put together: what NCCL lacks, compression with residuals, captures.
+"""Checks of composed calls: reductions that NCCL lacks, compression with residuals, captures.
 
-Part of tools/gpu_collectives.py, which runs them.
+They are part of tools/gpu_collectives.py, which runs them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LACKING = (
     ("sum", "int16"), ("max", "uint16"), ("band", "int32"), ("bor", "uint8"), ("bxor", "int64"),
     ("land", "int32"), ("lxor", "bool"), ("prod", "complex64"), ("sum", "float8_e4m3fn"),
 )  # fmt: skip
-"""Reductions that NCCL has not, or not in every version."""
+"""Reductions that NCCL lacks, at least in some versions."""
 WHERE = ("all_reduce", "reduce", "reduce_scatter", "scan")
 COUNT = 100_003
 ROUNDING = 1e-3
-"""Of some additions of numbers up to a few dozen in float32."""
+"""The rounding of a few float32 additions of numbers up to a few dozen."""
 
 Outcome = dict[str, Any] | None
 Check = Callable[[Any, Any], Outcome]
@@ -50,14 +50,14 @@ def _one_case(case: Case, comm: Any, kit: Any) -> Outcome:
 
 
 def left_out(why: str) -> dict[str, Any]:
-    """Return how a check went that cannot be made here."""
+    """Return the result of a check that cannot be made here."""
     return {"status": "left out", "detail": why}
 
 
 def expect(found: Any, wanted: Any, tolerance: float = 0.0) -> None:
-    """Raise AssertionError unless values are as they should be."""
+    """Raise AssertionError unless the values are right."""
     worst = float(np.max(np.abs(np.asarray(found, np.float64) - wanted), initial=0.0))
-    if not worst <= tolerance:  # NaN is wrong, too
+    if not worst <= tolerance:  # written so that NaN is wrong, too
         raise AssertionError(f"off by {worst:g}, where {tolerance:g} is allowed")
 
 
@@ -65,7 +65,7 @@ def expect(found: Any, wanted: Any, tolerance: float = 0.0) -> None:
 
 
 def _inputs(world_size: int, count: int = COUNT) -> list[Any]:
-    """Return what each rank brings: known to all."""
+    """Return each rank's input, which every rank can compute."""
     return [
         np.random.default_rng(rank).uniform(-1, 1, count).astype(np.float32)
         for rank in range(world_size)
@@ -73,7 +73,7 @@ def _inputs(world_size: int, count: int = COUNT) -> list[Any]:
 
 
 def compressed(how: str, comm: Any, kit: Any) -> Outcome:
-    """Reduce compressed: the error is bounded by a step of each rank's blocks, and one more."""
+    """Reduce with compression; the error is at most a step of each rank's blocks, and one more."""
     inputs = _inputs(comm.world_size)
     found = comm.all_reduce(kit.array(inputs[comm.rank]), compression=how)
     worst = float(np.max(np.abs(kit.read(found) - np.sum(inputs, axis=0, dtype=np.float64))))
@@ -84,7 +84,7 @@ def compressed(how: str, comm: Any, kit: Any) -> Outcome:
 
 
 def with_residual(comm: Any, kit: Any) -> Outcome:
-    """Reduce three times with a residual: results and residuals add up to what was brought."""
+    """Reduce three times with a residual; results and residuals add up to the inputs."""
     inputs = _inputs(comm.world_size)
     x, residual = kit.array(inputs[comm.rank]), kit.array(np.zeros(COUNT, np.float32))
     total = np.zeros(COUNT)
@@ -96,7 +96,7 @@ def with_residual(comm: Any, kit: Any) -> Outcome:
 
 
 def list_with_residuals(comm: Any, kit: Any) -> None:
-    """Reduce a list so, which is packed."""
+    """Reduce a list with residuals, which is packed."""
     counts = [500 + 7 * place for place in range(20)]
     inputs = [_inputs(comm.world_size, count) for count in counts]
     xs = [kit.array(each[comm.rank]) for each in inputs]
@@ -134,24 +134,24 @@ CAPTURED: dict[str, tuple[str, Callable[[Any, Any, Any, Any], None]]] = {
     "all_reduce int16, bxor and sum": ("int16", _composed),
     "all_reduce int8_block, residual": ("float32", _compressed),
 }
-"""Name -> dtype and what is captured, of input, output and another array."""
+"""Name -> dtype and the captured calls, on an input, an output and another array."""
 
 
 def captured(made: tuple[str, Callable[..., None]], comm: Any, kit: Any) -> Outcome:
-    """Capture a call in a graph and launch that twice; refused where no graph can have it."""
+    """Capture a call in a graph and launch it twice; return "refused" if no graph can have it."""
     if not hasattr(kit.kit, "captured"):
         return left_out("there are no graphs of these arrays")
     dtype, call = made
-    # Multiples of 127 that are alike all over a block are exact in int8_block.
+    # Multiples of 127 that are equal throughout a block are exact in int8_block.
     x, out, spare = (kit.array(np.zeros(1024, dtype)) for _ in range(3))
-    call(comm, x, out, spare)  # connects, and loads what a capture must not load
+    call(comm, x, out, spare)  # this connects, and loads what must not be loaded during a capture
     kit.wait()
     comm.check()
     stream = kit.kit.stream()
     try:
         with stream, kit.kit.captured(stream) as graph:
             call(comm, x, out, spare)
-    except ArgumentError as error:  # alike on all ranks
+    except ArgumentError as error:  # the same on all ranks
         return {"status": "refused", "detail": str(error)}
     for value in (127, 254):
         kit.kit.write(x, np.full(1024, value, dtype))

@@ -1,12 +1,13 @@
-"""Time the direct backend's all_reduce with other sizes of rounds, and of what goes in one turn.
+"""Time the direct backend's all_reduce with various sizes of rounds and of one-shot calls.
 
 ::
 
     gpucoll-run -n 4 tools/gpu_direct_sweep.py --output sweep_4.json
 
-A round moves half an exchange (8 MiB, chosen by reasoning); up to 256 KiB, and with two ranks,
-every rank combines the whole array, else its share (`gpucoll.backends.direct.peer.ONE_SHOT_BYTES`).
-Both are tried here on ranks that share GPU 0. With ``--array host-device`` it runs without a GPU.
+A round moves half an exchange (8 MiB, a choice by reasoning). Up to 256 KiB, and with two ranks,
+every rank combines the whole array, otherwise its share
+(`gpucoll.backends.direct.peer.ONE_SHOT_BYTES`). Both sizes are varied here, on ranks that share GPU
+0. With ``--array host-device`` it needs no GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from gpucoll.backends.direct import peer, peer_memory
 MIB = 1 << 20
 HALVES_BYTES = (2 * MIB, 8 * MIB, 32 * MIB)
 ONE_SHOTS_BYTES = (0, 1 << 40)
-"""All by shares; all at once: between the two the arrays' sizes show where one overtakes."""
+"""All by shares, or all one-shot: array sizes between the two show where one overtakes the
+other."""
 SMALL_BYTES = (64 << 10, 128 << 10, 256 << 10, 512 << 10, MIB, 2 * MIB)
 LARGE_BYTES = (4 * MIB, 64 * MIB, 256 * MIB)
 
 
 def measured(kit: Any, half_bytes: int, one_shot_bytes: int, size_bytes: int) -> Row:
-    """Return what an all_reduce takes, over a communicator made with these sizes."""
+    """Return the time of an all_reduce on a communicator made with these sizes."""
     peer_memory.HALF_BYTES = peer_memory.HOST_HALF_BYTES = half_bytes  # type: ignore[misc]
     peer.ONE_SHOT_BYTES = one_shot_bytes  # type: ignore[misc]
     comm = gpucoll.init(
@@ -47,7 +49,7 @@ def measured(kit: Any, half_bytes: int, one_shot_bytes: int, size_bytes: int) ->
 
 
 def steps_of(kit: Any, world_size: int, most_bytes: int) -> Iterator[Step]:
-    """Yield the sizes of rounds with large arrays, then one turn and two with small ones."""
+    """Yield sizes of rounds for large arrays, then one turn and two turns for small ones."""
     for half in HALVES_BYTES:
         for size in (size for size in LARGE_BYTES if size <= most_bytes):
             name = f"{size >> 10} KiB, halves of {half >> 10} KiB"

@@ -1,4 +1,4 @@
-"""Measure what a call on GPU arrays costs its caller: host time until it is on the stream.
+"""Measure the cost of a call on GPU arrays for its caller: host time until it is enqueued.
 
 ::
 
@@ -7,12 +7,13 @@
     gpucoll-run -n 2 tools/gpu_host_cost.py --double    # every rank prints its own
     gpucoll-run -n 2 tools/gpu_host_cost.py --backend direct    # without a vendor's library
 
-Calls are made in batches that fit a GPU's queue, and waited for outside the clock. Each figure is
-the fastest batch's mean, in microseconds per call: by the clock on the wall, and by the calling
-thread's CPU time, which a busy machine disturbs less. "raw" is what nobody can avoid: the vendor
-library's function between two events, called through ctypes with ready arguments. What a row of
-gpucoll's has above it is gpucoll's own, whether that function is a library's or a double's. The
-direct backend is over no library and has no raw row: of it the figure is the whole call.
+Calls are made in batches that fit a GPU's queue; the wait for their end is not measured. Each
+figure is the mean of the fastest batch in microseconds per call: once in elapsed time, and once in
+the calling thread's CPU time, which a busy machine disturbs less. "raw" is the unavoidable cost:
+the vendor library's function between two events, called through ctypes with prepared arguments. The
+difference between a row of gpucoll's and "raw" is the cost of gpucoll itself, whether the function
+belongs to a library or to a double. The direct backend uses no library and has no raw row: its
+figures are those of the whole call.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from gpucoll.calls.preparation import Arguments, prepare
 from gpucoll.types import Collective, ReduceOp
 
 CALLS = 100
-"""In a batch: fewer than may be under way (`gpucoll.backends.gpu.issuer.MOST_IN_FLIGHT`)."""
+"""Calls in a batch: fewer than may be in flight (`gpucoll.backends.gpu.issuer.MOST_IN_FLIGHT`)."""
 COUNT = 256
-"""Elements of float32: the work itself shall not matter."""
+"""Elements of float32: few, so that the work itself does not matter."""
 
 RAW = "raw: event, ncclAllReduce, event"
 PLAN = "plan_all_reduce(x, out=x)()"
@@ -54,7 +55,7 @@ Rows = Iterator[tuple[str, Call]]
 
 @dataclass
 class Cost:
-    """What one call costs its caller, in microseconds."""
+    """The cost of one call for its caller, in microseconds."""
 
     name: str
     wall_us: float
@@ -62,7 +63,7 @@ class Cost:
 
 
 def measure(name: str, call: Call, wait: Call, n_batches: int) -> Cost:
-    """Make a call in batches; return what one takes in the fastest of them."""
+    """Make calls in batches; return the cost of one call in the fastest batch."""
     walls_s, cpus_s = [], []
     for _ in range(n_batches):
         begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
@@ -75,7 +76,7 @@ def measure(name: str, call: Call, wait: Call, n_batches: int) -> Cost:
 
 
 def calls_of_gpucoll(comm: Any, cupy: Any) -> Rows:
-    """Yield what nobody can avoid, then gpucoll's ways to make an all_reduce."""
+    """Yield the unavoidable part, then gpucoll's ways to make an all_reduce."""
     x, y = cupy.empty(COUNT, "float32"), cupy.empty(COUNT, "float32")
     comm.all_reduce(x, out=x)
     connected = comm._gpu._connected
@@ -96,7 +97,7 @@ def _posting(connected: Any, request: Any) -> Call:
     post, look = connected.signatures([request])[0].post, connected.issuer.look
 
     def call() -> None:
-        while post():  # the ring is full: another rank has not looked yet
+        while post():  # the ring is full because another rank has not read it yet
             look()
 
     return call
@@ -112,7 +113,7 @@ def _raw(connected: Any, address: int) -> Call:
     def call() -> None:
         started = record(before, 0)
         code = function(address, address, COUNT, kind, operation, handle, 0)
-        while code == IN_PROGRESS:  # as it is with several ranks
+        while code == IN_PROGRESS:  # usual with several ranks
             os.sched_yield()
             code = poll(handle)
         if started | code | record(after, 0):
@@ -122,7 +123,7 @@ def _raw(connected: Any, address: int) -> Call:
 
 
 def calls_of_cupy(cupy: Any) -> Rows:
-    """Yield the call of CuPy's own bindings."""
+    """Yield the call through CuPy's own bindings."""
     nccl = importlib.import_module("cupy.cuda.nccl")
     own = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
     x = cupy.empty(COUNT, "float32")
@@ -144,7 +145,7 @@ def calls_of_torch() -> Rows:
 
 
 def double_of_cupy(folder: Path) -> Any:
-    """Return a look-alike of CuPy over doubles of NCCL and of CUDA's driver."""
+    """Return a stand-in for CuPy over doubles of NCCL and of CUDA's driver."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     doubles, cupy_double = map(
         importlib.import_module, ("tests.doubles", "tests.calls.gpu.cupy_double")
@@ -162,7 +163,7 @@ def measure_all(
     backend: str = "auto",
     output: Path | None = None,
 ) -> list[Cost]:
-    """Measure every row, print it and write it; a peer that is not there is named with why."""
+    """Measure, print and write every row; for a missing peer print the reason."""
     costs: list[Cost] = []
 
     def run(rows: Rows, wait: Call) -> None:
@@ -185,7 +186,7 @@ def measure_all(
             device.synchronize()
             comm.check()
 
-        with device:  # as an array library leaves it
+        with device:  # as after calls of an array library
             run(calls_of_gpucoll(comm, cupy), wait)
             for peer in peers if comm.world_size == 1 else ():
                 try:
@@ -196,9 +197,9 @@ def measure_all(
 
 
 def summary(costs: list[Cost]) -> str:
-    """Return in one line how a call compares, or what it takes."""
+    """Return a one-line comparison of a call with its peers, or its cost."""
     found = {cost.name: cost.wall_us for cost in costs}
-    if PLAN not in found:  # direct
+    if PLAN not in found:  # the direct backend
         parts = [f"{one.wall_us:.1f} us" for one in costs if one.name.endswith((PLAN, CALL))]
         return "a plan's call and a plain one: " + ", ".join(parts)
     others = {"raw": RAW, "CuPy's nccl": CUPY, "torch.distributed": TORCH}
@@ -215,8 +216,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Measure what a call on GPU arrays costs the host."
     )
-    parser.add_argument("--double", action="store_true", help="doubles instead of a GPU")
-    parser.add_argument("--batches", type=int, default=50, metavar="N", help="for each row")
+    parser.add_argument("--double", action="store_true", help="use doubles instead of a GPU")
+    parser.add_argument(
+        "--batches", type=int, default=50, metavar="N", help=("number of batches for each row")
+    )
     parser.add_argument("--backend", choices=("auto", "direct"), default="auto")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     options = parser.parse_args(arguments)

@@ -1,12 +1,12 @@
-"""Kill a rank in the middle of calls through direct: what the other one is told, and what is left.
+"""Kill a rank during calls through direct; check the other rank's error and the GPU's memory.
 
 ::
 
     python tools/gpu_killed.py --output killed.json
 
-Two ranks share GPU 0 and reduce again and again; one is killed. The other must be told in a moment,
-and the GPU must have its memory back when both are gone. ``--array host-device`` runs it without a
-GPU, where no memory is looked at.
+Two ranks share GPU 0 and make reductions; one is killed. The other must get an error within
+moments, and the GPU must have its memory back when both are gone. ``--array host-device`` runs
+without a GPU; the memory is not checked then.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SIZES_BYTES = {"4 KiB": 4 << 10, "64 MiB": 64 << 20}
 CALL_S = 20.0
 ENDS_S = 60.0
 SETTLES_S = 5.0
-"""How long the driver has to give back what a process had."""
+"""How long the driver may take to free a process's memory, in seconds."""
 
 
 def rank_main(rank: int, meeting: str, array: str, size_bytes: int) -> None:
-    """Reduce until something is wrong; say what, and when."""
+    """Make reductions until one fails; report the error and the time."""
     kit: Any = KITS[array]()
     settings = {"meet": f"file://{meeting}", "backend": "direct", "device": kit.device}
     comm = gpucoll.init(
@@ -63,7 +63,7 @@ def rank_main(rank: int, meeting: str, array: str, size_bytes: int) -> None:
 
 
 def killed(array: str, size_bytes: int) -> Row:
-    """Start two ranks, kill one, and return what the other one said and what is left."""
+    """Start two ranks, kill one; return the other rank's report and the missing memory."""
     before = free_bytes(array)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--array", array, "--size", str(size_bytes)]
@@ -77,7 +77,7 @@ def killed(array: str, size_bytes: int) -> Row:
                 assert each.stdout is not None
                 if (line := each.stdout.readline()) != "begun\n":
                     raise AssertionError(f"a rank did not begin, but said {line!r}")
-            time.sleep(0.2)  # so that it is in the middle of some call
+            time.sleep(0.2)  # so that a call is in progress
             killed_at_s = time.time()
             ranks[1].kill()
             said, _ = ranks[0].communicate(timeout=ENDS_S)
@@ -99,14 +99,14 @@ def killed(array: str, size_bytes: int) -> Row:
 
 
 def free_bytes(array: str) -> int | None:
-    """Return how much of the GPU's memory is free; None where there is none."""
+    """Return the GPU's free memory in bytes; None if there is no GPU."""
     if array != "cupy":
         return None
     return int(open_device(look_for_gpus().kind, 0).memory_bytes()[0])
 
 
 def settled(array: str, wanted: int) -> int:
-    """Return how much is free once it is as much as wanted, or after a while."""
+    """Return the free memory once it reaches `wanted`, or after a while."""
     due_s = time.monotonic() + SETTLES_S
     while (found := free_bytes(array) or 0) < wanted and time.monotonic() < due_s:
         time.sleep(0.05)
@@ -114,7 +114,7 @@ def settled(array: str, wanted: int) -> int:
 
 
 def steps_of(array: str) -> Iterator[Step]:
-    """Yield a kill in small calls, and one in large ones."""
+    """Yield a kill during small calls, and one during large calls."""
     for name, size in SIZES_BYTES.items():
         yield f"a rank is killed in calls of {name}", partial(killed, array, size)
 
@@ -124,9 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Kill a rank in calls through direct.")
     parser.add_argument("--array", choices=tuple(KITS), default="cupy")
     parser.add_argument("--output", type=Path, metavar="FILE")
-    parser.add_argument("--rank", type=int, metavar="N", help="used by itself")
-    parser.add_argument("--meeting", metavar="FILE", help="used by itself")
-    parser.add_argument("--size", type=int, metavar="BYTES", help="used by itself")
+    parser.add_argument("--rank", type=int, metavar="N", help="used internally")
+    parser.add_argument("--meeting", metavar="FILE", help="used internally")
+    parser.add_argument("--size", type=int, metavar="BYTES", help="used internally")
     given = parser.parse_args(arguments)
     if given.rank is not None:
         rank_main(given.rank, given.meeting, given.array, given.size)
@@ -139,4 +139,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # a rank whose GPU hangs ends all the same
+    os._exit(code)  # end even if the GPU hangs

@@ -1,12 +1,12 @@
-"""Probe what the direct backend needs of a GPU: copies to pinned memory, exported memory, words.
+"""Probe what the direct backend needs from a GPU: pinned memory, exported memory, words.
 
 ::
 
     python tools/gpu_memory_probes.py --probe copies --output copies.json
 
-tools/gpu_check.py runs each probe in a process of its own. All goes through gpucoll's own bindings
-of the driver. What a probe finds is written after each step, so that a step which hangs or crashes
-loses nothing of those before; a step that fails is a row as well.
+tools/gpu_check.py runs each probe in a separate process. All calls go through gpucoll's own
+bindings of the driver. The results are written after each step, so that a step that hangs or
+crashes loses no earlier ones; a step that fails is a row as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATTERN = 0x5A
 
 
 def rate_of(device: Any, size_bytes: int, enqueue: Callable[[], None], streams: list[int]) -> Row:
-    """Return bytes per second of the median of some runs, on the host's clock."""
+    """Return the rate in bytes per second of the median of several runs, by the host's clock."""
     times = []
     for _ in range(REPETITIONS):
         begin = time.perf_counter()
@@ -82,7 +82,7 @@ def copies(device: Any, most: int) -> Iterator[Step]:
 
 
 def words(device: Any, most: int) -> Iterator[Step]:
-    """Yield writing and waiting for words in pinned memory, on two streams."""
+    """Yield writes of words in pinned memory, and waits for them, on two streams."""
     first, second = device.create_stream(), device.create_stream()
     word = device.allocate_pinned(4096)
     value = ctypes.c_uint32.from_address(word)
@@ -121,13 +121,13 @@ def words(device: Any, most: int) -> Iterator[Step]:
 
     yield "can wait for values", lambda: {"answer": bool(device.can_wait_for_values)}
     yield "a stream writes a word", write
-    if device.can_wait_for_values:  # else a wait would not end
+    if device.can_wait_for_values:  # otherwise a wait would never end
         yield "a stream waits for another stream's word", wait_for_another_stream
         yield "a stream waits for the host's word", wait_for_the_host
 
 
 def exported(device: Any, most: int) -> Iterator[Step]:
-    """Yield opening this process's memory in another one, which reads it and writes it."""
+    """Yield opening of this process's memory in another process, which reads and writes it."""
     size = min(most, 64 * MIB)
     stream = device.create_stream()
     memory = device.allocate(size)
@@ -172,7 +172,7 @@ def exported(device: Any, most: int) -> Iterator[Step]:
 
 
 def open_here(told: Row) -> None:
-    """Read and write memory of the process that has started this one."""
+    """Read and write memory of the process that started this one."""
     device = open_device(told["kind"], told["number"])
     with device:
         stream, size = device.create_stream(), told["size_bytes"]
@@ -195,7 +195,7 @@ PROBES = {"copies": copies, "words": words, "exported": exported}
 
 
 def run(device: Any, probe: str, output: Path, most: int) -> int:
-    """Do each step of a probe, write the rows after each, return how many failed."""
+    """Run each step of a probe, write the rows after each one, return how many failed."""
     with device:
         return run_steps(PROBES[probe](device, most), output)
 
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--probe", choices=tuple(PROBES))
     parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("--most", type=int, default=SIZES_BYTES[-1], metavar="BYTES")
-    parser.add_argument("--open", metavar="JSON", help="used by itself")
+    parser.add_argument("--open", metavar="JSON", help="used internally")
     given = parser.parse_args(arguments)
     if given.open:
         open_here(json.loads(given.open))

@@ -1,14 +1,15 @@
-"""Probe NCCL itself: messages to oneself, what a non-blocking communicator costs, torch beside it.
+"""Probe NCCL itself: messages to oneself, non-blocking communicators, torch in the same process.
 
 ::
 
     python tools/gpu_nccl_probes.py --output nccl.json
     gpucoll-run -n 2 tools/gpu_nccl_probes.py --output nccl_2.json    # NCCL 2.30, one GPU
 
-A collective of one rank takes a shorter way than all others; a group of a send and a receive to
-oneself takes theirs. With two ranks on one GPU (NCCL 2.30 and newer, NCCL_MULTI_RANK_GPU_ENABLE=1)
-the figures are those of a communicator as it is used. What gpucoll does between two calls
-(docs/decisions/0027) is in the figures of "blocking 0": a call, and polling until it is enqueued.
+A collective of one rank takes a shorter path than others, but a group of a send and a receive to
+oneself takes the usual one. With two ranks on one GPU (NCCL 2.30 and newer,
+NCCL_MULTI_RANK_GPU_ENABLE=1) the figures are those of an ordinary communicator. The figures of
+"blocking 0" (a call, then polling until it is enqueued) include what gpucoll does between two calls
+(docs/decisions/0027).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FLOAT32, SUM = int(ncclDataType_t.ncclFloat32), int(ncclRedOp_t.ncclSum)
 
 
 class Raw:
-    """A communicator of NCCL's own, without gpucoll's machinery, and memory on GPU 0."""
+    """A communicator of NCCL's own without gpucoll's machinery, and memory on GPU 0."""
 
     def __init__(self, library: Library, device: Any, control: Any, is_blocking: bool) -> None:
         self._library, self.device, self._is_blocking = library, device, is_blocking
@@ -65,7 +66,7 @@ class Raw:
         self._x, self._y = (device.allocate(4096) for _ in range(2))
 
     def settle(self, code: int, what: str) -> None:
-        """Poll until a call is enqueued, as gpucoll does; raise what went wrong."""
+        """Poll until a call is enqueued, as gpucoll does; raise its error."""
         due_s = time.monotonic() + LIMIT_S
         while code == IN_PROGRESS:
             os.sched_yield()
@@ -81,7 +82,7 @@ class Raw:
         self.settle(self._library.functions.ncclAllReduce(*given), "ncclAllReduce")
 
     def pass_on(self) -> None:
-        """Enqueue a send to the next rank and a receive from the one before, as one group."""
+        """Enqueue a send to the next rank and a receive from the previous one, as one group."""
         functions, here = self._library.functions, (self.handle, self.stream)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         codes = [
@@ -93,7 +94,7 @@ class Raw:
         self.settle(next((code for code in codes if code), 0), "a group")
 
     def close(self) -> None:
-        """Let go of it all; what is enqueued is done."""
+        """Wait for enqueued work, and release everything."""
         functions = self._library.functions
         self.settle(functions.ncclCommFinalize(self.handle), "ncclCommFinalize")
         functions.ncclCommDestroy(self.handle)
@@ -103,7 +104,7 @@ class Raw:
 
 
 def microseconds(call: Callable[[], None], wait: Callable[[], None]) -> list[float]:
-    """Return what a call takes its caller in each batch, one after the first."""
+    """Return the cost of a call for its caller in each batch after the first, in microseconds."""
     found = []
     for _ in range(BATCHES + 1):
         begin = time.perf_counter()
@@ -115,7 +116,7 @@ def microseconds(call: Callable[[], None], wait: Callable[[], None]) -> list[flo
 
 
 def cost(library: Library, device: Any, control: Any, is_blocking: bool) -> Row:
-    """Return what calls of a raw communicator take their caller."""
+    """Return the cost of calls on a raw communicator for their caller."""
     raw = Raw(library, device, control, is_blocking)
     wait = partial(device.synchronize_stream, raw.stream)
     row: Row = {}
@@ -131,7 +132,7 @@ def cost(library: Library, device: Any, control: Any, is_blocking: bool) -> Row:
 
 
 def passes_on(comm: Any, cupy: Any, size_bytes: int) -> Row:
-    """Send to the next rank through gpucoll; of one rank, to itself."""
+    """Send to the next rank through gpucoll; a single rank sends to itself."""
     after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     x = cupy.asarray(_numbers(comm.rank, size_bytes))
     out = cupy.asarray(_numbers(-1, size_bytes))
@@ -152,7 +153,7 @@ def _numbers(rank: int, size_bytes: int) -> Any:
 
 
 def beside_torch(cupy: Any) -> Row:
-    """Use communicators that were made before and after torch's own NCCL group, in turns."""
+    """Use communicators made before and after torch's own NCCL group, in turns."""
     torch, dist = (importlib.import_module(name) for name in ("torch", "torch.distributed"))
     numpy = importlib.import_module("numpy")
     x = cupy.asarray(numpy.full(1000, 3, numpy.float32))

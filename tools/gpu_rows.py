@@ -1,4 +1,4 @@
-"""Rows of results: made step by step, in a file that is whole at every moment."""
+"""Rows of results, made step by step, in a file that is complete at any moment."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ __all__ = ["Row", "Step", "did", "run_on_ranks", "run_steps", "write_rows"]
 
 Row = dict[str, Any]
 Step = tuple[str, Callable[[], Row | None]]
-"""What a row is called, and what makes it; whatever that raises is a row, too."""
+"""The name of a row and the function that makes it; an exception of the function is a row, too."""
 
 
 def write_rows(rows: Sequence[Row], output: Path) -> None:
-    """Write all rows so far in the file's place, in one step."""
+    """Replace the file by all rows so far, in one step."""
     new = output.with_suffix(".new")
     new.write_text(json.dumps(rows), encoding="utf-8")
     new.replace(output)
 
 
 def did(step: Callable[[], Row | None], refusals: tuple[type[Exception], ...] = ()) -> Row:
-    """Return how a step went: "passed", "failed" or, by one of these errors, "refused"."""
+    """Return the result of a step: "passed", "failed" or, for one of these errors, "refused"."""
     begin = time.perf_counter()
     try:
         row = {"status": "passed", "detail": "", **(step() or {})}
     except refusals as error:
         row = {"status": "refused", "detail": str(error)[:2000]}
-    except Exception as error:  # the others are of interest all the same
+    except Exception as error:  # an error must not prevent the other steps
         row = {"status": "failed", "detail": f"{type(error).__name__}: {error}"[:2000]}
     return {**row, "elapsed_s": time.perf_counter() - begin}
 
 
 def run_steps(steps: Iterable[Step], output: Path) -> int:
-    """Do each step, write the rows after each, return how many failed."""
+    """Run each step, write the rows after each one, return how many failed."""
     rows: list[Row] = []
     for name, step in steps:
         rows.append({"name": name, **did(step)})
@@ -53,22 +53,22 @@ def run_on_ranks(
     refusals: tuple[type[Exception], ...] = (),
     after_failure: Callable[[], None] = lambda: None,
 ) -> int:
-    """Do each step on all ranks, which all call this; return how many failed.
+    """Run each step on all ranks, which all call this; return how many failed.
 
-    A step's row is that of a rank on which it failed, else of rank 0.
+    A step's row comes from a rank on which it failed, or from rank 0.
 
     Parameters
     ----------
     control : Communicator
-        By which ranks tell each other how a step went, on the CPU.
+        The CPU communicator through which ranks exchange the results of steps.
     steps : iterable of Step
-        Alike on all ranks.
+        The same on all ranks.
     output : Path
         Written by rank 0, after each step.
     refusals : tuple of exception types
-        What a step raises alike on all ranks where it cannot be done.
+        The exceptions that a step raises on all ranks if it cannot be done.
     after_failure : callable
-        Called on all ranks after a step that failed.
+        Called on all ranks after a failed step.
     """
     rows: list[Row] = []
     for name, step in steps:

@@ -1,14 +1,14 @@
-"""Probe how streams that wait for words share a GPU: within a process, and between two.
+"""Probe how streams that wait for words share a GPU, within a process and between two.
 
 ::
 
     python tools/gpu_stream_probes.py --probe queues --connections 8 --output queues.json
     python tools/gpu_stream_probes.py --probe turns --output turns.json
 
-``queues``: from how many waiting streams on another one stands still, though nothing orders it
-behind them: the driver maps streams to as many work queues as CUDA_DEVICE_MAX_CONNECTIONS says.
-``turns``: what it takes two processes on one GPU to wait for each other's word, with nothing else
-on the GPU, and beside kernels of the one, the other and both.
+``queues`` finds the number of waiting streams that block another stream, although nothing orders it
+behind them. The driver maps streams to work queues, whose number is CUDA_DEVICE_MAX_CONNECTIONS.
+``turns`` measures how long two processes on one GPU take to wait for each other's word: with
+nothing else on the GPU, and while one, the other or both run kernels.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from gpucoll.transport.shared.mapping import Mapping
 
 MOST_STREAMS = 40
 STANDS_S = 0.05
-"""A stream that has not done a copy and a write by then stands still."""
+"""A stream that has not completed a copy and a write within this time is blocked."""
 GOES_S = 10.0
 ROUNDS = 1000
 BATCH = 100
-"""Rounds that are put on a stream at once: it takes about 1000 pieces of work."""
+"""Rounds that are enqueued on a stream at once; it takes about 1000 operations."""
 BUSY_BYTES = 256 << 20
 PAGE = 4096
 MINE, ITS = 0, 64
-"""Where the words of the two processes lie in the page."""
+"""Offsets of the two processes' words in the page."""
 
 
 def until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Wait for something, so long at most; return whether it came."""
+    """Wait for a condition for a limited time; return whether it became true."""
     due_s = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > due_s:
@@ -64,7 +64,7 @@ def until(condition: Callable[[], bool], limit_s: float) -> bool:
 
 
 def queues(device: Any, most: int) -> Iterator[Step]:
-    """Yield what stands still beside waiting streams, urgent ones and others."""
+    """Yield what waiting streams block, for urgent streams and ordinary ones."""
     page = device.allocate_pinned(PAGE)
     for waits_urgent in (False, True):
         for writes_urgent in (False, True):
@@ -77,9 +77,10 @@ def _kind(is_urgent: bool) -> str:
 
 
 def stalls(device: Any, page: int, waits_urgent: bool, writes_urgent: bool, most: int) -> Row:
-    """Return beside how many waiting streams others stand still: one older than all, and a newer.
+    """Return how many waiting streams block others: one older than all of them, and a newer one.
 
-    A driver deals its queues out as streams are made: so those that wait are made in a row.
+    A driver assigns its queues in the order in which streams are made, so the waiting streams are
+    made in a row.
     """
     word, seen = (ctypes.c_uint32.from_address(page + at) for at in (0, 64))
     memory = device.allocate(PAGE)
@@ -112,7 +113,7 @@ def stalls(device: Any, page: int, waits_urgent: bool, writes_urgent: bool, most
 
 
 def turns(device: Any, most: int, kernel_bytes: int = BUSY_BYTES) -> Iterator[Step]:
-    """Yield what a round takes in which each of two processes waits for the other's word."""
+    """Yield the time of a round in which each of two processes waits for the other's word."""
     fd = mapping.create("gpucoll turns", PAGE, reserve_bytes=PAGE)
     for who in ("neither", "the first", "the second", "both"):
         name = f"two processes in turn, kernels of {who}"
@@ -120,7 +121,7 @@ def turns(device: Any, most: int, kernel_bytes: int = BUSY_BYTES) -> Iterator[St
 
 
 def play(device: Any, fd: int, who: str, rounds: int, kernel_bytes: int) -> Row:
-    """Play with a process that this one starts; return what a round takes, in seconds."""
+    """Run rounds with a process that this one starts; return the seconds of a round."""
     os.pwrite(fd, bytes(PAGE), 0)
     command = [sys.executable, __file__, "--partner", str(fd), "--most", str(rounds)]
     command += ["--busy", str(kernel_bytes)] if who in ("the second", "both") else []
@@ -141,7 +142,7 @@ def play(device: Any, fd: int, who: str, rounds: int, kernel_bytes: int) -> Row:
 
 
 def take_turns(device: Any, fd: int, rounds: int, *, is_first: bool) -> list[float]:
-    """Write a word and wait for the other's, or the other way round; return each batch's mean."""
+    """Alternate writing a word and waiting for the other process's; return each batch's mean."""
     page = Mapping(fd, PAGE, "words of two processes")
     seen, stream = device.register_host(page.address, PAGE), device.create_stream()
     mine, its = (seen + at for at in ((MINE, ITS) if is_first else (ITS, MINE)))
@@ -156,7 +157,7 @@ def take_turns(device: Any, fd: int, rounds: int, *, is_first: bool) -> list[flo
             for step, word in steps if is_first else steps[::-1]:
                 device.check(step(stream, word, number), "use a word")
         if not until(partial(device.is_stream_done, stream), GOES_S):
-            for at in (MINE, ITS):  # so that no stream waits any more
+            for at in (MINE, ITS):  # so that no stream keeps waiting
                 ctypes.c_uint32.from_address(page.address + at).value = 1 << 30
             raise AssertionError(f"in {GOES_S:g} s the turns {numbers} were not over")
         times.append((time.perf_counter() - begin) / len(numbers))
@@ -168,7 +169,7 @@ def take_turns(device: Any, fd: int, rounds: int, *, is_first: bool) -> list[flo
 
 @contextlib.contextmanager
 def kernels(device: Any, size_bytes: int) -> Iterator[None]:
-    """Keep the GPU busy with reductions of so many bytes, one behind the other."""
+    """Keep the GPU busy with reductions of `size_bytes` bytes in direct succession."""
     stream, over = device.create_stream(), threading.Event()
     memory = [device.allocate(size_bytes) for _ in range(2)]
     x, y = (Buffer(at, (size_bytes // 4,), "float32", 4, None, device.label) for at in memory)
@@ -203,9 +204,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--probe", choices=tuple(PROBES))
     parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("--connections", metavar="N", help="CUDA_DEVICE_MAX_CONNECTIONS")
-    parser.add_argument("--most", type=int, metavar="N", help="streams, or rounds")
-    parser.add_argument("--partner", type=int, metavar="FD", help="used by itself")
-    parser.add_argument("--busy", type=int, default=0, metavar="BYTES", help="of kernels beside")
+    parser.add_argument("--most", type=int, metavar="N", help="number of streams, or of rounds")
+    parser.add_argument("--partner", type=int, metavar="FD", help="used internally")
+    parser.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help=("size of the kernels that run meanwhile"),
+    )
     given = parser.parse_args(arguments)
     if given.connections:
         os.environ[config.CUDA_DEVICE_MAX_CONNECTIONS] = given.connections

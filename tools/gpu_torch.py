@@ -1,13 +1,13 @@
-"""Check the backend of torch.distributed on CUDA tensors: what must come after a call that is late.
+"""Check the backend of torch.distributed on CUDA tensors: its results must follow slow work.
 
 ::
 
     gpucoll-run -n 2 tools/gpu_torch.py --output torch_2.json
 
-tools/gpu_check.py runs it with one rank and with two on one GPU. Before each call stands work that
-takes the GPU a while, so that whoever does not wait for the call reads what was there before. The
+tools/gpu_check.py runs this with one rank, and with two ranks on one GPU. Before each call the GPU
+is kept busy for a while, so that code that does not wait for the call reads old values. The
 gradients of DistributedDataParallel are compared with those that the CPU computes. ``--device cpu``
-runs it without a GPU: so its test does.
+needs no GPU; its test uses it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gpucoll import config
 
 CALL_S = 30.0
 LATE_CYCLES = 40_000_000
-"""Of the GPU's clock, before a call: 20 ms and more."""
+"""Cycles of the GPU's clock that delay a call: 20 ms and more."""
 COUNT = 1 << 20
 REFUSED = "captured graph"
-"""What the direct backend says of one."""
+"""Text of the direct backend's refusal of a captured graph."""
 
 
 class Bench:
-    """A rank's torch, and a process group of all ranks."""
+    """A rank's torch, with a process group of all ranks."""
 
     def __init__(self, torch: Any, device: str, rank: int, size: int) -> None:
         self.torch, self.dist = torch, importlib.import_module("torch.distributed")
@@ -48,25 +48,25 @@ class Bench:
             self.torch.cuda._sleep(LATE_CYCLES)
 
     def full(self, value: float, count: int = COUNT) -> Any:
-        """Return a tensor whose values are there late."""
+        """Return a tensor whose values are written late."""
         x = self.torch.zeros(count, device=self.device)
         self.late()
         return x.fill_(value)
 
     @property
     def total(self) -> float:
-        """The sum of every rank's number, from 1 on."""
+        """The sum of all ranks' numbers, which start at 1."""
         return self.size * (self.size + 1) / 2
 
     def stream(self) -> Any:
-        """Return what makes another stream the current one, which waits for nobody."""
+        """Return a context in which another stream is current, which waits for no other stream."""
         if self.device == "cuda":
             return self.torch.cuda.stream(self.torch.cuda.Stream())
         return self.torch.no_grad()
 
 
 def expect(x: Any, value: float, what: str) -> None:
-    """Raise AssertionError unless all elements are this."""
+    """Raise AssertionError unless all elements have this value."""
     low, high = x.min().item(), x.max().item()
     if not low == high == value:
         raise AssertionError(f"{what}: {low} to {high}, where {value} is right")
@@ -76,7 +76,7 @@ def expect(x: Any, value: float, what: str) -> None:
 
 
 def waits(bench: Bench) -> None:
-    """Wait for works on the stream of the call, and on another one."""
+    """Wait for works on the stream of the call, and on another stream."""
     x = bench.full(bench.rank + 1.0)
     bench.dist.all_reduce(x)
     expect(x, bench.total, "a blocking call")
@@ -92,7 +92,7 @@ def waits(bench: Bench) -> None:
 
 
 def futures(bench: Bench) -> None:
-    """Wait by futures, read in callbacks and in callbacks of those."""
+    """Wait through futures, which are read in callbacks and in callbacks of callbacks."""
     x = bench.full(bench.rank + 1.0)
     bench.dist.all_reduce(x, async_op=True).get_future().wait()
     expect(x * 1, bench.total, "the future's wait()")
@@ -108,7 +108,7 @@ def futures(bench: Bench) -> None:
 
 
 def filled(bench: Bench) -> None:
-    """Write into tensors that are not contiguous, and wait for it twice."""
+    """Write to tensors that are not contiguous, and wait twice."""
     x = bench.full(bench.rank + 1.0, 2 * COUNT).view(COUNT, 2)
     column = x[:, 1]
     work = bench.dist.all_reduce(column, async_op=True)
@@ -144,7 +144,7 @@ def movements(bench: Bench) -> None:
 
 
 def dropped(bench: Bench) -> None:
-    """Drop tensors and works while calls are under way; their memory goes to others."""
+    """Drop tensors and works while calls are in progress; other tensors get their memory."""
     works = []
     for step in range(10):
         x = bench.full(step + 1.0)
@@ -179,7 +179,7 @@ def right_gradients(bench: Bench) -> list[Any]:
 
 
 def data_parallel(hook: str, bench: Bench) -> Row:
-    """Train a step by DistributedDataParallel, with a hook of this kind, behind late work."""
+    """Train one step with DistributedDataParallel and a hook of this kind, after slow work."""
     torch, dist = bench.torch, bench.dist
     parallel = importlib.import_module("torch.nn.parallel").DistributedDataParallel
     model = parallel(model_of(torch).to(bench.device), bucket_cap_mb=0.05)
@@ -193,7 +193,7 @@ def data_parallel(hook: str, bench: Bench) -> Row:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         return work.get_future().then(lambda one: one.value()[0] / bench.size)
 
-    averaged.__annotations__.clear()  # PyTorch takes none but its own
+    averaged.__annotations__.clear()  # PyTorch accepts only its own annotations
     for parameter in model.parameters():
         parameter.register_hook(late)
     if hook == "own":
@@ -208,9 +208,9 @@ def data_parallel(hook: str, bench: Bench) -> Row:
     right = right_gradients(bench)
     worst = max(float((x - y).abs().max()) for x, y in zip(found, right, strict=True))
     largest = max(float(y.abs().max()) for y in right)
-    # Sums of 64, 256, 64 and 32 terms and of the ranks, one behind the other, in another order: 420
-    # roundings of 2**-24, of numbers that are up to five times as large as the largest gradient.
-    # In float16 each rank's gradient is rounded to 11 bits, and their sum is; twice that for both.
+    # Sums of 64, 256, 64 and 32 terms and of the ranks, one after the other, in another order: 420
+    # roundings of 2**-24, of numbers up to five times as large as the largest gradient. In float16
+    # each rank's gradient and their sum are rounded to 11 bits; twice that for both.
     allowed = largest * (2.0**-9 if hook == "half" else 2.0**-13)
     if not worst <= allowed:
         raise AssertionError(f"gradients differ by {worst:g}, where {allowed:g} is allowed")
@@ -218,7 +218,7 @@ def data_parallel(hook: str, bench: Bench) -> Row:
 
 
 def graph(bench: Bench) -> Row:
-    """Capture a call and replay it; the direct backend refuses it by name."""
+    """Capture a call and replay it; the direct backend must refuse it with its error."""
     torch = bench.torch
     if bench.device != "cuda":
         return {"status": "left out", "detail": "there are no graphs"}
@@ -255,7 +255,7 @@ CHECKS: dict[str, Callable[[Bench], Row | None]] = {
 
 
 def in_group(check: Callable[[Bench], Row | None], bench: Bench, store: str) -> Row | None:
-    """Run a check in a process group of its own."""
+    """Run a check in its own process group."""
     bench.dist.init_process_group(
         "gpucoll",
         init_method=f"file://{store}",
@@ -270,10 +270,10 @@ def in_group(check: Callable[[Bench], Row | None], bench: Bench, store: str) -> 
 
 
 def run(output: Path, device: str, wanted: str = "") -> int:
-    """Run all checks with a word in their name; return how many failed. Every rank calls it."""
+    """Run all checks with a word in their name; return how many failed. All ranks call this."""
     with gpucoll.init(backend="cpu", timeout_s=4 * CALL_S) as control:
         launched = (config.RANK, config.WORLD_SIZE, config.JOB, config.MEET)
-        for name in launched:  # the process groups meet by torch's stores
+        for name in launched:  # process groups meet through torch's stores
             os.environ.pop(name, None)
         torch = importlib.import_module("torch")
         if device == "cuda":
@@ -298,7 +298,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description="Check torch.distributed's backend on a GPU.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", default="", metavar="WORD", help="checks with it in their name")
+    parser.add_argument(
+        "--only", default="", metavar="WORD", help=("only checks whose name contains WORD")
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
     failed = run(given.output, given.device, given.only)

@@ -1,12 +1,12 @@
-"""Compile what all other steps of tools/gpu_check.py need, as much at once as there are CPUs.
+"""Compile what all other steps of tools/gpu_check.py need, on all CPUs at once.
 
 ::
 
     python tools/gpu_warm.py
 
 On a machine that has compiled nothing yet, the first `init` takes up to a minute, and the first
-call of each kind a moment: other steps would be killed for it. What is compiled is kept as ever,
-in `GPUCOLL_CACHE_DIR`; where it all is there, this takes seconds.
+call of each kind takes a moment; other steps would exceed their limits. The results are kept in
+`GPUCOLL_CACHE_DIR` as usual; if they are all there, this takes seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ importlib.import_module(sys.argv[1])
 for loop in jit.loops_of(sys.argv[1]):
     assert loop.address
 """
-"""Loops that most programs do not need, and that are compiled when first used."""
+"""Loops that most programs do not need, and that are compiled on first use."""
 
 CUPY = """
 import cupy
@@ -41,7 +41,7 @@ assert bool((x == 1).all())
 
 
 def first() -> dict[str, list[str]]:
-    """Return what needs nothing else, by name."""
+    """Return the commands that need no others, by name."""
     return {
         "the CPU's loops": [sys.executable, "-m", "gpucoll.backends.precompile"],
         "the GPU's kernels": [sys.executable, "-m", "gpucoll.devices.kernels.precompile"],
@@ -50,7 +50,7 @@ def first() -> dict[str, list[str]]:
 
 
 def then(output: Path) -> dict[str, list[str]]:
-    """Return what needs the CPU's loops: every reduction on the host, and further loops."""
+    """Return the commands that need the CPU's loops: all reductions on the host, other loops."""
     from gpucoll.backends.precompile import MODULES_WHEN_USED
 
     command = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", "2"]
@@ -61,7 +61,7 @@ def then(output: Path) -> dict[str, list[str]]:
 
 
 def run(commands: Mapping[str, Sequence[str]]) -> int:
-    """Run all at once; say how each one ended, and return how many failed."""
+    """Run all commands at once; report how each one ended, and return how many failed."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         logs = {name: Path(folder, str(number)) for number, name in enumerate(commands)}

@@ -1,15 +1,15 @@
-"""Lay the four top-level folders out as the one package ``gpucoll``, by symbolic links.
+"""Lay out the four top-level folders as the one package ``gpucoll``, with symbolic links.
 
 ::
 
     python tools/link_tree.py                # build/link_tree/gpucoll
     python tools/link_tree.py /some/folder   # /some/folder/gpucoll
 
-mypy, import-linter and pytest then see the package as it is installed, without installing it: mypy
-through ``mypy_path``, the others through ``PYTHONPATH``. ``kernels/``, ``backends/`` and ``bench/``
-are linked whole, ``src/gpucoll`` entry by entry (one link to all of it would need the other three
-inside the source folder). So a new file shows up at once, except directly under ``src/gpucoll``:
-for those run this again, which changes nothing else and removes links to what is gone.
+mypy, import-linter and pytest then see the package as if it were installed: mypy through
+``mypy_path``, the others through ``PYTHONPATH``. ``kernels/``, ``backends/`` and ``bench/`` are
+linked as a whole, ``src/gpucoll`` entry by entry, because one link to all of it would require the
+other three inside the source folder. So new files appear at once, except directly under
+``src/gpucoll``. For those, run this again; it changes nothing else and removes stale links.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def package_roots() -> dict[str, Path]:
 
 
 def wanted_links() -> dict[str, Path]:
-    """Return what the package folder holds: entry name -> what its link points at."""
+    """Return the contents of the package folder: entry name -> target of its link."""
     links: dict[str, Path] = {}
     for package, folder in package_roots().items():
         if package != PACKAGE:
@@ -48,7 +48,7 @@ def wanted_links() -> dict[str, Path]:
 
 
 def link_text(target: Path, folder: Path) -> str:
-    """Return what to write into a link: relative inside the checkout, so that it can be moved."""
+    """Return the text of a link: relative within the checkout, which can then be moved."""
     if folder.is_relative_to(ROOT):
         return os.path.relpath(target, folder)
     return str(target)
@@ -65,7 +65,7 @@ def make(place: Path = DEFAULT_PLACE) -> list[str]:
     Returns
     -------
     list of str
-        What was linked or removed; empty when nothing had to be done.
+        What was linked or removed; empty if nothing had to be done.
     """
     folder = place.resolve() / PACKAGE
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def make(place: Path = DEFAULT_PLACE) -> list[str]:
 
 
 def replace_link(link: Path, text: str) -> None:
-    """Put a link in place in one step: somebody may be importing through the tree just now."""
+    """Replace a link atomically, because another process may be importing through the tree."""
     new = link.with_name(f".{link.name}.{os.getpid()}")
     new.symlink_to(text)
     new.replace(link)

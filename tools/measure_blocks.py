@@ -1,9 +1,10 @@
-"""Measure calls with counts, lists of blocks and told receives, beside the plain ones.
+"""Measure calls with counts, lists of blocks and probed receives, compared with plain calls.
 
     gpucoll-run -n 2 tools/measure_blocks.py
 
-Each call of 8 bytes a rank is made 50 times in a row, 300 times over, the cases in turn; the best
-is told, in microseconds on rank 0. Short rows find a moment in which nothing else runs.
+Each call of 8 bytes per rank is made 50 times in a row, in 300 rows, with the cases taking turns.
+The best row is printed, in microseconds on rank 0. Rows are short, so that some of them run
+undisturbed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def collectives(comm: gpucoll.Communicator) -> dict[str, Callable[[], Any]]:
 
 
 def round_trips(comm: gpucoll.Communicator) -> dict[str, Callable[[], Any]]:
-    """Return messages to the next rank and back, by how they are received."""
+    """Return round trips to the next rank, by the way of receiving."""
     x, out, other = np.ones(1), np.zeros(1), comm.rank ^ 1
 
     def probed() -> Any:

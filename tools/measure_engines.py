@@ -1,11 +1,11 @@
-"""Time from a cluster to the first all_reduce: Ray, Dask, `gpucoll.launch` beside them, in turns.
+"""Time from a cluster to the first all_reduce with Ray, Dask and `gpucoll.launch`, in turns.
 
     python tools/measure_engines.py --ranks 2 --rounds 5
 
-Needs ray and distributed. The clusters are of this machine and started once, their starts not
-counted; the kernels are compiled before. What is printed are the least and the median over the
-rounds, in milliseconds, of a run on new workers (Ray's with their start; Dask's are there before)
-and of one on workers that are kept.
+Needs ray and distributed. The clusters run on this machine and are started once; their start is not
+measured, and the kernels are compiled beforehand. The output has the minimum and the median over
+the rounds, in milliseconds, of a run on new workers and of a run on workers that are kept. Ray's
+new workers are started within the measured time; Dask's exist before.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import gpucoll
 
 
 def first_total(comm: gpucoll.Communicator) -> int:
-    """Return the number of ranks, by one all_reduce."""
+    """Return the number of ranks, computed with one all_reduce."""
     return int(comm.all_reduce(1))
 
 
 def timed(function: Callable[[], Any], expected: list[int]) -> float:
-    """Return how long a call takes, in milliseconds."""
+    """Return the duration of a call, in milliseconds."""
     start = time.perf_counter()
     found = function()
     taken_ms = 1000 * (time.perf_counter() - start)
@@ -37,7 +37,7 @@ def timed(function: Callable[[], Any], expected: list[int]) -> float:
 
 
 def measure(ranks: int, rounds: int, client: Any) -> dict[str, list[float]]:
-    """Return all times by what was timed."""
+    """Return all times by name."""
     from gpucoll.integrations import dask, ray
 
     times: dict[str, list[float]] = defaultdict(list)

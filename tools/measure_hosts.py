@@ -1,15 +1,15 @@
-"""Time collectives between network namespaces that stand for hosts; gpucoll, Gloo, MPICH in turns.
+"""Time collectives between network namespaces as hosts: gpucoll, Gloo and MPICH in turns.
 
     sudo python tools/measure_hosts.py --hosts 4 --rate 1gbit --gloo TORCH/bin/python \
         --mpich MPICH/bin/python
     sudo python tools/measure_hosts.py --collectives broadcast,all_gather --sizes 1K,16M ...
 
-Each peer is a Python of an environment of its own: one with torch, one with mpi4py and mpich. The
-namespaces are joined by a bridge; the rate of each is limited both ways (tbf), or not at all
-without ``--rate``. In each round every library starts its ranks anew and measures all sizes; what
-is printed is the median over the rounds of the slowest rank's median, in microseconds, and the
-user and system time of all ranks together for each GB (10**9 bytes) of array. Sizes are of the
-larger array of a rank: the input of a reduce_scatter, the output of an all_gather. Needs root and
+Each peer is the Python of a separate environment: one with torch, one with mpi4py and mpich. The
+namespaces are connected by a bridge. Each one's rate is limited in both directions (tbf), or
+unlimited without ``--rate``. In each round every library starts its ranks again and measures all
+sizes. The output has the median over the rounds of the slowest rank's median, in microseconds, and
+the user and system time of all ranks together per GB (10**9 bytes) of array. Sizes are those of a
+rank's larger array: the input of a reduce_scatter, the output of an all_gather. Needs root and
 iproute2.
 """
 
@@ -109,13 +109,13 @@ with open(f"{sys.argv[3]}/{library}.{rank}", "w") as file:
 
 
 def run(*command: object) -> None:
-    """Run a command of the system."""
+    """Run a system command."""
     subprocess.run([str(part) for part in command], check=True)
 
 
 @contextmanager
 def hosts(count: int, rate: str | None, cards: int = 1) -> Iterator[None]:
-    """Make namespaces that reach each other, and take them away again."""
+    """Make namespaces that reach each other, and remove them afterwards."""
     try:
         for host in range(count):
             run("ip", "netns", "add", f"{NAME}{host}")
@@ -149,7 +149,7 @@ def plug_in(host: int, card: int, rate: str | None) -> None:
 
 
 def start_ranks(library: str, python: str, options: argparse.Namespace, folder: Path) -> None:
-    """Run one library's ranks to their end."""
+    """Run one library's ranks until they end."""
     program = [python, "-c", RANK, library, json.dumps(options.cases), str(folder)]
     if library == "mpich":
         start_mpich(python, program, options, folder)
@@ -180,7 +180,7 @@ def start_ranks(library: str, python: str, options: argparse.Namespace, folder: 
 
 
 def start_mpich(python: str, program: list[str], options: argparse.Namespace, folder: Path) -> None:
-    """Run MPICH's ranks: its launcher reaches a namespace as it would a host, by a stand-in."""
+    """Run MPICH's ranks; a stand-in for ssh lets its launcher enter namespaces as hosts."""
     remote = folder / "remote"
     remote.write_text(
         "#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$1; shift\n"
@@ -213,28 +213,32 @@ def devices(options: argparse.Namespace) -> list[str]:
 
 
 def size_of(word: str) -> int:
-    """Return the bytes of a size as people write it: 8, 1K, 16M."""
+    """Convert a size such as 8, 1K or 16M to bytes."""
     unit = {"K": 1 << 10, "M": 1 << 20}.get(word[-1].upper())
     return int(word[:-1]) * unit if unit else int(word)
 
 
 def bus_factor(collective: str, size: int) -> float:
-    """Return what a call's bytes are multiplied by, as in nccl-tests' bus bandwidth."""
+    """Return nccl-tests' factor between algorithm and bus bandwidth."""
     factors = {"all_reduce": 2 * (size - 1) / size, "broadcast": 1.0}
     return factors.get(collective, (size - 1) / size)
 
 
 def read_options() -> argparse.Namespace:
-    """Return what is to be measured."""
+    """Return the command's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--ranks", type=int, default=1, help="on each host")
-    parser.add_argument("--rate", help="of each host's interface, as tc writes it: 1gbit")
-    parser.add_argument("--cards", type=int, default=1, help="interfaces of each host")
-    parser.add_argument("--sockets", type=int, default=1, help="of gpucoll, over each interface")
+    parser.add_argument("--ranks", type=int, default=1, help="number of ranks on each host")
+    parser.add_argument("--rate", help="rate of each host's interface, in tc's notation: 1gbit")
+    parser.add_argument("--cards", type=int, default=1, help="number of interfaces of each host")
+    parser.add_argument(
+        "--sockets", type=int, default=1, help=("gpucoll's sockets over each interface")
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--collectives", default="all_reduce", help="between commas")
-    parser.add_argument("--sizes", default="8,1K,64K,1M,4M,32M", help="in bytes, between commas")
+    parser.add_argument(
+        "--sizes", default="8,1K,64K,1M,4M,32M", help=("in bytes, separated by commas")
+    )
     parser.add_argument("--gloo", help="a Python with torch")
     parser.add_argument("--mpich", help="a Python with mpi4py and mpich")
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-r"""Time backend="mpi", or another, beside mpi4py itself, in turns, over the same MPI.
+r"""Time backend="mpi", or another one, and mpi4py itself, in turns, over the same MPI.
 
     mpiexec -n 2 python tools/measure_mpi.py
     mpiexec -n 2 python tools/measure_mpi.py --sizes 8 65536 --calls all_reduce
     mpiexec -hosts one,two -n 2 python tools/measure_mpi.py --backend cpu
 
-A round times each side once, so many calls one after the other that it takes 10 ms or so; of each
-the slowest rank counts. Printed are the medians over the rounds, in microseconds for one call, what
-gpucoll takes more, and the ratio; then what `Communicator.from_mpi` takes, in milliseconds.
+A round times each side once, with as many calls in a row as take about 10 ms; the slowest rank
+counts. The output has the medians over the rounds in microseconds per call, gpucoll's extra time,
+and the ratio. The last line has the time of `Communicator.from_mpi` in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUND_S, SHORT_ROUND_S = 0.01, 0.002
 
 
 def sides(comm: Any, world: Any, size_bytes: int) -> dict[str, tuple[Callable[[], Any], ...]]:
-    """Return what is timed: a call of gpucoll's and one of mpi4py's, on as many bytes."""
+    """Return the calls to time: one of gpucoll and one of mpi4py, on the same number of bytes."""
     x = np.ones(max(size_bytes // 8, 1))
     out = np.empty_like(x)
     everyone = np.empty(comm.world_size * x.size)
@@ -50,7 +50,7 @@ def sides(comm: Any, world: Any, size_bytes: int) -> dict[str, tuple[Callable[[]
 
 
 def timed(world: Any, call: Callable[[], Any], n_calls: int) -> float:
-    """Return the seconds of one call on the slowest rank."""
+    """Return the seconds per call on the slowest rank."""
     world.Barrier()
     start = time.perf_counter()
     for _ in range(n_calls):
@@ -62,7 +62,7 @@ def timed(world: Any, call: Callable[[], Any], n_calls: int) -> float:
 def measure(
     world: Any, calls: tuple[Callable[[], Any], ...], rounds: int, *, best: bool
 ) -> list[float]:
-    """Return each side's median, or its best, in microseconds."""
+    """Return each side's median or best time, in microseconds."""
     for call in calls:
         for _ in range(20):
             call()
@@ -77,14 +77,16 @@ def measure(
 
 
 def main() -> None:
-    """Measure and print, on rank 0."""
+    """Measure, and print on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sizes = [8, 1024, 4096, 65536, 1 << 20, 16 << 20]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes)
     parser.add_argument("--calls", nargs="+", default=None)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--backend", default="mpi")
-    parser.add_argument("--best", action="store_true", help="of a machine that has other work")
+    parser.add_argument(
+        "--best", action="store_true", help=("use the best time, for a machine with other work")
+    )
     options = parser.parse_args()
     from mpi4py import MPI
 

@@ -1,10 +1,10 @@
-"""Measure the calls of mpi4py on gpucoll and on mpi4py itself, interleaved, by one program text.
+"""Measure the calls of mpi4py on gpucoll and on mpi4py itself, in turns, with the same program.
 
     python tools/measure_mpi4py.py --ranks 2 --mpi ENVIRONMENT ...
 
-Each ENVIRONMENT is a virtual environment with mpi4py, NumPy and an MPI whose mpiexec lies beside
-its Python. The rounds of all go in turn; the best of each is told, and the ratio to the best MPI.
-Rows of calls are short, so that the best is of a moment in which nothing else runs.
+Each ENVIRONMENT is a virtual environment with mpi4py, NumPy and an MPI whose mpiexec is next to its
+Python. The rounds of all environments take turns. The output has the best time of each, and the
+ratio to the best MPI. Rows of calls are short, so that the best one ran undisturbed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def measure(mpi: Any) -> dict[str, float]:
-    """Return microseconds of each call and size, the longest of any rank, on this rank's MPI.
+    """Return the microseconds of each call and size on this rank's MPI, those of the slowest rank.
 
-    Of the best of several rows of calls.
+    Each is the best of several rows of calls.
     """
     import numpy as np
 
@@ -70,7 +70,7 @@ def measure(mpi: Any) -> dict[str, float]:
 
 
 def command(python: Path | None, ranks: int) -> list[str]:
-    """Return what starts one round: on gpucoll, or on the MPI of an environment."""
+    """Return the command that starts one round: on gpucoll, or on the MPI of an environment."""
     script = [str(Path(__file__).resolve()), "--inside"]
     if python is None:
         starter = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", str(ranks)]
@@ -82,7 +82,7 @@ def command(python: Path | None, ranks: int) -> list[str]:
 
 
 def one_round(python: Path | None, ranks: int) -> dict[str, float]:
-    """Start the ranks once; return what rank 0 prints last."""
+    """Start the ranks once; return the results, which rank 0 prints last."""
     environment = {**os.environ, "PMIX_MCA_gds": "hash"}
     if python is not None:
         environment.pop("PYTHONPATH", None)
@@ -97,7 +97,7 @@ def one_round(python: Path | None, ranks: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure as the command line says."""
+    """Measure as the command line requires."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,11 +1,12 @@
-r"""Time a message and its answer between two ranks on different hosts, beside a plain socket's.
+r"""Time a message and its answer between two ranks on different hosts, and the same on a socket.
 
     gpucoll-run --nodes 2 --node-rank 0 --meet HOST:PORT -n 1 \
         tools/measure_ping_pong.py --address HOST
 
-and with ``--node-rank 1``; or, two hosts played on one machine, with ``--played`` alone. Both go
-there and back in turns, in the same two processes; the socket blocks, as simple programs do.
-What is printed is the median over the rounds of the time one way, in microseconds.
+and the same with ``--node-rank 1`` on the other host. Or simulate two hosts on one machine with
+``--played`` alone. Both kinds of round trip take turns in the same two processes; the socket
+blocks, as in simple programs. The output has the median over the rounds of the time in one
+direction, in microseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SIZES = (4, 1024, 65536, 4 << 20)
 
 
 def raw_socket(comm: gpucoll.Communicator, address: str) -> socket.socket:
-    """Return a plain connection of the two ranks; `address` is rank 0's."""
+    """Return a plain connection between the two ranks; `address` is that of rank 0."""
     if comm.rank == 0:
         with socket.create_server((address, 0)) as listener:
             comm.broadcast_object(listener.getsockname()[:2], root=0)
@@ -42,7 +43,7 @@ def raw_socket(comm: gpucoll.Communicator, address: str) -> socket.socket:
 
 
 def receive_all(end: socket.socket, memory: memoryview) -> None:
-    """Fill the memory with what comes."""
+    """Fill the memory with received bytes."""
     at = 0
     while at < len(memory):
         at += end.recv_into(memory[at:])
@@ -51,7 +52,7 @@ def receive_all(end: socket.socket, memory: memoryview) -> None:
 def time_one_way(
     rank: int, send: Callable[[], object], receive: Callable[[], object], count: int
 ) -> float:
-    """Return microseconds."""
+    """Return the time in one direction, in microseconds."""
     start = time.perf_counter()
     for _ in range(count):
         for step in (send, receive) if rank == 0 else (receive, send):
@@ -80,7 +81,7 @@ def measure(comm: gpucoll.Communicator, address: str) -> None:
 
 
 def play() -> int:
-    """Start both ranks on this machine, as on two hosts."""
+    """Start both ranks on this machine, as if on two hosts."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     shared = {
@@ -100,8 +101,8 @@ def play() -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--played", action="store_true", help="two hosts on this machine")
-    parser.add_argument("--address", default="127.0.0.1", help="of rank 0's host")
+    parser.add_argument("--played", action="store_true", help="simulate two hosts on this machine")
+    parser.add_argument("--address", default="127.0.0.1", help="the address of rank 0's host")
     options = parser.parse_args()
     if options.played:
         sys.exit(play())

@@ -1,13 +1,14 @@
-"""Measure how long ranks take to go on after one is killed: until they know, and until all go on.
+"""Measure how long ranks take after one is killed: until they notice, and until they continue.
 
     python tools/measure_shrink.py                    4 ranks on one host, in all_reduce
     python tools/measure_shrink.py --placed aabb      on two hosts, which are played on this machine
     python tools/measure_shrink.py --call barrier     where they wait, and use no CPU
     python tools/measure_shrink.py --busy 4           beside four processes that use a CPU each
 
-From the signal to each rank's error, over all ranks and jobs; from the last one's error to the last
-rank's return from `shrink`, over all jobs. A job begins when the CPUs have been idle for a moment,
-or when patience ends; the last line says how many began so. gpucoll must be importable.
+The first time is from the signal to each rank's error, over all ranks and jobs. The second is from
+the last rank's error to the last rank's return from `shrink`, over all jobs. A job begins when the
+CPUs have been idle for a moment, or when the patience is over; the last line has the number of jobs
+that began on idle CPUs. gpucoll must be importable.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ IDLE_SHARE, IDLE_S = 0.9, 0.3
 
 
 def all_reduce(comm: gpucoll.Communicator, victim: int) -> None:
-    """Make calls one after the other, the victim too."""
+    """Make calls in a row, on the victim as well."""
     while True:
         comm.all_reduce(np.ones(100))
 
 
 def barrier(comm: gpucoll.Communicator, victim: int) -> None:
-    """Wait for the victim, which does not come."""
+    """Wait for the victim, which does not arrive."""
     if comm.rank == victim:
         signal.pause()
     comm.barrier()
 
 
 def recv(comm: gpucoll.Communicator, victim: int) -> None:
-    """Wait for a message of the victim's, which does not come."""
+    """Wait for a message from the victim, which does not send one."""
     if comm.rank == victim:
         signal.pause()
     comm.recv(np.ones(100), victim)
@@ -57,7 +58,7 @@ CALLS: dict[str, Callable[[gpucoll.Communicator, int], None]] = {
 
 
 def run_rank(variables: dict[str, str], call: str, victim: int, said: int) -> None:
-    """Be one rank of a job: say when it waits, when it was told, and when it goes on."""
+    """Run one rank of a job: report when it waits, when it gets the error, when it continues."""
     os.environ.update(variables)
     comm = gpucoll.init(timeout_s=60)
     comm.all_reduce(np.ones(100))
@@ -75,7 +76,7 @@ def run_rank(variables: dict[str, str], call: str, victim: int, said: int) -> No
 
 
 def fork(function: Callable[..., None], *given: Any) -> int:
-    """Call a function in a process of its own; return its number."""
+    """Call a function in a new process; return the process id."""
     if (pid := os.fork()) == 0:
         try:
             function(*given)
@@ -85,7 +86,7 @@ def fork(function: Callable[..., None], *given: Any) -> int:
 
 
 def run_job(placed: str, call: str, victim: int) -> list[list[float]]:
-    """Return of every rank that is left how long it took until it knew, and until it went on."""
+    """Return for every remaining rank the times until it noticed and until it continued."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -116,13 +117,13 @@ def run_job(placed: str, call: str, victim: int) -> list[list[float]]:
 
 
 def idle_seconds() -> float:
-    """Return how long the CPUs have been idle since the machine was started, all together."""
+    """Return the total idle time of all CPUs since the machine was started, in seconds."""
     with open("/proc/stat") as file:
         return float(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_for_idle(patience_s: float) -> bool:
-    """Wait until nobody uses the CPUs, for so long at most; return whether nobody does."""
+    """Wait until the CPUs are idle, for a limited time; return whether they are."""
     stop = time.monotonic() + patience_s
     while time.monotonic() < stop:
         before = idle_seconds()
@@ -139,7 +140,7 @@ def use_cpu() -> None:
 
 
 def spelled(times: Sequence[float]) -> str:
-    """Return percentiles of times, in milliseconds."""
+    """Format percentiles of times, in milliseconds."""
     names = {50: "median", 90: "90 %", 99: "99 %", 100: "longest"}
     return ", ".join(
         f"{name} {1000 * float(np.percentile(times, share)):.0f} ms"
@@ -148,18 +149,24 @@ def spelled(times: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure what the arguments say."""
+    """Measure according to the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--placed", default="aaaa", help="by rank, a letter for its host")
-    parser.add_argument("--call", default="all_reduce", choices=CALLS, help="in which ranks are")
-    parser.add_argument("--busy", type=int, default=0, help="processes beside that use a CPU each")
-    parser.add_argument("--patience", type=float, default=20.0, help="for idle CPUs, in seconds")
+    parser.add_argument("--placed", default="aaaa", help="a letter for the host of each rank")
+    parser.add_argument(
+        "--call", default="all_reduce", choices=CALLS, help=("the call that the ranks make")
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help=("number of other processes that use a CPU each")
+    )
+    parser.add_argument(
+        "--patience", type=float, default=20.0, help=("how long to wait for idle CPUs, in seconds")
+    )
     parser.add_argument("--jobs", type=int, default=20)
     given = parser.parse_args()
     if len(given.placed) < 3:
         parser.error("--placed needs three ranks or more: of two, rank 1 alone does not go on")
     with gpucoll.init(rank=0, world_size=1) as alone:
-        alone.barrier()  # what is forked has what is needed
+        alone.barrier()  # so that forked processes have everything loaded
     told, gone_on, n_idle = [], [], 0
     for job in range(given.jobs):
         n_idle += wait_for_idle(given.patience)

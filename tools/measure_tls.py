@@ -1,11 +1,11 @@
-"""Time bulk data by TLS over loopback: Python's ssl alone, the loop of schedules, a broadcast.
+"""Time bulk data over TLS on loopback: Python's ssl alone, the loop of schedules, a broadcast.
 
     python tools/measure_tls.py [--rounds 9] [--bytes 268435456]
 
-Two processes send the same bytes in turns: by `ssl` alone, in calls of 256 KiB; by a schedule of
-`gpucoll.transport.tcp.secure_streams` over another connection of the same kind; by
-``comm.broadcast`` between two hosts that are played on this one, with certificates. What is printed
-is the median over the rounds, GB/s, and its share of `ssl`'s. Needs the command openssl.
+Two processes send the same bytes in turns: with `ssl` alone, in calls of 256 KiB; with a schedule
+of `gpucoll.transport.tcp.secure_streams` over another connection of the same kind; and with
+``comm.broadcast`` between two simulated hosts with certificates. The output has the median over the
+rounds in GB/s, and the ratio to `ssl`. Needs the command openssl.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def certificates(folder: Path) -> dict[str, str]:
 
 
 def secured(end: socket.socket, rank: int) -> Any:
-    """Return a connection over which TLS has begun, as ranks have them."""
+    """Return a connection on which TLS has been set up as between ranks."""
     from gpucoll.transport.tcp.credentials import job_tls
     from gpucoll.transport.tcp.handshake import Role
 
@@ -55,7 +55,7 @@ def secured(end: socket.socket, rank: int) -> Any:
 
 
 def by_ssl(rank: int, end: Any, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Return what sends all of it on rank 0, and receives it on rank 1."""
+    """Return a function that sends all data on rank 0, and receives it on rank 1."""
     end.setblocking(True)
     whole = data.data.cast("B")
 
@@ -72,7 +72,7 @@ def by_ssl(rank: int, end: Any, data: np.ndarray[Any, Any]) -> Callable[[], None
 
 
 def by_streams(rank: int, end: Any, data: np.ndarray[Any, Any]) -> Callable[[], object]:
-    """Return the same by a schedule of one row."""
+    """Return the same with a schedule of one row."""
     from gpucoll.transport.tcp.secure_streams import secure_streams
 
     streams = secure_streams([end])
@@ -84,7 +84,7 @@ def by_streams(rank: int, end: Any, data: np.ndarray[Any, Any]) -> Callable[[], 
 
 
 def run_rank(rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Be one of the two; return the seconds of each way's rounds."""
+    """Run one of the two ranks; return the seconds of each round by method."""
     import gpucoll
 
     with gpucoll.init(timeout_s=LIMIT_S) as comm:
@@ -108,7 +108,7 @@ def run_rank(rank: int, options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def connected(comm: Any, rank: int) -> socket.socket:
-    """Return a connection between the two."""
+    """Return a connection between the two ranks."""
     if rank == 0:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             comm.broadcast_object(listener.getsockname(), root=0)
@@ -117,7 +117,7 @@ def connected(comm: Any, rank: int) -> socket.socket:
 
 
 def main() -> None:
-    """Start both ranks; print what they took."""
+    """Start both ranks, and print their times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--bytes", type=int, default=256 << 20)

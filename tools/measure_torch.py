@@ -3,9 +3,9 @@ r"""Time torch.distributed's calls through gpucoll and through other backends, i
     python tools/measure_torch.py --ranks 2                 # all calls, 4 B to 64 MiB, beside gloo
     python tools/measure_torch.py --calls all_reduce --bind
 
-The same processes hold a group of each backend. A round times every backend once, so many calls one
-after the other that it takes 10 ms or so; of each the slowest rank counts. What is printed is the
-median over the rounds, in microseconds for one call, and the ratio to the first backend's.
+The same processes have a group of each backend. A round times every backend once, with as many
+calls in a row as take about 10 ms; the slowest rank counts. The output has the median over the
+rounds in microseconds per call, and the ratio to the first backend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Call = Callable[[Any], object]
 
 
 def calls(x: Any, group: Any, world_size: int) -> dict[str, Call]:
-    """Return what is timed, each on about as many bytes as x has."""
+    """Return the calls to time, each on about the size of x."""
     import torch
     from torch import distributed as dist
 
@@ -64,7 +64,7 @@ def calls(x: Any, group: Any, world_size: int) -> dict[str, Call]:
 
 
 def time_call(call: Call, group: Any, count: int) -> float:
-    """Return seconds for one call."""
+    """Return the seconds per call."""
     start = time.perf_counter()
     for _ in range(count):
         call(group)
@@ -111,7 +111,7 @@ def measure_size(
 
 
 def print_size(size_bytes: int, found: dict[str, dict[str, float]]) -> None:
-    """Print a table of one size."""
+    """Print the table of one size."""
     for name, times in found.items():
         first = next(iter(times.values()))
         cells = [f"{key} {value:10.1f} us" for key, value in times.items()]
@@ -120,7 +120,7 @@ def print_size(size_bytes: int, found: dict[str, dict[str, float]]) -> None:
 
 
 def run_rank(rank: int, given: argparse.Namespace, port: int) -> None:
-    """Be one rank."""
+    """Run one rank."""
     import torch
     from torch import distributed as dist
 
@@ -156,8 +156,8 @@ def main() -> int:
     parser.add_argument("--calls", nargs="+", default=[])
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), help="in bytes")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--bind", action="store_true", help="each rank to a CPU of its own")
-    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--bind", action="store_true", help="bind each rank to a CPU of its own")
+    parser.add_argument("--json", help="write the figures to this file")
     given = parser.parse_args()
     from torch import multiprocessing
 

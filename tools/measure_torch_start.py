@@ -1,11 +1,11 @@
-r"""Time how long process groups of torch.distributed take to start, in ranks that are forked.
+r"""Time the start of torch.distributed's process groups in forked ranks.
 
     python tools/measure_torch_start.py --ranks 4
 
-Each round forks the ranks anew from a process that has loaded torch, once for each way: Gloo,
-gpucoll, and gpucoll where the forking process has loaded it. Of each rank it takes the start
-(`init_process_group`) and the median of several `new_group` with a first `all_reduce`, of each
-round the slowest rank, and of the rounds the median, in milliseconds.
+Each round forks new ranks from a process that has loaded torch, once for each way: Gloo, gpucoll,
+and gpucoll loaded by the forking process. It measures the start (`init_process_group`) and the
+median of several `new_group` with a first `all_reduce`. The slowest rank of each round counts; the
+output has the medians over the rounds in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Times = tuple[float, float]
 
 
 def run_rank(rank: int, way: str, n_ranks: int, path: str, queue: Any) -> None:
-    """Start a group and several more, and put the times into the queue, in seconds."""
+    """Start a group and several more, and put the times in seconds into the queue."""
     import torch
     from torch import distributed as dist
 
@@ -44,7 +44,7 @@ def run_rank(rank: int, way: str, n_ranks: int, path: str, queue: Any) -> None:
 
 
 def measure(way: str, n_ranks: int) -> Times:
-    """Fork the ranks, and return the slowest one's times, in seconds."""
+    """Fork the ranks, and return the times of the slowest one, in seconds."""
     from torch import multiprocessing
 
     queue = multiprocessing.get_context("fork").SimpleQueue()
@@ -56,7 +56,7 @@ def measure(way: str, n_ranks: int) -> Times:
 
 
 def measure_in_child(way: str, n_ranks: int) -> Times:
-    """Measure from a process that is forked for it, and so has loaded what this way says."""
+    """Measure from a process that is forked for this, and that loads what this way requires."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -3,10 +3,11 @@ r"""Time a training step of DistributedDataParallel through gpucoll and other ba
     python tools/measure_torch_training.py --ranks 2
     python tools/measure_torch_training.py --bind --views
 
-25 million parameters, whose gradients are averaged. The same processes hold a model for each
-backend, and take turns. What of a step is communication is told by two steps without any: one whose
-hook gives the gradients back as they are (they are copied into buckets and back), and one under
-`no_sync` (they are not). The slowest rank counts; what is printed are medians, in milliseconds.
+The model has 25 million parameters, whose gradients are averaged. The same processes have a model
+for each backend, and take turns. Two steps without communication show how much of a step is
+communication: one with a hook that returns the gradients unchanged (they are copied into buckets
+and back), and one under `no_sync` (they are not copied). The slowest rank counts; the output has
+medians in milliseconds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def network() -> Any:
 
 
 def give_back(_: object, bucket: Any) -> Any:
-    """Do nothing, as a hook of DistributedDataParallel."""
+    """Return the bucket unchanged, as a hook of DistributedDataParallel."""
     import torch
 
     future: Any = torch.futures.Future()
@@ -41,11 +42,12 @@ def give_back(_: object, bucket: Any) -> Any:
     return future
 
 
-give_back.__annotations__.clear()  # DistributedDataParallel would compare their names with types
+# DistributedDataParallel would compare the names in them with types
+give_back.__annotations__.clear()
 
 
 def time_step(model: Any, x: Any, is_synchronised: bool) -> float:
-    """Return seconds of forward and backward on the slowest rank."""
+    """Return the seconds of forward and backward on the slowest rank."""
     import torch
     from torch import distributed as dist
 
@@ -60,7 +62,7 @@ def time_step(model: Any, x: Any, is_synchronised: bool) -> float:
 
 
 def run_rank(rank: int, given: argparse.Namespace, port: int) -> None:
-    """Be one rank."""
+    """Run one rank."""
     import torch
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -84,7 +86,7 @@ def run_rank(rank: int, given: argparse.Namespace, port: int) -> None:
     for turn in range(given.rounds + 2):
         for name, model in models.items():
             taken = time_step(model, x, True)
-            if turn > 1:  # buckets are made anew after the first
+            if turn > 1:  # buckets are made anew after the first step
                 times[name].append(taken)
         taken = time_step(models["no communication"], x, False)
         if turn > 1:
@@ -95,7 +97,7 @@ def run_rank(rank: int, given: argparse.Namespace, port: int) -> None:
 
 
 def report(times: dict[str, list[float]], backends: list[str]) -> None:
-    """Print medians, and what is communication."""
+    """Print the medians, and how much of them is communication."""
     medians = {name: statistics.median(taken) * 1e3 for name, taken in times.items()}
     for name, taken in medians.items():
         print(f"{name:18} {taken:8.1f} ms a step")
@@ -114,7 +116,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--backends", nargs="+", default=["gloo", "gpucoll"])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--bind", action="store_true", help="each rank to a CPU of its own")
+    parser.add_argument("--bind", action="store_true", help="bind each rank to a CPU of its own")
     parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view=True")
     given = parser.parse_args()
     from torch import multiprocessing

@@ -1,12 +1,12 @@
-"""Print the oldest and the newest Python that the README names, and where this machine has them.
+"""Print the oldest and the newest Python that the README names, with interpreters on this machine.
 
 ::
 
     python tools/pythons.py
 
-One line for each: its version, and the path of an interpreter that runs, or nothing where there is
-none. They are looked for on PATH and among pyenv's versions. A command on PATH that does not run is
-passed over: pyenv puts one there for each version, also for those that are not activated.
+It prints one line for each: its version, and the path of a working interpreter, or nothing if there
+is none. Interpreters are searched on PATH and among pyenv's versions. A command on PATH that does
+not run is skipped: pyenv provides one for each version, even if it is not activated.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def promised(text: str) -> list[str]:
 
 
 def oldest_and_newest() -> list[str]:
-    """Return both as the README of this checkout names them."""
+    """Return both versions, as the README of this checkout names them."""
     versions = promised(README.read_text(encoding="utf-8"))
     return [versions[0], versions[-1]]
 
 
 def find(version: str) -> Path | None:
-    """Return an interpreter of a version such as 3.10 that runs; None where there is none."""
+    """Return a working interpreter of a version such as 3.10; None if there is none."""
     return next((each for each in _candidates(version) if _runs_as(each, version)), None)
 
 

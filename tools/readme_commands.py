@@ -1,4 +1,4 @@
-"""Print one of the README's commands, as it stands there.
+"""Print one of the README's commands, exactly as it is written there.
 
 ::
 
@@ -23,12 +23,12 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 def command(text: str, name: str) -> str:
-    """Return the command that `text` marks with `name`.
+    """Return the command in `text` that is marked with `name`.
 
     Raises
     ------
     ValueError
-        Where the marker is not there exactly once, or no block with exactly one line follows it.
+        The marker is not there exactly once, or no block with exactly one line follows it.
     """
     lines = [line.strip() for line in text.splitlines()]
     marker = f"<!-- command: {name} -->"

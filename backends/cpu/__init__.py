@@ -1,1 +1,1 @@
-"""Backends of host arrays: `host` moves those of one host's ranks, `world` those of several."""
+"""Backends of host arrays: `host` for the ranks of one host, `world` for those of several."""

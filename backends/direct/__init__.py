@@ -1,1 +1,1 @@
-"""GPU arrays without a vendor's library: over host memory that the GPU and the host share."""
+"""GPU arrays without a vendor's library: over host memory that GPU and host share."""

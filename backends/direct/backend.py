@@ -1,4 +1,4 @@
-"""The direct backend: what it enqueues for calls on GPU arrays, and how it lets go of them."""
+"""The direct backend: it stages GPU arrays through host memory, or uses shared GPU memory."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from gpucoll.errors import (
 )
 
 RESET_AT = 1 << 30
-"""How far words are counted before they begin anew, as soon as nothing is under way."""
+"""The count of words at which they restart from 0, as soon as nothing is under way."""
 _TOLD_BY_OTHERS_S = 1.0
-"""So long what all ranks find out by themselves is left to those who name it better."""
+"""How long errors that all ranks notice are left to the ranks that can describe them better."""
 _PEERS_LET_GO_S = 1.0
-"""So long others are waited for before this rank's part of the shared memory stays where it is."""
+"""How long to wait for other ranks before this rank's part of shared memory is left in place."""
 _SEEN_BY_ALL = (AbortedError, DeadlineError, MismatchError, PeerLostError, StateError)
 
 CollectiveLaunch = StagedCall | PeerLaunch | ComposedLaunch
@@ -47,16 +47,17 @@ Launch = CollectiveLaunch | tuple[MessageRequest, ...] | HostMessages
 
 
 class DirectBackend:
-    """GPU arrays of the ranks, staged through host memory.
+    """Moves GPU arrays between the ranks: through host memory, MPI or memory that the GPUs share.
 
     Parameters
     ----------
     device : Device
         This rank's GPU.
     inner : Inner
-        The CPU backend's group of the same ranks.
+        A group of the CPU backend with the same ranks.
     has_gpu : bool
-        Whether the device is one; else it stands for the host memory of a rank without (`mixed`).
+        Whether the device is a GPU; otherwise it stands for the host memory of a rank without one
+        (`mixed`).
     """
 
     name = "direct"
@@ -65,10 +66,10 @@ class DirectBackend:
         self.device = device
         self.has_gpu = has_gpu
         self.is_mixed = False
-        """Whether host arrays may come, too; then all is staged."""
+        """Whether host arrays may be passed, too; then everything is staged."""
         self.inner = inner
         self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-        """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
+        """Surrounds driver calls that may block: `gpucoll.backends.gpu.issuer`."""
         self._rank, self._world_size = inner.group.rank, inner.group.world_size
         self._slot_bytes = slot_bytes_for(self._world_size)
         self._slots: PieceSlots | None = None
@@ -76,26 +77,26 @@ class DirectBackend:
         self._drained_word = self._words.address + 2 * WORD_BYTES
         self._issued = 0
         self._tail = 0
-        """An event behind the last staged call."""
+        """An event after the last staged call."""
         self._last_stream: int | None = None
         self.engine = Engine(inner, self._words)
         self.messages = MessageEngine(device, inner)
         self.peer: PeerPath | None = None
-        """Through memory that the ranks' GPUs share; None: everything is staged, and why."""
+        """Through memory that the ranks' GPUs share; None: for the reason in `why_staged`."""
         self.why_staged = "their memory was not looked at"
         self.slots_for_mpi: PieceSlots | None = None
-        """On the GPU, where MPI reads and writes them there."""
+        """Slots on the GPU that MPI reads and writes directly; None: it does not."""
         self.reduces_on_gpu = False
-        """Whether kernels reduce what MPI has brought."""
+        """Whether kernels reduce the data that MPI has moved."""
         self.by_mpi = ""
-        """Of arrays that go through MPI: how, and why."""
+        """How arrays go through MPI, and why; empty if they do not."""
         self.scratch = Scratch(device)
         self._is_open = True
 
     # --- preparing --------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> Launch:
-        """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
+        """Return the launch of a collective; ArgumentTypeError if the dtype lacks the op."""
         place = Place(self._rank, self._world_size)
         if request.compressed is not None:
             request = on_device(request, self.device, has_gpu=self.has_gpu)
@@ -118,7 +119,7 @@ class DirectBackend:
         return made
 
     def _slots_of(self, request: Request) -> PieceSlots:
-        """Return where its pieces go; all ranks choose alike."""
+        """Return the slots for the request's pieces; all ranks choose in the same way."""
         if self.slots_for_mpi is not None and request.collective in MOVEMENTS:
             return self.slots_for_mpi
         if self._slots is None:
@@ -126,18 +127,18 @@ class DirectBackend:
         return self._slots
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
-        """Return how sends and receives are enqueued, all at once."""
+        """Return one launch for all these sends and receives."""
         if any(each.buffer is not None and each.buffer.device == HOST_ARRAYS for each in requests):
             return HostMessages(self.messages, requests)
         return tuple(requests)
 
     def outgrows_scratch(self, launch: Launch) -> bool:
-        """Return whether words are to begin anew, or memory grows: once nothing is under way."""
+        """Return whether words must restart or memory must grow, once nothing is under way."""
         size_bytes = launch.scratch_bytes if isinstance(launch, ComposedLaunch) else 0
         return self._issued > RESET_AT or self.scratch.is_outgrown_by(size_bytes)
 
     def reserve(self, launch: Launch, is_captured: bool) -> None:
-        """Let the words begin anew where it is time, nothing is under way then; take memory."""
+        """Restart the words if it is time, which needs all calls to be over; allocate memory."""
         if isinstance(launch, ComposedLaunch):
             self.scratch.reserve(launch.scratch_bytes)
         if self._issued > RESET_AT:
@@ -149,7 +150,7 @@ class DirectBackend:
     # --- enqueuing --------------------------------------------------------------------------------
 
     def enqueue(self, launch: Launch, stream: int, is_captured: bool) -> Any:
-        """Put a launch on a stream of the device, which is current."""
+        """Put a launch on a stream of the current device."""
         if isinstance(launch, CollectiveLaunch):
             return self._enqueue_collective(launch, stream)
         if isinstance(launch, HostMessages):
@@ -168,7 +169,7 @@ class DirectBackend:
         return None
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> list[Any]:
-        """Put launches on their streams: collectives, then each stream's messages at once."""
+        """Put launches on their streams: collectives, then the messages of each stream together."""
         messages: dict[int, list[MessageRequest]] = {}
         kept, begun = [], []
         for launch, stream, _ in launches:
@@ -178,7 +179,7 @@ class DirectBackend:
                 begun += launch.flows()
             else:
                 messages.setdefault(stream, []).extend(launch)
-        # All are begun before the first is waited for: a rank may send to itself.
+        # All are started before the first is waited for: a rank may send to itself.
         flows = {stream: self.messages.flows_of(requests) for stream, requests in messages.items()}
         for each in (begun, *flows.values()):
             self.messages.begin(each)
@@ -187,7 +188,7 @@ class DirectBackend:
         return kept
 
     def note_capture(self) -> None:
-        """Do nothing: captures are refused (`gpucoll.backends.direct.connected`)."""
+        """Do nothing: captures are refused in `gpucoll.backends.direct.connected`."""
 
     def _enqueue_peer(self, launch: PeerLaunch, stream: int) -> None:
         assert self.peer is not None
@@ -215,20 +216,20 @@ class DirectBackend:
             return
         if first + count >= LAST - 1:
             raise BackendError("too many calls in groups alone: make one outside of a group")
-        if self._last_stream not in (None, stream):  # the slots are still the other stream's
+        if self._last_stream not in (None, stream):  # the other stream may still use the slots
             self._do(self.device.stream_wait_event, stream, self._tail, 0)
         self._issued += count + pieces.agrees
-        # First, for the driver may keep this thread until the streams get on.
+        # This comes first, because the driver may block this thread until the streams proceed.
         self.engine.add(Job(call, first))
         try:
-            if call.is_on_host:  # the thread copies: it waits for the stream, the stream for it
+            if call.is_on_host:  # the engine's thread copies; it and the stream wait for each other
                 self._write_value(stream, self.engine.read_word, first + count)
                 self._wait_value(stream, self.engine.written_word, first + count)
             else:
                 self._enqueue_pieces(call, first, stream)
             if pieces.agrees:
                 self._wait_value(stream, self.engine.written_word, self._issued)
-        finally:  # where that has failed, too: by this it is known when the stream is through
+        finally:  # after a failure, too: this word shows when the stream is through
             self._write_value(stream, self._drained_word, self._issued)
         if not self._tail:
             self._tail = self.device.create_event()
@@ -236,7 +237,7 @@ class DirectBackend:
         self._last_stream = stream
 
     def _enqueue_pieces(self, call: StagedCall, first: int, stream: int) -> None:
-        """Put the copies of all pieces on a stream: number i to its slots, then i - 1 back."""
+        """Put the copies of all pieces on a stream: number i into its slots, then i - 1 back."""
         pieces, slots = call.pieces, call.slots
         count = pieces.n_pieces
         before: tuple[Copy, ...] = ()
@@ -266,15 +267,15 @@ class DirectBackend:
         self._enqueue_flows(flows, stream)
 
     def _enqueue_flows(self, flows: Sequence[Flow], stream: int) -> None:
-        """Put messages on a stream in rounds: of each a piece, the sent ones first.
+        """Put messages on a stream in rounds: one piece of each message, sends first.
 
-        So whatever a round waits for comes of earlier rounds of the other ranks, or of what is sent
-        in the same one.
+        So a round only waits for earlier rounds of the other ranks, or for what they send in the
+        same round.
         """
         try:
             self._enqueue_rounds(flows, stream)
         except BaseException:
-            # The thread must send none of it; then the words say when the stream is through.
+            # The thread must not send any of it; then the words show when the stream is through.
             self.messages.abort()
             with contextlib.suppress(GpucollError):  # a GPU that has failed does nothing more
                 for flow in flows:
@@ -322,7 +323,7 @@ class DirectBackend:
     # --- the rest ---------------------------------------------------------------------------------
 
     def failure(self) -> GpucollError | None:
-        """Return what has gone wrong on the host; None: nothing."""
+        """Return a failure of the host's part, or None."""
         for part in (self.messages, self.engine):
             error = part.error
             if error is None:
@@ -334,7 +335,7 @@ class DirectBackend:
         return None
 
     def abort(self) -> None:
-        """Let all streams go on that wait for the host, and all ranks that wait for this one."""
+        """Release all streams that wait for the host, and all ranks that wait for this one."""
         if self._is_open:
             self.messages.abort()
             self.engine.abort()
@@ -342,7 +343,7 @@ class DirectBackend:
                 self.peer.abort(_PEERS_LET_GO_S)
 
     def describe(self) -> dict[str, str]:
-        """Return what is worth knowing."""
+        """Return facts about this backend for the user: name -> sentence."""
         identity = self.device.identity
         gpu = f"{self.device.label}: {identity.name}, {identity.uuid}"
         by_peers = self.why_staged
@@ -355,28 +356,28 @@ class DirectBackend:
             "GPU path through shared GPU memory": by_peers,
             "GPU path": f"staged through page-locked host memory, in pieces of up to "
             f"{self._slot_bytes} bytes, two at a time; the host's part over the CPU backend"
-            + ("" if shared else " by a copy more: its memory could not be page-locked"),
+            + ("" if shared else " with one more copy: its memory could not be page-locked"),
             **by_mpi,
-            "GPU: same bits as the CPU backend": "yes, of arrays of a piece's size",
+            "GPU: same bits as the CPU backend": "yes, of arrays that fit into one piece",
             "GPU: captured graphs": "no: the host has a part in every call",
             "GPU messages": "match in the order of both ranks' calls; tags are not compared",
         }
 
     def close(self, limit_s: float) -> None:
-        """Let go of everything; nothing is under way."""
-        if self.peer is not None:  # not aborted: others may still be in the last call
+        """Release everything; nothing is under way."""
+        if self.peer is not None:  # not aborted: other ranks may still be in the last call
             self.peer.close(min(limit_s, _PEERS_LET_GO_S))
             self.peer = None
         self.let_go(limit_s)
 
     def let_go(self, limit_s: float) -> bool:
-        """Let go of everything, as far as threads and streams have ended within so many seconds.
+        """Release everything whose threads and streams end within `limit_s` seconds.
 
-        Returns whether all of them have: else arrays may still be used.
+        Returns whether all of them have ended; otherwise arrays may still be in use.
         """
         if not self._is_open:
             return True
-        # Where streams still run, giving memory back would wait for them, without a deadline.
+        # While streams still run, freeing memory would wait for them, without a deadline.
         is_through = self.peer is None or self.peer.give_up(min(limit_s, _PEERS_LET_GO_S))
         has_ended = [self.engine.stop(limit_s), self.messages.stop(limit_s)]
         due_s = time.monotonic() + limit_s
@@ -391,7 +392,7 @@ class DirectBackend:
             _left_in_use.append(self)
             self.inner.abort()
         else:
-            with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
+            with contextlib.suppress(GpucollError):  # a GPU that has failed frees nothing
                 self._free()
         self.inner.close()
         return is_unused
@@ -408,7 +409,7 @@ class DirectBackend:
 
     @property
     def _has_failed(self) -> bool:
-        """Whether the GPU does nothing any more."""
+        """Whether the GPU has failed and does nothing any more."""
         try:
             self.device.destroy_event(self.device.create_event())
         except GpucollError:
@@ -428,4 +429,4 @@ class DirectBackend:
 
 
 _left_in_use: list[DirectBackend] = []
-"""Whose memory a thread or a stream may still use: it stays until the process ends."""
+"""Backends whose memory a thread or a stream may still use: they live until the process ends."""

@@ -1,4 +1,4 @@
-"""A rank's GPU once the direct backend has connected it."""
+"""A rank's GPU after the direct backend has connected it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from gpucoll.topology.default_gpu import default_number
 
 
 class Freed(NamedTuple):
-    """A piece of GPU memory whose last array is gone. To free it waits for the GPU."""
+    """A piece of GPU memory whose last array is gone. Freeing it waits for the GPU."""
 
     device: Device
     address: int
 
     def end(self) -> None:
-        """Give it back to the driver."""
+        """Return it to the driver."""
         with contextlib.suppress(GpucollError):
             self.device.free(self.address)
 
 
 class Memory:
-    """A piece of GPU memory for arrays; given back after the last of them is gone."""
+    """A piece of GPU memory for arrays; freed after the last of them is gone."""
 
     def __init__(self, device: Device, size_bytes: int) -> None:
         self._device = device
@@ -60,14 +60,14 @@ class Memory:
 
 
 class GpuResources(NamedTuple):
-    """All that a communicator has on its GPU. None of it may refer to the communicator."""
+    """Everything that a communicator owns on its GPU. None of it may refer to the communicator."""
 
     backend: DirectBackend
     streams: Streams
     in_flight: InFlight
 
     def end(self) -> None:
-        """Give it up, whatever the other ranks do."""
+        """Release it, whatever the other ranks do."""
         device = self.backend.device
         self.backend.abort()
         if not self.backend.let_go(GIVING_UP_S):
@@ -78,45 +78,45 @@ class GpuResources(NamedTuple):
 
 
 _left_in_use: list[Any] = []
-"""Arrays that a stream may still use when their communicator is gone: they stay."""
+"""Arrays that a stream may still use after their communicator is gone: they are never freed."""
 
 
 class Divided(NamedTuple):
-    """What `Connected.split` made."""
+    """The result of `Connected.split`."""
 
     backend: DirectBackend
 
     def abort(self) -> None:
-        """Let go of it, where no communicator comes of it."""
+        """Release it, if no communicator is made of it."""
         self.backend.abort()
         self.backend.let_go(GIVING_UP_S)
 
 
 class Connected(ConnectedGpu[DirectBackend]):
-    """What exists from the first call on GPU arrays to the communicator's end.
+    """The connected GPU, from the first call on GPU arrays to the communicator's end.
 
     Parameters
     ----------
     group : Group
         The ranks.
     calls : EnqueuedCalls
-        Where calls are posted and compared.
+        Posts and compares calls.
     backend : DirectBackend
-        What enqueues.
+        Enqueues them.
     exits : bool
-        Whether a failure that nobody asks for ends the process.
+        Whether a failure that goes unnoticed ends the process.
     """
 
     def __init__(
         self, group: Group, calls: EnqueuedCalls, backend: DirectBackend, exits: bool
     ) -> None:
         issuer = Issuer(group, calls, backend.device, backend.failure, backend.abort)
-        # Not a method of the issuer's: the backend must not keep it alive.
+        # Not a bound method of the issuer: the backend must not keep the issuer alive.
         resources = GpuResources(backend, issuer.streams, issuer.in_flight)
         super().__init__(group, calls, backend, issuer, resources, exits)
 
     def issue(self, stream_call: StreamCall) -> Any:
-        """Put one call on its stream, and return at once."""
+        """Put one call on its stream and return immediately."""
         self.backend.in_driver = self.issuer.in_driver
         try:
             return super().issue(stream_call)
@@ -124,7 +124,7 @@ class Connected(ConnectedGpu[DirectBackend]):
             self.backend.in_driver = contextlib.nullcontext
 
     def issue_group(self, stream_calls: Any) -> Any:
-        """Put several calls on their streams at once, in no order."""
+        """Put several calls on their streams; they run in no particular order."""
         self.backend.in_driver = self.issuer.in_driver
         try:
             return super().issue_group(stream_calls)
@@ -151,7 +151,7 @@ class Connected(ConnectedGpu[DirectBackend]):
         return Memory(self.device, size_bytes)
 
     def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
-        """Return memory of this rank's GPU, once all ranks have asked for as much."""
+        """Return memory of this rank's GPU, once all ranks have requested the same size."""
         made, problem = None, ""
         try:
             made = self.allocate(size_bytes)
@@ -170,16 +170,16 @@ class Connected(ConnectedGpu[DirectBackend]):
         return made
 
     def register(self, address: int, size_bytes: int) -> None:
-        """Return None: staged arrays gain nothing by it."""
+        """Return None: staged arrays gain nothing by registration."""
 
     def describe(self) -> dict[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about this backend for the user: name -> sentence."""
         return self.backend.describe()
 
     def split(
         self, channel: Channel, color: int | None, key: int, timeout_s: float | None
     ) -> Divided | None:
-        """Meet the ranks of one color anew; every rank calls it, after its calls are done."""
+        """Let the ranks of one color meet anew; every rank calls it, after its calls are done."""
         self.issuer.synchronize()
         group = self._group
         everyone = exchange(channel, [color, key, group.rank, new_token()], timeout_s)
@@ -225,7 +225,7 @@ def connect(
 def backend_over(
     device: Device, inner: Inner, timeout_s: float, *, has_gpu: bool, mixed: bool
 ) -> DirectBackend:
-    """Return what moves arrays of the inner group's ranks; every rank of that calls it."""
+    """Return a backend for the inner group's ranks; every rank of that group calls it."""
     backend, problem = None, ""
     try:
         try:
@@ -250,10 +250,10 @@ def backend_over(
 
 
 def share_memory(backend: DirectBackend, timeout_s: float) -> None:
-    """Let the ranks' GPUs share memory, where they can; every rank calls it."""
+    """Let the ranks' GPUs share memory if they can; every rank calls it."""
     group, channel = backend.inner.group, backend.inner.channel
     if group.over_mpi is not None:
-        from gpucoll.backends.direct.through_mpi import slots_on_gpus  # of those who have an MPI
+        from gpucoll.backends.direct.through_mpi import slots_on_gpus  # only if MPI is used
 
         backend.why_staged = "none: arrays go through MPI"
         found = slots_on_gpus(
@@ -275,18 +275,18 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:
-    """Take over what `Connected.split` of the communicator before returned."""
+    """Take over the result of the parent communicator's `Connected.split`."""
     return Connected(group, calls, made.backend, exits)
 
 
 def look(kind: str, number: int | None, group: Group) -> tuple[Found, Device | None]:
-    """Open this rank's GPU; what stands against it becomes a `Found.problem`."""
+    """Open this rank's GPU; an obstacle becomes a `Found.problem`."""
     try:
-        if number is None:  # by its place on the host
+        if number is None:  # the GPU at the rank's local index
             local_rank = config.local_rank(group.local_rank)
             number = default_number(local_rank, device_count(kind)) or 0
         device = open_device(kind, number)
-        problem = "its streams cannot wait for words in memory, says its driver"
+        problem = "its driver reports that its streams cannot wait for words"
         if device.can_wait_for_values:
             problem = word_trial.problem_of(device)
     except (GpucollError, MemoryError) as error:
@@ -299,7 +299,7 @@ def look(kind: str, number: int | None, group: Group) -> tuple[Found, Device | N
 
 
 def raise_problems(everyone: list[Any]) -> None:
-    """Raise, alike on every rank, what stands against one."""
+    """Raise on every rank if any rank has a problem."""
     problems = [f"rank {rank}: {said[0]}" for rank, said in enumerate(everyone) if said[0]]
     if problems:
         text = "; ".join(problems)
@@ -307,5 +307,5 @@ def raise_problems(everyone: list[Any]) -> None:
 
 
 def exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
-    """Return what every rank says, by rank, as JSON can carry it."""
+    """Return the values of all ranks, by rank; each must be JSON-serialisable."""
     return [json.loads(part) for part in tell(channel, timeout_s)(json.dumps(mine).encode())]

@@ -1,8 +1,9 @@
-"""The thread that does the host's part of collectives on GPU arrays, piece by piece, as issued.
+"""The thread that does the host's part of collectives on GPU arrays, piece by piece, in order.
 
-Everything on a stream was enqueued before: the copies of a piece to the host, a word that says that
-they are done, a wait for the word that this thread writes, the copies back. Host arrays (of a
-communicator with ``mixed=True``) this thread copies itself: of their calls a stream has the words.
+Everything on a stream was enqueued before: the copies of a piece to the host, a word that reports
+that they are done, a wait for the word that this thread writes, and the copies back. Host arrays
+(of a communicator with ``mixed=True``) are copied by this thread itself; of their calls, a stream
+only has the words.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _KEPT = 16
 
 
 class StagedCall:
-    """A collective as its pieces, and the calls of the CPU backend that were prepared for them.
+    """A collective in pieces, with the calls of the CPU backend that were prepared for them.
 
     Parameters
     ----------
     pieces : Pieces
     slots : PieceSlots
-        Where they lie meanwhile.
+        The slots that hold the pieces meanwhile.
     is_on_host : bool
-        Whether its arrays lie in host memory, and not on the GPU.
+        Whether the arrays lie in host memory instead of on the GPU.
     """
 
     def __init__(self, pieces: Pieces, slots: PieceSlots, is_on_host: bool = False) -> None:
@@ -50,13 +51,13 @@ class StagedCall:
         self._kept: dict[Any, PreparedCall] = {}
 
     def run(self, number: int) -> None:
-        """Do a piece's part on the host."""
+        """Do the host's part of a piece."""
         with self.slots.around():
             self.prepared(number).run(NEVER_S)
             self.slots.after()
 
     def prepared(self, number: int) -> PreparedCall:
-        """Return what does a piece's part on the host, over its slots."""
+        """Return the call that does the host's part of a piece, over its slots."""
         source, out = self.slots.for_host(number)
         request = self.pieces.piece(number).request(source, out)
         key = (
@@ -76,7 +77,7 @@ class StagedCall:
 
 
 class Job:
-    """A staged call that was enqueued."""
+    """An enqueued staged call."""
 
     def __init__(self, call: StagedCall, first: int) -> None:
         self.call = call
@@ -87,43 +88,43 @@ class Job:
 class Engine:
     """Does the host's part of calls, in the order in which they were issued.
 
-    It knows nothing of the communicator, which may be dropped.
+    It holds no reference to the communicator, which may be dropped.
 
     Parameters
     ----------
     inner : Inner
-        The CPU backend's group of the same ranks.
+        A group of the CPU backend with the same ranks.
     words : Words
-        The first is written by the GPU, the second by the host.
+        The GPU writes the first word, the host the second.
     """
 
     def __init__(self, inner: Inner, words: Words) -> None:
         self._inner = inner
         self._words = words
         self.read_word = words.address
-        """Counts pieces that are on the host."""
+        """Address of the word that counts pieces on the host."""
         self.written_word = words.address + WORD_BYTES
-        """Counts pieces that the CPU backend is done with."""
+        """Address of the word that counts pieces that the CPU backend has finished."""
         self._jobs: deque[Job] = deque()
         self._lock = threading.RLock()  # not the condition: an interrupt can leave that locked
         self._changed = threading.Condition(self._lock)
         self._writing = threading.Lock()
-        """Held while a host array is written, so that none is any more after an abort."""
+        """Held while a host array is written, so that none is written after an abort."""
         self._is_stopping = self._is_aborted = self._is_working = False
         self.error: GpucollError | None = None
-        """What has ended it."""
+        """The error that ended it."""
         self.failed_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="gpucoll-direct", daemon=True)
         self._thread.start()
 
     def add(self, job: Job) -> None:
-        """Do a job's part on the host when its turn comes."""
+        """Do the host's part of a job when its turn comes."""
         with self._lock:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def abort(self) -> None:
-        """Let go on whatever waits for this: streams, and ranks."""
+        """Release everything that waits for this engine: streams and ranks."""
         with self._lock:
             self._is_aborted = True
             self._words.store(self.written_word, LAST)
@@ -190,7 +191,7 @@ class Engine:
                 copy_out(copies, slot)
 
     def _most(self, count: int) -> int:
-        """Return the largest of the ranks' numbers of pieces."""
+        """Return the largest number of pieces that any rank has."""
         numbers = np.array([count], np.int64)
         address = numbers.ctypes.data
         buffer = Buffer(address, (1,), "int64", 8, numbers)
@@ -199,7 +200,7 @@ class Engine:
         return int(numbers[0])
 
     def _wait(self, value: int) -> bool:
-        """Wait until the GPU says that so many pieces are there; return False where aborted."""
+        """Wait until the GPU reports so many pieces; return False if aborted."""
         pause_s = PAUSES_S[0]
         while self._words.load(self.read_word) < value:
             if self._is_aborted:

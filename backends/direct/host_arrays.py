@@ -1,7 +1,7 @@
 """Host arrays in calls that other ranks make on GPU arrays: ``init(mixed=True)``.
 
-A stream has no part in moving them: the thread that does the host's part copies between the array
-and the slots. So memory of the user's need be neither page-locked nor known to any driver.
+A stream does not move them: the thread that does the host's part copies between the array and the
+slots. So the user's memory need be neither page-locked nor known to any driver.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ def is_on_host(request: Request) -> bool:
 
 
 def copy_in(copies: Iterable[Copy], slot: int) -> None:
-    """Copy the parts of an array to where the CPU backend reads them."""
+    """Copy the parts of an array into a slot, from which the CPU backend reads."""
     for copy in copies:
         ctypes.memmove(slot + copy.offset, copy.address, copy.size_bytes)
 
 
 def copy_out(copies: Iterable[Copy], slot: int) -> None:
-    """Copy what the CPU backend has written to the parts of an array."""
+    """Copy a slot, which the CPU backend has written, to the parts of an array."""
     for copy in copies:
         ctypes.memmove(copy.address, slot + copy.offset, copy.size_bytes)
 
 
 def number_in_one_piece(request: Request) -> Pieces:
-    """Return the call of a Python int: over its own memory, where all inputs are to be left.
+    """Return the call of a Python int in one piece, over its own memory, which keeps all inputs.
 
-    In memory that all ranks of a host share, ranks would reduce for each other and leave none.
+    In memory that all ranks of a host share, ranks would reduce for each other and keep no inputs.
     """
     source, out = (
         None if buffer is None else replace(buffer, shape=(1,))
@@ -50,7 +50,7 @@ def number_in_one_piece(request: Request) -> Pieces:
 
 
 def on_device(request: Request, device: Device, *, has_gpu: bool) -> Request:
-    """Return a compressed call for the kernels of the device that stands for a rank's host memory.
+    """Return a compressed call for the kernels of the device that stands for host memory.
 
     Raises
     ------

@@ -1,8 +1,7 @@
-"""The ranks once more, as a group of the CPU backend of its own: for the host's part of GPU calls.
+"""A second group of the same ranks, with the CPU backend, for the host's part of GPU calls.
 
-Of MPI's, where the communicator's host arrays go through that.
-
-So the user's own calls on host arrays, and their order, have nothing to do with it.
+If the communicator's host arrays go through MPI, the second group uses MPI, too. So the user's own
+calls on host arrays are independent of it, and so is their order.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from gpucoll.group.protocol import Channel, Group
 from gpucoll.types import Collective
 
 NEVER_S = 1e8
-"""Deadline of its calls: those of the GPU calls are looked after where these are issued."""
+"""Deadline of its calls: the deadlines of the GPU calls are watched where these are issued."""
 
 
 class Inner:
-    """A group of the CPU backend, and what moves its arrays.
+    """A group with its backend for host arrays.
 
     Attributes
     ----------
     group : Group
     channel : Channel
-        On which its ranks agree, until calls are made.
+        The channel on which its ranks agree before calls are made.
     backend : HostBackend
     """
 
@@ -42,36 +41,37 @@ class Inner:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether MPI was left with requests, and may still read or write what they are of."""
+        """Whether requests were left to MPI, which may still read or write their memory."""
         return self.group.over_mpi is not None and bool(self.group.over_mpi.is_given_up)
 
     def abort(self) -> None:
-        """End what any rank waits for in it."""
+        """End everything that any rank waits for in this group."""
         if not self.group.is_closed:
             self.group.abort()
 
     def close(self) -> None:
-        """Let go of it; nobody is in a call."""
+        """Release it; no rank is in a call."""
         self.backend.messages.end()
         self.group.close()
 
 
 def tell(channel: Channel, timeout_s: float | None) -> Callable[[bytes], list[bytes]]:
-    """Return what gives every rank this one's bytes."""
+    """Return a function that distributes this rank's bytes and returns those of all ranks."""
     return lambda data: channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
 
 
 def meet(
     group: Group, channel: Channel, ranks: Sequence[int], token: str, timeout_s: float | None
 ) -> Inner | None:
-    """Return the group of some ranks of another one; every rank of that calls it.
+    """Return a group of some ranks of another group; every rank of that group calls it.
 
     Parameters
     ----------
     ranks : sequence of int
-        They, in their new order; empty: this rank is none of them, and gets None.
+        The ranks of the new group, in their new order. Empty: this rank is not one of them, and
+        gets None.
     token : str
-        Of `new_token`: the same for all of them, and nobody else's.
+        A value of `new_token` that these ranks, and no others, share.
     """
     from gpucoll.backends.cpu.host import tuning
 
@@ -100,7 +100,7 @@ def meet(
 
 
 def told(error: BaseException, what: str) -> GpucollError:
-    """Return what a thread that does the host's part has met, as an error of gpucoll's."""
+    """Return an exception of a thread that does the host's part as an error of gpucoll."""
     if isinstance(error, GpucollError):
         return error
     made = BackendError(f"the host's part of {what} failed: {error!r}")
@@ -109,5 +109,5 @@ def told(error: BaseException, what: str) -> GpucollError:
 
 
 def new_token() -> str:
-    """Return what names a meeting."""
+    """Return a new name for a meeting."""
     return os.urandom(16).hex()

@@ -1,6 +1,6 @@
-"""Reductions by kernels of the GPUs, between movements by MPI: in the order of the ranks.
+"""Reductions by the GPUs' kernels between movements by MPI, in rank order.
 
-What all ranks choose alike, by the call alone.
+All ranks make the same choice, by the call alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.types import ReduceOp
 
 STAGED_BYTES = 64 << 10
-"""Up to so many bytes go through the host: in one step, where by kernels it is two and a launch."""
+"""Calls of up to this size go through the host, in one step; kernels need two and a launch."""
 _FAR_ADDRESS = 1 << 20
-"""Stands for memory where a kernel is only made ready."""
+"""Stands in for an address of memory while kernels are only compiled and loaded."""
 
 
 def composed(request: Request, place: Place, device: str) -> Composed | None:
-    """Return how a reduction is put together; None: it is staged, on all ranks."""
+    """Return the steps of a reduction; None: it is staged, on all ranks."""
     op = request.op
     if op is None or op.function is not None or is_on_host(request):
         return None
@@ -32,12 +32,12 @@ def composed(request: Request, place: Place, device: str) -> Composed | None:
         return None
     try:
         return rank_order.compose(request, place, device)
-    except ArgumentTypeError:  # nor is there such a kernel on any other rank
+    except ArgumentTypeError:  # no other rank has such a kernel either
         return None
 
 
 def problem_of_kernels(device: Device) -> str:
-    """Return why this rank's GPU runs no kernels: then nobody reduces by them; empty: it does."""
+    """Return why this rank's GPU runs no kernels, so that no rank uses them; empty if it does."""
     like = Buffer(_FAR_ADDRESS, (1,), "float32", 4, None, device.label)
     try:
         with device:

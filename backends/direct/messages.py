@@ -1,10 +1,10 @@
 """Messages of GPU arrays, in pieces through host memory, by messages of the CPU backend.
 
-A thread of its own takes all that are pending a step further, whichever can go on, so that one that
-nobody receives holds up neither another one nor a collective. Of GPU arrays words say how far their
-streams are. Host arrays (of a communicator with ``mixed=True``) it copies itself, and no stream has
-a part in them: however many are pending, none waits in a queue of the GPU. Messages between two
-ranks match in the order in which they were issued, as the vendors' libraries match them.
+A separate thread advances all pending messages that can go on. So a message that no rank receives
+holds up neither other messages nor collectives. For GPU arrays, words report how far their streams
+are. Host arrays (of a communicator with ``mixed=True``) are copied by the thread itself without a
+stream: however many are pending, none waits in a queue of the GPU. Messages between two ranks match
+in the order in which they were issued, as in the vendors' libraries.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _RENEWED_AT = 1 << 30
 
 
 class WordPair:
-    """Two words of one message: written by the GPU, and by the host."""
+    """The two words of a message: one written by the GPU, one by the host."""
 
     def __init__(self, address: int) -> None:
         self.by_gpu, self.by_host = address, address + WORD_BYTES
         self.value = 0
-        """What both are when nothing uses them."""
+        """The value of both while nothing uses them."""
 
 
 class Flow:
-    """One message under way.
+    """A message under way.
 
     Attributes
     ----------
     words : WordPair or None
-        None: the array lies in host memory, and no stream has a part in it.
+        None: the array lies in host memory, and no stream is involved.
     base, end : int
-        The words' value before its first piece, and when no stream uses them any more.
+        The words' value before its first piece, and the value when no stream uses them any more.
     started, done : int
-        How many pieces were given to the CPU backend, and are over.
+        How many pieces were given to the CPU backend, and how many are over.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Flow:
 
     @property
     def on_stream(self) -> WordPair:
-        """The words of one whose array a stream reads or writes."""
+        """The words of a message whose array a stream reads or writes."""
         assert self.words is not None
         return self.words
 
     def part(self, number: int) -> tuple[int, int, int]:
-        """Return offset on the GPU, offset in the slots and size of a piece."""
+        """Return a piece's offset on the GPU, its offset in the slots, and its size."""
         start = number * PIECE_BYTES
         return start, number % 2 * PIECE_BYTES, min(self.size_bytes - start, PIECE_BYTES)
 
     def next_request(self, by_gpu: int) -> MessageRequest | None:
-        """Return the next piece for the CPU backend, if its memory is ready for it."""
+        """Return the next piece for the CPU backend if its memory is ready."""
         if self.started == self.count:
             return None
         if not self._is_ready(by_gpu):
@@ -93,18 +93,18 @@ class Flow:
         return MessageRequest(self.kind, self.peer, self.tag, buffer)
 
     def _is_ready(self, by_gpu: int) -> bool:
-        if self.words is None:  # two pieces have slots
+        if self.words is None:  # there are slots for two pieces
             return self.started < self.done + 2
         return by_gpu >= self.base + (self.started + 1 if self.sends else self.started - 1)
 
     def keep_received(self) -> None:
-        """Copy the piece that has come to a host array."""
+        """Copy the received piece to a host array."""
         start, offset, size_bytes = self.part(self.done)
         ctypes.memmove(self.address + start, self.slots.address + offset, size_bytes)
 
 
 class HostMessages:
-    """Messages of host arrays, which are made together.
+    """Messages of host arrays that are made together.
 
     Parameters
     ----------
@@ -118,12 +118,12 @@ class HostMessages:
         self._flows: list[Flow] = []
 
     def flows(self) -> list[Flow]:
-        """Return what moves them; to be begun."""
+        """Return new flows that move them, to be started by the caller."""
         self._flows = self._engine.flows_of(self.requests)
         return self._flows
 
     def is_over(self) -> bool:
-        """Return whether nothing moves them any more; not before they were begun."""
+        """Return whether they are over; to be called only after they were started."""
         return self._engine.is_over(self._flows)
 
 
@@ -135,7 +135,7 @@ class MessageEngine:
     device : Device
         This rank's GPU.
     inner : Inner
-        The CPU backend's group of the same ranks.
+        A group of the CPU backend with the same ranks.
     """
 
     def __init__(self, device: Device, inner: Inner) -> None:
@@ -152,15 +152,15 @@ class MessageEngine:
         self._is_stopping = self._is_aborted = False
         self._thread: threading.Thread | None = None
         self.error: GpucollError | None = None
-        """What has ended it."""
+        """The error that ended it."""
         self.failed_at_s = 0.0
         self.is_own_error = False
-        """Whether that is of a message, and nothing that all ranks see."""
+        """Whether that error belongs to one message, instead of being seen by all ranks."""
 
     # --- enqueuing --------------------------------------------------------------------------------
 
     def flows_of(self, requests: Iterable[MessageRequest]) -> list[Flow]:
-        """Return what moves messages, with memory for each; they are to be begun by `begin`."""
+        """Return flows for messages, with memory for each; `begin` starts them."""
         made = []
         for request in requests:
             if request.buffer is None or not request.buffer.size_bytes:
@@ -175,7 +175,7 @@ class MessageEngine:
         return made
 
     def begin(self, flows: Sequence[Flow]) -> None:
-        """Have the thread do the host's part; before anything is on a stream."""
+        """Have the thread do the host's part; call this before anything is on a stream."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -230,18 +230,18 @@ class MessageEngine:
                 time.sleep(pause_s)
 
     def _step(self, flows: Sequence[Flow]) -> bool:
-        """Take every message as far as it goes now; return whether any has moved."""
+        """Advance every message as far as possible now; return whether any has moved."""
         has_moved, has_looked = False, False
         for flow in flows:
             by_gpu = 0 if flow.words is None else self._load(flow.words.by_gpu)
-            if self._is_aborted:  # what streams say now is that they were let go of
+            if self._is_aborted:  # the words now only show that the streams were released
                 return False
             while (request := flow.next_request(by_gpu)) is not None:
                 flow.pending.append(self._inner.backend.messages.start([request], NEVER_S))
                 flow.started += 1
                 has_moved = True
             if flow.pending and not has_looked:
-                flow.pending[0].look()  # takes all of them on
+                flow.pending[0].look()  # advances all of them
                 has_looked = True
             while flow.pending and flow.pending[0].is_over():
                 self._settle(flow, flow.pending.popleft())
@@ -270,7 +270,7 @@ class MessageEngine:
                 "communicator is broken: close it"
             )
         with self._lock:
-            if not self._is_aborted:  # else the array is its user's again
+            if not self._is_aborted:  # else the array belongs to its user again
                 if flow.words is None and not flow.sends:
                     flow.keep_received()
                 flow.done += 1
@@ -284,7 +284,7 @@ class MessageEngine:
                 flow.words.value = flow.end
                 if flow.end < _RENEWED_AT:
                     self._free_words.append(flow.words)
-            # Kept until the end: giving it back would wait for the GPU, and that for this thread.
+            # Kept until the end: freeing it would wait for the GPU, which waits for this thread.
             self._free_slots[flow.slots.size_bytes].append(flow.slots)
 
     def _note(self, error: BaseException) -> None:
@@ -296,7 +296,7 @@ class MessageEngine:
     # --- the end ----------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Let go on the streams that wait for messages."""
+        """Release the streams that wait for messages."""
         with self._lock:
             self._is_aborted = True
             self._release_streams()
@@ -308,7 +308,7 @@ class MessageEngine:
                 self._pages[0].store(flow.words.by_host, LAST)
 
     def is_over(self, flows: Sequence[Flow]) -> bool:
-        """Return whether messages are done, or will never be."""
+        """Return whether messages are done, or never will be."""
         return self._is_aborted or all(flow.done == flow.count for flow in flows)
 
     @property
@@ -330,7 +330,7 @@ class MessageEngine:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give the memory back; nothing uses it."""
+        """Free the memory; nothing uses it."""
         for slots in self._all_slots:
             slots.close()
         for page in self._pages:

@@ -1,10 +1,10 @@
-"""Collectives through memory that the ranks' GPUs share: rounds, put onto streams.
+"""Collectives through memory that the ranks' GPUs share: rounds that are put on streams.
 
-For the ranks of one host, each in a process of its own, of at most 16. What it does not serve, and
-where the memory cannot be shared, is for whoever calls it: `PeerPath.prepare` returns None, and
-`peer_memory.connect` raises, on all ranks alike.
+This path serves at most 16 ranks of one host, each in its own process. For a call that it does not
+serve, `PeerPath.prepare` returns None; if the memory cannot be shared, `peer_memory.connect`
+raises. Both happen on all ranks alike, and the caller then uses another path.
 
-Checked by reference and by doubles of the drivers only: no GPU has run it.
+Checked only by reference and with doubles of the drivers: no GPU has run it.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.types import Collective, ReduceOp
 
 ONE_SHOT_BYTES: Final = 256 << 10
-"""Up to here every rank combines the whole array. By reasoning, not measured: each rank reads
-world_size times as much as in two turns, and waits for the others once and not twice."""
+"""Up to this size every rank combines the whole array. Chosen by reasoning, not measured: each rank
+reads world_size times as much as in two turns, but waits for the others once instead of twice."""
 MOST_UNSIGNED_ROUNDS: Final = 1 << 30
-"""Where the GPU compares words as unsigned numbers, which must not wrap."""
+"""The limit if the GPU compares words as unsigned numbers, which must not wrap."""
 _PAUSE_S: Final = 1e-3
 _AHEAD: Final = 1 << 28
 
 Enqueue = Callable[[int, int], None]
-"""Puts a step onto a stream: ``(stream, before)``, with the rounds before the call."""
+"""Puts a step on a stream: ``(stream, before)``, with the number of rounds before the call."""
 
 
 class PeerLaunch(NamedTuple):
-    """A collective with its arrays, ready to be enqueued as often as wanted."""
+    """A collective with its arrays, ready to be enqueued any number of times."""
 
     steps: tuple[Enqueue, ...]
     n_rounds: int
@@ -60,37 +60,37 @@ class PeerLaunch(NamedTuple):
 class PeerPath:
     """One rank's calls through shared GPU memory.
 
-    Calls are enqueued by one thread at a time, in the same order on every rank; on whatever stream.
+    One thread at a time enqueues calls, in the same order on every rank, on any stream.
 
     Parameters
     ----------
     memory : PeerMemory
-        Closed with this.
+        Closed together with this object.
     """
 
     def __init__(self, memory: PeerMemory) -> None:
         self.memory = memory
         self.device: Device = memory.device
         self._before = 0
-        """Rounds of all calls that were enqueued."""
+        """Number of rounds of all calls that were enqueued."""
         self._event = self._stream = 0
         self._is_recorded = self._is_ended = False
         self._ending: threading.Thread | None = None
-        """Raises words for streams that come to them long after the call was given up."""
+        """Raises the words for streams that reach their waits long after the call was given up."""
         self._closes_after_s: float | None = None
-        """How long that thread waits for others when it closes all; None: it does not close."""
+        """How long that thread waits for other ranks before it closes; None: it does not close."""
         self._ending_lock = threading.Lock()
         self._tried: set[tuple[str, str]] = set()
 
     # --- preparing --------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> PeerLaunch | None:
-        """Return how a collective is enqueued; None: not by this path, on all ranks alike.
+        """Return the launch of a collective; None, on all ranks alike, if it cannot go this way.
 
         Raises
         ------
         ArgumentTypeError
-            The op has no identity, which the call needs.
+            The op has no identity, but the call needs one.
         """
         made = rounds_of(request, self.memory.exchange)
         if made is None:
@@ -99,9 +99,9 @@ class PeerPath:
         return PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
 
     def try_kernel(self, op: ReduceOp, like: Buffer) -> None:
-        """Compile and load a kernel that has not run here, before anybody waits for what it does.
+        """Compile, load and run a kernel that has not run here, before any rank waits for it.
 
-        It could fail; in the middle of a call other ranks would wait for it.
+        It might fail; in the middle of a call, other ranks would wait for it.
         """
         key = op.name, like.dtype
         if key in self._tried:
@@ -115,7 +115,7 @@ class PeerPath:
     # --- enqueuing --------------------------------------------------------------------------------
 
     def enqueue(self, launch: PeerLaunch, stream: int) -> None:
-        """Put a call onto a stream of the device, which is current."""
+        """Put a call on a stream of the current device."""
         if not launch.n_rounds:
             return
         device = self.device
@@ -123,12 +123,12 @@ class PeerPath:
             raise BackendError(f"{device.label}: the ranks' shared GPU memory was given up")
         if device.kind == "rocm" and self._before + launch.n_rounds > MOST_UNSIGNED_ROUNDS:
             raise BackendError(
-                f"{device.label}: {self._before} rounds through shared GPU memory are as many as "
-                "numbers of 32 bits can count on AMD GPUs: make a new communicator"
+                f"{device.label}: {self._before} rounds through shared GPU memory are the most "
+                "that numbers of 32 bits can count on AMD GPUs: make a new communicator"
             )
         if not self._event:
             self._event = device.create_event()
-        if self._is_recorded:  # the call before may be on another stream
+        if self._is_recorded:  # the previous call may be on another stream
             device.check(device.stream_wait_event(stream, self._event, 0), "make a stream wait")
         before, self._before = self._before, self._before + launch.n_rounds
         try:
@@ -142,11 +142,12 @@ class PeerPath:
     # --- the end ----------------------------------------------------------------------------------
 
     def abort(self, limit_s: float) -> bool:
-        """End every stream that waits for another rank; return whether all is over.
+        """Release every stream that waits for another rank; return whether all work is over.
 
-        What the calls leave in their outputs is undefined. The host writes all words again and
-        again: streams that go on write their own numbers in between. For those that do not come to
-        it within `limit_s`, being held up by something else, a thread does it as long as needed.
+        The calls leave their outputs undefined. The host writes all words again and again, because
+        streams that go on write their own numbers in between. Streams that are held up by something
+        else may not reach their waits within `limit_s`; for them a thread goes on writing as long
+        as needed.
         """
         self._is_ended = True
         code = self._release(limit_s)
@@ -172,7 +173,7 @@ class PeerPath:
             return
 
     def _release(self, limit_s: float) -> int:
-        """Raise words until this rank's streams are through, or so long; return what they say."""
+        """Raise words until this rank's streams are through or time is up; return their code."""
         due_s = time.monotonic() + limit_s
         while True:
             for word in Word if self._is_recorded else ():
@@ -183,7 +184,7 @@ class PeerPath:
             time.sleep(_PAUSE_S)
 
     def _beyond(self, word: Word) -> int:
-        """Return a number that no call waits for longer."""
+        """Return a number above all that any call waits for."""
         if self.device.kind == "rocm":
             return (1 << 32) - 1
         return value_of(word, _AHEAD, self._before)
@@ -195,28 +196,28 @@ class PeerPath:
             return self.device.query_event(self._event)
 
     def give_up(self, limit_s: float) -> bool:
-        """Abort, and let go of everything unless a stream still runs; return whether it is gone.
+        """Abort, and release everything unless a stream still runs; return whether that is done.
 
-        Waits up to `limit_s` for this rank's streams, and again for others to let go of its memory.
-        What a stream still needs is let go of when it is through, by a thread.
+        Waits up to `limit_s` for this rank's streams, and as long again for others to release its
+        memory. A thread releases what a stream still needs once the stream is through.
         """
         self.abort(limit_s)
         with self._ending_lock:
             ending = self._ending
             if ending is not None:
                 self._closes_after_s = limit_s
-        if ending is not None:  # the GPU works with all of it, or did a moment ago
+        if ending is not None:  # the GPU uses all of it, or did a moment ago
             ending.join(limit_s)
             return not ending.is_alive()
-        # Streams are through; or the GPU has failed: nothing runs there any more.
+        # The streams are through; or the GPU has failed, and nothing runs there any more.
         self.close(limit_s)
         return True
 
     def close(self, limit_s: float) -> None:
-        """Let go of everything; nothing of this rank is under way."""
+        """Release everything; nothing of this rank is under way."""
         self._is_ended = True
         device = self.device
-        with contextlib.suppress(GpucollError), device:  # one that failed gives nothing back
+        with contextlib.suppress(GpucollError), device:  # a GPU that has failed frees nothing
             if self._stream:
                 device.synchronize_stream(self._stream)
                 device.destroy_stream(self._stream)
@@ -228,7 +229,7 @@ class PeerPath:
 
 
 class _Binder:
-    """Makes what enqueues the steps of one request."""
+    """Makes the functions that enqueue the steps of one request."""
 
     def __init__(self, path: PeerPath, request: Request) -> None:
         self._path, self._request = path, request
@@ -264,7 +265,7 @@ class _Binder:
     def _combine(self, step: Combine) -> Callable[[int], None]:
         like, op = self._request.data, self._request.op
         assert op is not None
-        # An average of a scan is one of the ranks so far.
+        # In a scan, an average is over the ranks up to this one.
         n_ranks = self._path.memory.exchange.world_size
         divisor = len(step.sources) if self._is_scan else n_ranks
         written = [_buffer(address, step.n_elements, like) for address in step.destinations]
@@ -280,9 +281,9 @@ def _buffer(address: int, count: int, like: Buffer) -> Buffer:
 
 
 def rounds_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
-    """Return a request's steps; None: not by this path, on all ranks alike."""
+    """Return a request's steps; None, on all ranks alike, if this path cannot serve it."""
     if request.op is not None and request.op.function is not None:
-        return None  # a user's own operation
+        return None  # an operation of the user
     if request.sources or request.destinations:
         return None
     maker = _MAKERS.get(request.collective)
@@ -319,7 +320,7 @@ def _broadcast(request: Request, exchange: rounds.Exchange) -> Rounds:
 
 
 def _starts(request: Request, block_bytes: int, world_size: int) -> list[int]:
-    """Return where each rank's block begins, in bytes, and where the last one ends."""
+    """Return the offset of each rank's block in bytes, and the end of the last one."""
     if request.counts is None:
         return [rank * block_bytes for rank in range(world_size + 1)]
     row_bytes = request.row_count * request.data.item_bytes
@@ -346,7 +347,7 @@ def _all_to_all(request: Request, exchange: rounds.Exchange) -> Rounds | None:
     assert x is not None
     assert out is not None
     if request.counts is not None:
-        return None  # how many rounds it takes is not known to all ranks
+        return None  # not all ranks know how many rounds it takes
     block_bytes = x.size_bytes // exchange.world_size
     return rounds.all_to_all(exchange, x.address, out.address, block_bytes)
 
@@ -367,7 +368,7 @@ def _scan(request: Request, exchange: rounds.Exchange) -> Rounds:
     assert out is not None
     is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
     if is_exclusive and request.op is not None:
-        identity_of(x.dtype, request.op.name)  # on all ranks alike: ArgumentTypeError
+        identity_of(x.dtype, request.op.name)  # raises ArgumentTypeError, on all ranks alike
     part = Part(x.address, out.address, x.count)
     return rounds.scan(exchange, part, x.item_bytes, is_exclusive=is_exclusive)
 

@@ -1,8 +1,8 @@
 """GPU memory that all ranks of a host can read, and the words by which they wait for each other.
 
-Each rank brings an exchange: GPU memory of its own, outside of every pool, exported once and opened
-by all others. The words lie in one page of host memory that every rank page-locks: the GPUs write
-them and wait for them, and the host can raise them when a call is given up.
+Each rank contributes an exchange: memory of its own GPU, outside of every pool, exported once and
+opened by all others. The words lie in one page of host memory that every rank page-locks. The GPUs
+write them and wait for them; the host can raise them when a call is given up.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from gpucoll.transport.shared import mapping
 from gpucoll.transport.shared.mapping import Mapping
 
 HALF_BYTES: Final = 8 << 20
-"""Of an exchange: what one round moves at most. Chosen by reasoning: so much that waiting is little
-beside moving, so little that ranks which share a GPU have room for it. Not measured."""
+"""The most that one round moves through an exchange. Chosen by reasoning, not measured: so large
+that waiting is short compared with moving, and small enough for ranks that share a GPU."""
 HOST_HALF_BYTES: Final = 2 << 20
-"""The same of a Host device: a round stays in a CPU's caches, and costs hardly a launch."""
+"""The same for a Host device: a round stays in a CPU's caches and costs hardly a launch."""
 MOST_RANKS: Final = 16
-"""Whose memory one kernel combines."""
+"""The most ranks whose memory one kernel combines."""
 
 _PAGE: Final = 4096
 _LINE: Final = 64
 _LET_GO: Final = 8
 _SPARE: Final = 16
-"""In each rank's line: the words READY and DONE, the one above, then what nobody waits for."""
+"""Place in each rank's line, which has READY, DONE, the word above, and then this unused one."""
 _TOKEN_AT: Final = _PAGE - 32
 _PAUSE_S: Final = 1e-3
 
 Gather = Callable[[bytes], list[bytes]]
-"""Returns what every rank has given, by rank; every rank calls it."""
+"""Distributes this rank's bytes and returns those of all ranks, by rank; every rank calls it."""
 
 
 class PeerMemory:
@@ -57,7 +57,7 @@ class PeerMemory:
     device : Device
         This rank's GPU.
     exchange : Exchange
-        Where the exchanges lie, as this rank's GPU sees them.
+        The addresses of the exchanges, as this rank's GPU sees them.
     """
 
     def __init__(self, device: Device, rank: int, world_size: int, half_bytes: int) -> None:
@@ -70,16 +70,16 @@ class PeerMemory:
         self._fd = -1
         self._seen = 0
         self._processes: list[int] = []
-        """Of the ranks: who has ended uses no memory."""
+        """Process ids of the ranks: a process that has ended uses no memory."""
 
     # --- words ------------------------------------------------------------------------------------
 
     def word(self, rank: int, word: Word) -> int:
-        """Return where a rank's word lies, as the GPU sees it."""
+        """Return the address of a rank's word, as the GPU sees it."""
         return self._seen + rank * _LINE + 4 * word
 
     def raise_words(self, word: Word, value: int) -> None:
-        """Write a word of every rank from the host, so that no stream waits for it."""
+        """Write a word of every rank from the host, so that no stream waits for it any more."""
         for rank in range(self.exchange.world_size):
             self._host_word(rank * _LINE + 4 * word).value = value
 
@@ -89,13 +89,13 @@ class PeerMemory:
 
     @property
     def trial(self) -> int:
-        """Where this rank may try a kernel: behind the halves, which others see nothing of."""
+        """Memory in which this rank may try a kernel: after the halves, not visible to others."""
         return self._own + 2 * self.exchange.half_bytes
 
     # --- connecting -------------------------------------------------------------------------------
 
     def offer(self) -> dict[str, Any]:
-        """Make this rank's part; return what the others must know of it."""
+        """Make this rank's part; return the facts that the others need."""
         device, exchange = self.device, self.exchange
         if not device.can_wait_for_values:
             raise BackendUnavailableError(f"streams of {device.label} cannot wait for words")
@@ -120,12 +120,12 @@ class PeerMemory:
         return made
 
     def write_token(self) -> str:
-        """Write a new token where this rank's exchange begins; return it for the others."""
+        """Write a new token to the beginning of this rank's exchange; return it for the others."""
         assert self._trial is not None
         return self._trial.write(self._own).hex()
 
     def read_tokens(self, tokens: Sequence[str]) -> None:
-        """Raise BackendUnavailableError where this rank's GPU does not read what others wrote."""
+        """Raise BackendUnavailableError if this rank's GPU does not read the others' tokens."""
         assert self._trial is not None
         for rank, (at, token) in enumerate(zip(self.exchange.addresses, tokens, strict=True)):
             is_own = rank == self.exchange.rank
@@ -137,19 +137,19 @@ class PeerMemory:
                 )
 
     def end_trial(self) -> None:
-        """Let go of what trying took; leave everything to a GPU that does not come back from it."""
+        """Release the trial's resources; a GPU that no longer responds keeps everything."""
         if self._trial is None:
             return
         with contextlib.suppress(GpucollError):
             self._trial.close()
         if self._trial.is_stuck or word_trial.is_stuck(
             self.device
-        ):  # who frees what a GPU works with waits for the GPU
+        ):  # freeing memory that a GPU uses waits for the GPU
             _stuck.append((self._trial, self._page, self._own, self._opened))
             self._page, self._own, self._opened = None, 0, []
 
     def open(self, offers: Sequence[dict[str, Any]]) -> None:
-        """Open what the others have made."""
+        """Open the exchanges of the others."""
         self._check(offers)
         self._processes = [offer["process"] for offer in offers]
         self._open_page(offers[0]["page"], bytes.fromhex(offers[0]["token"]))
@@ -171,8 +171,8 @@ class PeerMemory:
         if len(kinds) > 1:
             raise BackendUnavailableError(f"the ranks' GPUs are of several kinds: {kinds}")
         if len({offer["process"] for offer in offers}) < len(offers):
-            # Streams of one process may share a queue of the GPU: one that waits would keep
-            # back the very stream that it waits for.
+            # Streams of one process may share a queue of the GPU: a waiting stream would block the
+            # very stream that it waits for.
             raise BackendUnavailableError("some ranks share a process")
         for rank, offer in enumerate(offers):
             number = _number_of(self.device, offer["uuid"])
@@ -185,9 +185,9 @@ class PeerMemory:
     def _open_page(self, path: str, token: bytes) -> None:
         fd = self._fd if self.exchange.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._fd = fd
-        # In another namespace of processes the path may be another file.
+        # In another PID namespace the path may name another file.
         if os.pread(fd, len(token), _TOKEN_AT) != token:
-            raise BackendUnavailableError("rank 0's shared memory is not reached from here")
+            raise BackendUnavailableError("rank 0's shared memory cannot be reached from here")
         self._page = Mapping(fd, _PAGE, "words of ranks' GPUs")
         self._seen = self.device.register_host(self._page.address, _PAGE)
         spare = self.exchange.rank * _LINE + _SPARE
@@ -196,7 +196,7 @@ class PeerMemory:
             raise BackendUnavailableError(f"{self.device.label}: {problem}")
 
     def close_file(self) -> None:
-        """Close the file of the words: all ranks have it mapped, or never will."""
+        """Close the words' file: all ranks have mapped it, or never will."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -204,13 +204,13 @@ class PeerMemory:
     # --- letting go -------------------------------------------------------------------------------
 
     def close_peers(self) -> None:
-        """Let go of the others' exchanges: nothing here uses them any more."""
+        """Close the others' exchanges: nothing here uses them any more."""
         while self._opened:
-            with contextlib.suppress(GpucollError):  # a GPU that failed gives nothing back
+            with contextlib.suppress(GpucollError):  # a GPU that has failed frees nothing
                 self.device.close_exported(self._opened.pop())
 
     def free(self) -> None:
-        """Give this rank's part back: nobody uses it any more."""
+        """Free this rank's part: no rank uses it any more."""
         with contextlib.suppress(GpucollError):
             if self._own:
                 self.device.free(self._own)
@@ -218,7 +218,7 @@ class PeerMemory:
         self._let_page_go()
 
     def abandon(self) -> None:
-        """Give up the page; this rank's memory stays, for others may use it."""
+        """Release the page; this rank's memory stays, because others may use it."""
         self._let_page_go()
 
     def _let_page_go(self) -> None:
@@ -231,20 +231,20 @@ class PeerMemory:
         self._page, self._seen = None, 0
 
     def close(self, limit_s: float) -> bool:
-        """Let go of everything, once all other ranks have let go of this one's exchange.
+        """Release everything, after all other ranks have released this one's exchange.
 
-        Nothing of this rank is under way. Where others do not within `limit_s` (they may still
-        run), the exchange stays until they do, which is looked at when the next communicator
-        connects or closes: whoever reads freed memory would lose its GPU.
+        Nothing of this rank is under way. If other ranks, which may still run, do not release it
+        within `limit_s`, the exchange stays until they do. The next communicator that connects or
+        closes checks that. Freeing it earlier would break the GPU of a rank that reads it.
 
         Returns
         -------
         bool
-            Whether the exchange was given back.
+            Whether the exchange was freed.
         """
         _free_left()
         self.close_peers()
-        if self._page is None:  # closed before
+        if self._page is None:  # already closed
             return not self._own
         self._host_word(self.exchange.rank * _LINE + _LET_GO).value = 1
         due_s = time.monotonic() + limit_s
@@ -257,7 +257,7 @@ class PeerMemory:
         return True
 
     def _is_let_go(self) -> bool:
-        """Return whether nobody uses this rank's exchange any more."""
+        """Return whether no rank uses this rank's exchange any more."""
         return self._page is None or all(
             self._host_word(rank * _LINE + _LET_GO).value or _has_ended(process)
             for rank, process in enumerate(self._processes)
@@ -265,17 +265,17 @@ class PeerMemory:
 
 
 _stuck: list[tuple[PeerTrial, Mapping | None, int, list[int]]] = []
-"""What GPUs use that do not come back."""
+"""Resources of trials on GPUs that no longer respond."""
 _left: deque[tuple[int, PeerMemory]] = deque()
-"""What others had not let go of, with the process whose it is: not a forked child's."""
+"""Memory that others had not released, with the process that owns it: a child must not free it."""
 
 
 def _free_left() -> None:
-    """Give back what nobody uses any more."""
+    """Free memory that no rank uses any more."""
     for _ in range(len(_left)):
         try:
             process, memory = _left.popleft()
-        except IndexError:  # another thread is at it
+        except IndexError:  # another thread does the same
             return
         if process != os.getpid():
             continue
@@ -286,7 +286,7 @@ def _free_left() -> None:
 
 
 def _has_ended(process: int) -> bool:
-    """Return whether a process of this host is gone, or only waits for its parent to notice."""
+    """Return whether a process of this host has ended, even if its parent has not reaped it."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
@@ -295,7 +295,7 @@ def _has_ended(process: int) -> bool:
 
 
 def _number_of(device: Device, uuid: str) -> int | None:
-    """Return the number of a GPU in this process; None: this process does not see it."""
+    """Return the number of a GPU in this process; None if this process does not see it."""
     if uuid == device.identity.uuid:
         return device.number
     for number in range(devices.device_count(device.kind)):
@@ -309,12 +309,12 @@ def connect(
 ) -> PeerMemory:
     """Make and open the exchanges of all ranks, which are on one host; every rank calls it.
 
-    `half_bytes` is the same on all; 0: what suits the kind of device.
+    `half_bytes` is the same on all ranks; 0: the default for the kind of device.
 
     Raises
     ------
     BackendUnavailableError
-        That cannot be, on all ranks alike: why. Nothing is left behind.
+        It is not possible; all ranks raise the same reason. Nothing is left behind.
     """
     _free_left()
     suiting = HOST_HALF_BYTES if device.kind == "host" else HALF_BYTES
@@ -333,7 +333,7 @@ def connect(
         memory.end_trial()
         memory.close_peers()
         try:
-            gather(b"")  # who frees memory that another one still has open breaks that one's GPU
+            gather(b"")  # freeing memory that another rank still has open breaks that rank's GPU
         except BaseException:
             memory.abandon()
             raise
@@ -349,7 +349,7 @@ def connect(
 
 
 def _agree(gather: Gather, attempt: Callable[[], Any]) -> list[Any]:
-    """Return what all ranks' attempts gave; raise alike on all where one of them has failed."""
+    """Return the results of all ranks' attempts; raise on all ranks if one of them failed."""
     answer: dict[str, Any] = {"made": None, "problem": ""}
     try:
         answer["made"] = attempt()

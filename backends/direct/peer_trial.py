@@ -1,7 +1,7 @@
-"""Whether GPUs read what other GPUs have written, as calls do: by copies, and by a kernel.
+"""A trial whether GPUs read what other GPUs have written, by copies and by a kernel as calls do.
 
-Drivers are known that say so of GPUs whose link does not carry it, or hands out what was there
-before. So each rank writes a token and reads all others', twice.
+Some drivers report that they can although the link between the GPUs does not carry the data, or
+delivers stale data. So each rank writes a token and reads those of all others, twice.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gpucoll.kernels.gpu.reduce import prepare_reduce
 
 TOKEN_BYTES: Final = 64
 TRIAL_BYTES: Final = 4 * TOKEN_BYTES
-"""Of this rank's memory: for what a trial reads, and for a kernel's first launch."""
+"""Of this rank's memory: for what a trial reads, and for the first launch of a kernel."""
 LIMIT_S: Final = 10.0
-"""For some copies of a few bytes: a GPU that takes longer does not come back."""
+"""Time limit for some copies of a few bytes: a GPU that takes longer will not respond."""
 _PAUSE_S: Final = 1e-4
 
 
 class PeerTrial:
-    """Writes tokens into GPU memory, and reads those of others.
+    """Writes tokens into GPU memory, and reads the tokens of others.
 
     Parameters
     ----------
     device : Device
         This rank's GPU.
     scratch : int
-        `TRIAL_BYTES` of its own memory.
+        `TRIAL_BYTES` of this GPU's memory.
     """
 
     def __init__(self, device: Device, scratch: int) -> None:
@@ -41,12 +41,12 @@ class PeerTrial:
         self._host = device.allocate_pinned(2 * TOKEN_BYTES)
         self._stream = device.create_stream()
         self.is_stuck = False
-        """Whether the GPU has not done what it was given: nothing that it uses can be freed."""
+        """Whether the GPU has not done its work, so that nothing that it uses can be freed."""
 
     def write(self, address: int) -> bytes:
-        """Write a new token, by way of a kernel, and return it.
+        """Write a new token by means of a kernel, and return it.
 
-        Raises BackendUnavailableError where no kernel can be compiled here.
+        Raises BackendUnavailableError if no kernel can be compiled here.
         """
         token = secrets.token_bytes(TOKEN_BYTES)
         ctypes.memmove(self._host, token, TOKEN_BYTES)
@@ -58,7 +58,7 @@ class PeerTrial:
         return token
 
     def is_read(self, address: int, token: bytes) -> bool:
-        """Return whether that is what a copy and a kernel find there."""
+        """Return whether a copy and a kernel both find the token there."""
         device, size = self._device, TOKEN_BYTES
         ctypes.memset(self._host, 0, 2 * size)
         by_kernel = self._by_kernel(self._scratch + size, address)
@@ -70,7 +70,7 @@ class PeerTrial:
         return ctypes.string_at(self._host, 2 * size) == 2 * token
 
     def close(self) -> None:
-        """Give back what it has; a GPU that is stuck keeps it."""
+        """Free its resources, unless the GPU is stuck."""
         if not self.is_stuck:
             self._device.destroy_stream(self._stream)
             self._device.free_pinned(self._host)

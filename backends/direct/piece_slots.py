@@ -1,8 +1,8 @@
-"""Room for the pieces of calls on GPU arrays: two of them, each with an input and an output.
+"""Memory for the pieces of calls on GPU arrays: two pieces, each with an input and an output.
 
-In page-locked host memory, or on the GPU, where MPI reads and writes it there. Either way the
-user's own arrays are only ever copied on their streams, and MPI, which may be left with what it has
-begun, has addresses of this memory alone.
+It lies in page-locked host memory, or on the GPU if MPI can read and write it there. Either way the
+user's arrays are only copied on their streams. MPI, which may keep requests after an abort, only
+has addresses of this memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpucoll.errors import GpucollError
 from gpucoll.types import Collective
 
 GPU_SLOT_BYTES = 8 << 20
-"""Of one direction of a piece on the GPU: links between GPUs want larger messages than memory."""
+"""Size of one direction of a piece on the GPU: links need larger messages than host memory."""
 MOVEMENTS = frozenset(
     {
         Collective.BROADCAST,
@@ -31,11 +31,11 @@ MOVEMENTS = frozenset(
         Collective.ALL_TO_ALL,
     }
 )
-"""What MPI does on GPU memory: nothing is reduced, which our kernels do on the host."""
+"""Collectives that MPI does on GPU memory: they reduce nothing. Our kernels reduce on the host."""
 
 
 class GpuMemory:
-    """Memory of the GPU: like `Slots`, but for the host."""
+    """GPU memory with the interface of `Slots`, which is for host memory."""
 
     is_shared = True
 
@@ -44,27 +44,27 @@ class GpuMemory:
         self.address = self.on_gpu = device.allocate(size_bytes)
 
     def close(self) -> None:
-        """Give it back; nothing uses it."""
+        """Free it; nothing uses it."""
         if self.address:
             self._device.free(self.address)
         self.address = 0
 
 
 class PieceSlots:
-    """Where pieces of one kind of calls lie meanwhile.
+    """The slots that hold the pieces of one kind of call while they are moved.
 
     Parameters
     ----------
     memory : Slots or GpuMemory
-        Four slots.
+        Memory of four slots.
     slot_bytes : int
-        Of each.
+        Size of a slot.
     prepare : callable
-        Prepares the host's part of a piece: the host backend's.
+        Prepares the host's part of a piece, as the host backend does.
     around : callable
-        Returns what the calling thread does that part in.
+        Returns a context in which the calling thread does the host's part.
     after : callable
-        Called behind that part, within the same.
+        Called after the host's part, within that context.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class PieceSlots:
         self.after = after
 
     def for_host(self, number: int) -> tuple[int, int]:
-        """Return what the host's part of a piece of this number reads and writes."""
+        """Return the addresses that the host's part of piece `number` reads and writes."""
         start = self._memory.address + number % 2 * 2 * self.slot_bytes
         return start, start + self.slot_bytes
 
     def on_gpu(self, number: int, direction: int) -> int:
-        """Return where the GPU sees what a piece reads (0) or writes (1)."""
+        """Return the GPU's address of what a piece reads (`direction` 0) or writes (1)."""
         return self._memory.on_gpu + (number % 2 * 2 + direction) * self.slot_bytes
 
     @property
@@ -96,21 +96,22 @@ class PieceSlots:
         return self._memory.is_shared
 
     def close(self) -> None:
-        """Give the memory back; nothing uses it."""
+        """Free the memory; nothing uses it."""
         self._memory.close()
 
 
 def in_host_memory(device: Device, inner: Inner, slot_bytes: int) -> PieceSlots:
-    """Return slots that the host backend works on."""
+    """Return slots in host memory, for the host backend."""
     memory = Slots(device, inner.backend, 4 * slot_bytes)
     return PieceSlots(memory, slot_bytes, inner.backend.prepare)
 
 
 def on_gpu(device: Device, inner: Inner, slot_bytes: int, *, spans_hosts: bool) -> PieceSlots:
-    """Return slots in GPU memory, of the kind that MPI was tried with; MemoryError: there is none.
+    """Return slots in GPU memory of the kind that MPI was tried with; MemoryError if there is none.
 
-    The thread that calls MPI is in the device meanwhile: MPIs look for the current one. What NICs
-    have written the stream, on which all is enqueued already, is to see.
+    The device is current in the thread that calls MPI, because MPIs use the current device. `after`
+    makes data that NICs have written visible to the stream, on which everything is enqueued
+    already.
     """
 
     def there(buffer: Buffer | None) -> Buffer | None:
@@ -129,7 +130,7 @@ def on_gpu(device: Device, inner: Inner, slot_bytes: int, *, spans_hosts: bool) 
 def allocated_on_gpu(
     device: Device, inner: Inner, slot_bytes: int, *, spans_hosts: bool
 ) -> tuple[PieceSlots | None, str]:
-    """Return slots in GPU memory, or None and why there are none."""
+    """Return slots in GPU memory, or None and the reason."""
     if spans_hosts and device.remote_writes_problem:
         return None, device.remote_writes_problem
     try:

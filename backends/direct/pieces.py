@@ -1,7 +1,8 @@
 """A call on GPU arrays in pieces that fit into host memory of a fixed size: pure functions.
 
-Every rank cuts a call alike, by what all of them know. A piece is a call of the CPU backend of the
-same kind: of some elements, or of as many elements of each block.
+Every rank cuts a call in the same way, using only what all of them know. A piece is a call of the
+CPU backend of the same kind, on some of the elements, or on an equal number of elements of each
+block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gpucoll.backends.protocol import Request
 from gpucoll.types import Collective
 
 SLOT_BYTES = 2 << 20
-"""Of one direction of a piece, where a single element of each block is no more."""
+"""Size of one direction of a piece, unless one element of each block needs more."""
 BY_ELEMENTS = frozenset(
     {
         Collective.ALL_REDUCE,
@@ -26,42 +27,42 @@ BY_ELEMENTS = frozenset(
         Collective.EXCLUSIVE_SCAN,
     }
 )
-"""What is the same for every element, whatever else is in the call."""
+"""Collectives that treat each element independently of all others in the call."""
 
 
 class Copy(NamedTuple):
-    """A part of a piece."""
+    """A contiguous part of a piece."""
 
     offset: int
-    """Where it lies in host memory, from the slot's beginning."""
+    """Its offset in the slot, in host memory."""
     address: int
-    """Where it lies on the GPU."""
+    """Its address on the GPU."""
     size_bytes: int
 
 
 class Piece(NamedTuple):
-    """One call of the CPU backend, and what is copied for it."""
+    """One call of the CPU backend, and the copies for it."""
 
     reads: tuple[Copy, ...]
-    """From the GPU, before it."""
+    """Copies from the GPU, before the call."""
     writes: tuple[Copy, ...]
-    """To the GPU, behind it."""
+    """Copies to the GPU, after the call."""
     request: Callable[[int, int], Request]
-    """Of the addresses of the slots that it reads and writes."""
+    """Returns the call, given the addresses of the slots that it reads and writes."""
 
 
 class Pieces(NamedTuple):
-    """A call on GPU arrays."""
+    """A call on GPU arrays in pieces."""
 
     n_pieces: int
-    """How many this rank has something to do with."""
+    """Number of pieces in which this rank takes part."""
     piece: Callable[[int], Piece]
     agrees: bool = False
-    """Whether ranks may have more or fewer, and agree on the most of them first."""
+    """Whether ranks may have different numbers, and first agree on the largest."""
 
 
 class _Side(NamedTuple):
-    """An input or output as blocks, of so many elements."""
+    """An input or output as blocks of given numbers of elements."""
 
     address: int
     counts: tuple[int, ...]
@@ -74,11 +75,11 @@ def pieces_of(request: Request, rank: int, world_size: int, slot_bytes: int = SL
     Parameters
     ----------
     request : Request
-        Over memory of the GPU.
+        The request, over memory of the GPU.
     rank, world_size : int
-        Whose.
+        This rank and the communicator's size.
     slot_bytes : int
-        How much a piece may read or write, unless one element of each block is more.
+        The most that a piece may read or write, unless one element of each block is more.
     """
     if request.collective in BY_ELEMENTS:
         return _by_elements(request, rank, slot_bytes)
@@ -86,7 +87,7 @@ def pieces_of(request: Request, rank: int, world_size: int, slot_bytes: int = SL
 
 
 def slot_bytes_for(world_size: int) -> int:
-    """Return how large a slot is: one element of each block always fits."""
+    """Return the size of a slot: one element of each block always fits."""
     return max(SLOT_BYTES, 16 * world_size)
 
 
@@ -185,7 +186,7 @@ def _blocks_request(
     source_slot: int,
     out_slot: int,
 ) -> Request:
-    """Return the call of one piece, `part` of every block."""
+    """Return the call of one piece, which takes `part` of every block."""
     sizes = [
         None if side is None else (sum(part(count) for count in side.counts),)
         for side in (source, out)
@@ -210,7 +211,7 @@ def _blocks_request(
 
 
 def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
-    """Return how many elements the block of each rank has."""
+    """Return the number of elements in each rank's block."""
     if request.counts is not None:
         return tuple(count * request.row_count for count in request.counts)
     source, out, collective = request.source, request.destination, request.collective
@@ -226,7 +227,7 @@ def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
 
 
 def _sides(request: Request, rank: int, world_size: int) -> tuple[_Side | None, _Side | None]:
-    """Return input and output as blocks; None where this rank's is not used."""
+    """Return input and output as blocks; None if this rank does not use it."""
     collective, is_root = request.collective, rank == request.root
     blocks = _all_counts(request, world_size)
     mine, received = (blocks[rank],), blocks

@@ -1,7 +1,8 @@
-"""Host memory that a GPU and the host both see: slots for pieces of arrays, and words.
+"""Host memory that GPU and host both see: slots for pieces of arrays, and words.
 
-The GPU writes a word when what is before it on a stream is done, and streams wait for words that
-the host writes. A word is 32 bits for the GPU; the host takes 64, of which the upper half stays 0.
+The GPU writes a word when the work before it on a stream is done, and streams wait for words that
+the host writes. The GPU accesses 32 bits of a word; the host accesses 64, of which the upper half
+stays 0.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from gpucoll.transport.shared import ordering
 PAGE_BYTES = 4096
 WORD_BYTES = 8
 LAST = 2**31 - 1
-"""More than any value that a stream waits for."""
+"""A value above all that a stream waits for."""
 
 
 class Slots:
-    """Page-locked memory, in an array of the CPU backend's where the driver takes that.
+    """Page-locked memory; if the driver permits it, an array that the CPU backend allocated.
 
     Parameters
     ----------
     device : Device
-        Whose copies go there.
+        The device whose copies use the memory.
     backend : HostBackend
-        Moves what lies there, without a copy of its own where it gave the memory.
+        Moves the data; it needs no copy of its own if it allocated the memory.
     size_bytes : int
-        How much.
+        The size.
     """
 
     def __init__(self, device: Device, backend: HostBackend | None, size_bytes: int) -> None:
@@ -41,7 +42,7 @@ class Slots:
         if backend is not None and self._register(backend):
             return
         self.address = self.on_gpu = device.allocate_pinned(self.size_bytes)
-        """Where the host sees it, and where the GPU does."""
+        """The address for the host, and the address for the GPU."""
 
     def _register(self, backend: HostBackend) -> bool:
         try:
@@ -51,18 +52,18 @@ class Slots:
         self.address = -(-owner.ctypes.data // PAGE_BYTES) * PAGE_BYTES
         try:
             self.on_gpu = self._device.register_host(self.address, self.size_bytes)
-        except BackendError:  # limits of locked memory: the driver's own may be under none
+        except BackendError:  # limits on locked memory may not apply to the driver's own
             return False
         self._owner = owner
         return True
 
     @property
     def is_shared(self) -> bool:
-        """Whether the CPU backend moves what lies there without a copy of its own."""
+        """Whether the CPU backend moves the data without a copy of its own."""
         return self._owner is not None
 
     def close(self) -> None:
-        """Give it back; neither the GPU nor the host uses it."""
+        """Free it; neither the GPU nor the host uses it."""
         if self._owner is not None:
             self._device.unregister_host(self.address)
             self._owner = None
@@ -72,12 +73,12 @@ class Slots:
 
 
 class Words:
-    """Words in page-locked memory, all 0 at first.
+    """Words in page-locked memory, initially 0.
 
     Parameters
     ----------
     device : Device
-        Whose streams write them and wait for them.
+        The device whose streams write them and wait for them.
     """
 
     def __init__(self, device: Device) -> None:
@@ -89,13 +90,13 @@ class Words:
     count = PAGE_BYTES // WORD_BYTES
 
     def load(self, address: int) -> int:
-        """Return a word. What is loaded afterwards is as new as it."""
+        """Return a word. Later loads return values at least as new."""
         return ordering.load(address)
 
     def store(self, address: int, value: int) -> None:
-        """Write a word, behind all that was stored before."""
+        """Write a word, after all earlier stores."""
         ordering.store(address, value)
 
     def close(self) -> None:
-        """Give the memory back; no stream waits any more."""
+        """Free the memory; no stream waits any more."""
         self._slots.close()

@@ -1,18 +1,19 @@
 """Collectives through GPU memory that all ranks of a host can read, as steps on a stream.
 
-Each rank has an exchange: memory of its own GPU, in two halves, that every rank of the host has
-mapped. A call is a sequence of rounds, which take the halves in turn. In a round a rank copies its
-part into its half and says so (`Word.READY`); it waits until others have said so, and combines or
-copies what lies in their halves into its own output; then it says that it needs those halves no
-more (`Word.DONE`). Before a half is written again all ranks must be done with it. A reduction whose
-rounds have one turn copies the part of the next one before it waits for the others' of this one.
+Each rank has an exchange: memory of its own GPU, in two halves, which every rank of the host has
+mapped. A call is a sequence of rounds, which use the halves alternately. In a round a rank copies
+its part into its half and announces it (`Word.READY`). It waits until other ranks have announced
+theirs, and combines or copies the content of their halves into its own output. Then it announces
+that it no longer needs those halves (`Word.DONE`). Before a half is written again, all ranks must
+be done with it. A reduction whose rounds have one turn copies the part of the next round before it
+waits for the others' parts of this one.
 
-All of that goes onto a stream: saying is a write of a number, waiting is the stream's wait for one.
-No kernel waits for another rank, so that ranks may share a GPU. Sources are combined in the order
-of the ranks: the same bits on every rank, whatever the size and the number of rounds.
+All of that goes onto a stream: an announcement writes a number, and a stream can wait for a number.
+No kernel waits for another rank, so ranks may share a GPU. Sources are combined in rank order: the
+bits are the same on every rank, whatever the size and the number of rounds.
 
-Steps are data, made by functions of what all ranks know alike; numbers count from the call's first
-round. `gpucoll.backends.direct.peer` puts them on streams.
+Steps are data, made by functions of what all ranks know; numbers count from the call's first round.
+`gpucoll.backends.direct.peer` puts them on streams.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from itertools import pairwise
 from typing import NamedTuple
 
 ALIGNMENT_BYTES = 16
-"""Of what lies in a half: the kernels' widest access."""
+"""Alignment of data in a half: the kernels' widest access."""
 
 
 class Word(enum.IntEnum):
-    """The numbers that each rank keeps for the others to wait for."""
+    """The numbers that each rank announces, for the others to wait for."""
 
     READY = 0
     """Two for each round: my part is in my half; my share of the result is there."""
     DONE = 1
-    """One for each round: I read no half of it any more."""
+    """One for each round: I no longer read any half of it."""
 
 
 def value_of(word: Word, number: int, before: int) -> int:
-    """Return the 32-bit value of a call's number; `before` it came so many rounds."""
+    """Return the 32-bit value of a call's number, after `before` rounds of earlier calls."""
     return (number + before * (2 if word == Word.READY else 1)) % (1 << 32)
 
 
 class Copy(NamedTuple):
-    """A copy on the GPU, or from another one's memory."""
+    """A copy on the GPU, or from another GPU's memory."""
 
     destination: int
     source: int
@@ -64,14 +65,14 @@ class Identity(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Write a number of this rank's, behind all that is on the stream."""
+    """Write a number of this rank after all earlier work on the stream."""
 
     word: Word
     number: int
 
 
 class Await(NamedTuple):
-    """Let what comes on the stream wait until a rank has said a number, or a later one."""
+    """Make later work on the stream wait until a rank has announced this number, or a later one."""
 
     rank: int
     word: Word
@@ -84,7 +85,7 @@ Step = Copy | Combine | Identity | Say | Await
 class Rounds(NamedTuple):
     """A call's steps, and how many rounds it takes.
 
-    An even number, so that each call begins with the same half.
+    The number of rounds is even, so that each call begins with the same half.
     """
 
     steps: tuple[Step, ...]
@@ -97,12 +98,11 @@ class Exchange(NamedTuple):
     Attributes
     ----------
     rank, world_size : int
-        Whose view, of how many.
+        This rank and the number of ranks.
     addresses : tuple of int
-        Where each rank's first half begins; multiples of `ALIGNMENT_BYTES`.
+        The address of each rank's first half, a multiple of `ALIGNMENT_BYTES`.
     half_bytes : int
-        Size of a half; the second one lies behind the first. At least `ALIGNMENT_BYTES` for each
-        rank.
+        Size of a half; the second follows the first. At least `ALIGNMENT_BYTES` for each rank.
     """
 
     rank: int
@@ -112,12 +112,12 @@ class Exchange(NamedTuple):
 
     @property
     def slot_bytes(self) -> int:
-        """The part of a half that is for one rank."""
+        """Size of the part of a half that belongs to one rank."""
         return self.half_bytes // self.world_size // ALIGNMENT_BYTES * ALIGNMENT_BYTES
 
 
 class Part(NamedTuple):
-    """An array that is combined element by element; `destination` 0: this rank gets no result."""
+    """An array that is combined by element. `destination` 0: this rank gets no result."""
 
     source: int
     destination: int
@@ -125,7 +125,7 @@ class Part(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """Elements of one array that take part in a round, and where they lie in the half."""
+    """Elements of one array that take part in a round, and their place in the half."""
 
     source: int
     destination: int
@@ -139,23 +139,23 @@ class _Builder:
     def __init__(self, exchange: Exchange, ahead: int = 0) -> None:
         self.exchange = exchange
         self._ahead = ahead
-        """So many rounds before the end of one a rank may say that it is ready for a later one."""
+        """How many rounds a rank may be ready ahead of the last one that it is done with."""
         self.steps: list[Step] = []
         self.number = 0
         self._done = [0] * exchange.world_size
-        """By rank: how many rounds it is known to be done with."""
+        """By rank: the number of rounds that it is known to be done with."""
 
     @property
     def peers(self) -> list[int]:
         return [rank for rank in range(self.exchange.world_size) if rank != self.exchange.rank]
 
     def half(self, rank: int) -> int:
-        """Return where a rank's half of this round begins."""
+        """Return the address of a rank's half in this round."""
         return self.exchange.addresses[rank] + self.number % 2 * self.exchange.half_bytes
 
     @property
     def mine(self) -> int:
-        """Where this rank's half of this round begins."""
+        """The address of this rank's half in this round."""
         return self.half(self.exchange.rank)
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
@@ -168,8 +168,8 @@ class _Builder:
             self.steps.append(Combine(given, tuple(sources), count))
 
     def open_half(self) -> None:
-        """Wait until nobody reads any more what was in this rank's half before."""
-        # What came before this call is done with when all have said so at its end: 0.
+        """Wait until no rank reads the previous content of this rank's half any more."""
+        # Number 0 is reached when all ranks have announced the end of the previous call.
         number = max(self.number - 1, 0)
         for peer in self.peers:
             if self.number < 1 or self._done[peer] < number:
@@ -177,7 +177,7 @@ class _Builder:
                 self._done[peer] = number
 
     def bring(self, segments: Sequence[_Segment], item_bytes: int) -> None:
-        """Copy this rank's part of the round into its half, once that is free, and say so."""
+        """Copy this rank's part of the round into its half once that is free, and announce it."""
         self.open_half()
         for segment in segments:
             self.copy(self.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
@@ -191,7 +191,7 @@ class _Builder:
         for rank in ranks:
             if rank != self.exchange.rank:
                 self.steps.append(Await(rank, Word.READY, number))
-                # It has said so behind all rounds before, but for those that it is ahead.
+                # It announced this after all earlier rounds, except those that it is ahead.
                 self._done[rank] = max(self._done[rank], self.number - self._ahead)
 
     def end_round(self) -> None:
@@ -199,7 +199,7 @@ class _Builder:
         self.steps.append(Say(Word.DONE, self.number))
 
     def rounds(self) -> Rounds:
-        """Return all of it; the last round counts for two where there is an odd number of them."""
+        """Return all steps; if the number of rounds is odd, the last one counts as two."""
         count = self.number + self.number % 2
         if count != self.number:
             self.steps[-1] = Say(Word.DONE, count)
@@ -212,7 +212,7 @@ class _Builder:
 def _segments(
     parts: Sequence[Part], item_bytes: int, half_bytes: int
 ) -> Iterator[tuple[_Segment, ...]]:
-    """Yield what takes part in each round: what a half takes, of one array after the other."""
+    """Yield the segments of each round: as much as fits into a half, array after array."""
     taken: list[_Segment] = []
     offset = 0
     for part in parts:
@@ -233,7 +233,7 @@ def _segments(
 
 
 def _share(count: int, item_bytes: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first element of a rank's share, and how many there are."""
+    """Return the first element of a rank's share, and the number of its elements."""
     unit = max(ALIGNMENT_BYTES // item_bytes, 1)
     length = -(-count // (world_size * unit)) * unit
     start = min(rank * length, count)
@@ -254,15 +254,15 @@ def reduction(
     ----------
     exchange : Exchange
     parts : sequence of Part
-        The arrays: their counts are the same on all ranks.
+        The arrays; their counts are the same on all ranks.
     item_bytes : int
-        Of an element.
+        Size of an element.
     shares : bool
-        Whether each rank combines a share of the array, and then collects those of the others (two
-        turns, each half is read about twice); else each rank that wants the result combines all of
-        it (one turn, each half is read by all of them).
+        Whether each rank combines one share of the array and then collects the others' shares (two
+        turns; each half is read about twice). Otherwise each rank that gets the result combines all
+        of it (one turn; all of these ranks read each half).
     root : int, optional
-        Who alone gets the result.
+        The only rank that gets the result.
     """
     gets = root is None or root == exchange.rank
     rounds = list(_segments(parts, item_bytes, exchange.half_bytes))
@@ -280,9 +280,9 @@ def reduction(
 def _copying_ahead(
     exchange: Exchange, rounds: Sequence[Sequence[_Segment]], item_bytes: int
 ) -> Rounds:
-    """Return rounds of one turn: what the next one needs is copied before this one is waited for.
+    """Return rounds of one turn, in which the next part is copied before this round's wait.
 
-    So ranks may be apart by a round, and nobody's copy waits for another rank's kernel.
+    So ranks may be one round apart, and no rank's copy waits for another rank's kernel.
     """
     build = _Builder(exchange, ahead=1)
     for number in range(len(rounds) + 1):
@@ -314,7 +314,7 @@ def _combine_shares(
         at = segment.offset + start * item_bytes
         destination = segment.destination + start * item_bytes if gets else 0
         sources = (build.half(peer) + at for peer in range(world_size))
-        # Nobody but this rank reads its share of any half before it says so again.
+        # Only this rank reads its share of any half until it announces again.
         build.combine((build.mine + at, destination), sources, count)
     build.say_ready(1)
     if not gets:
@@ -386,13 +386,13 @@ def gathering(
     ----------
     exchange : Exchange
     source : int
-        This rank's block.
+        The address of this rank's block.
     destination : int
-        Where all blocks go.
+        The address for all blocks.
     starts : sequence of int
-        Where each rank's block begins there, in bytes, and last where they end.
+        Offset of each rank's block there, in bytes, and last the end of all.
     root : int, optional
-        Who alone gets them.
+        The only rank that gets the blocks.
     """
     build = _Builder(exchange)
     rank, sizes = exchange.rank, _sizes(starts)
@@ -440,7 +440,7 @@ def scatter(
 
 
 def all_to_all(exchange: Exchange, source: int, destination: int, block_bytes: int) -> Rounds:
-    """Return the steps of an all_to_all of equal blocks; in place too."""
+    """Return the steps of an all_to_all of equal blocks, which may be in place."""
     build = _Builder(exchange)
     rank, slot = exchange.rank, exchange.slot_bytes
     for at in range(0, block_bytes, slot):
@@ -468,11 +468,11 @@ def reduce_scatter(
     ----------
     exchange : Exchange
     source, destination : int
-        All blocks of this rank's input, and its own block of the result.
+        The addresses of all blocks of this rank's input, and of its own block of the result.
     starts : sequence of int
-        Where each block begins in the input, in elements, and last where they end.
+        Offset of each block in the input, in elements, and last the end of all.
     item_bytes : int
-        Of an element.
+        Size of an element.
     """
     build = _Builder(exchange)
     rank, counts, slot = exchange.rank, _sizes(starts), exchange.slot_bytes

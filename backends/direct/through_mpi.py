@@ -1,7 +1,7 @@
-"""GPU arrays through MPI: whether it takes addresses of the ranks' GPUs, alike on all of them.
+"""GPU arrays through MPI: whether MPI takes addresses of the ranks' GPUs, the same on all ranks.
 
-It does where every rank's MPI says so, and a trial on each host has shown it. Else arrays are
-staged through host memory.
+It does if the MPI of every rank reports that it can, and a trial on each host has shown it.
+Otherwise arrays are staged through host memory.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ STAGED = "staged through page-locked host memory"
 
 
 class OnGpus(NamedTuple):
-    """What MPI has of this rank's GPU, alike on all ranks."""
+    """How MPI can use this rank's GPU; the same on all ranks."""
 
     slots: PieceSlots | None
-    """Where it finds pieces; None: in host memory."""
+    """The slots on the GPU that MPI uses; None: it uses host memory."""
     has_kernels: bool
-    """Whether GPUs reduce what it has brought."""
+    """Whether GPUs reduce the data that MPI has moved."""
     why: str
 
 
 def slots_on_gpus(
     device: Device, inner: Inner, timeout_s: float, tell: Callable[[list[Any]], list[Any]]
 ) -> OnGpus:
-    """Return where MPI is to find pieces on this rank's GPU.
+    """Return how MPI can use this rank's GPU.
 
-    Every rank calls it.
+    Every rank must call it.
 
     Parameters
     ----------
     device : Device
         This rank's GPU.
     inner : Inner
-        Whose arrays go through MPI.
+        The group whose arrays go through MPI.
     timeout_s : float
-        How long a trial may take.
+        Time limit of a trial.
     tell : callable
-        Gives every rank what this one says, and returns what all say, by rank.
+        Distributes this rank's value, and returns the values of all ranks, by rank.
     """
     group, mpi = inner.group, inner.group.over_mpi.mpi
     try:

@@ -1,7 +1,7 @@
-"""Whether a GPU's streams wait for a word in host memory, as the direct backend has them wait.
+"""A trial whether a GPU's streams wait for a word in host memory, as the direct backend needs.
 
-The driver's own answer is not enough: of AMD's some releases refuse the wait for memory of this
-kind, whatever the attribute says.
+The driver's own answer is not enough: some of AMD's releases refuse the wait for memory of this
+kind although the attribute reports that it works.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Final
 from gpucoll.devices import Device
 
 LIMIT_S: Final = 5.0
-"""For a stream to go on once its word is there: one that takes longer never will."""
+"""Time limit for a stream to go on once its word is there: one that takes longer never will."""
 _STANDS_S: Final = 2e-3
-"""So long a stream is looked at that must not go on."""
+"""How long a stream that must wait is observed."""
 _PAUSE_S: Final = 5e-5
 _SAID: Final = 7
 TRIAL_BYTES: Final = 8
-"""Two words: one that the stream waits for, one that it writes behind that."""
+"""Two words: one that the stream waits for, and one that it writes after that."""
 
 _stuck: list[tuple[Device, int]] = []
-"""Streams that wait for ever: they stay, and so does what they wait for."""
+"""Streams that wait for ever: they are never freed, nor are the words that they wait for."""
 
 
 def problem_of(device: Device) -> str:
-    """Return what stands against it in page-locked memory of the driver's; empty: nothing."""
+    """Return the problem in page-locked memory of the driver; empty if there is none."""
     page = device.allocate_pinned(4096)
     problem = problem_at(device, page, page)
     if not is_stuck(device):
@@ -35,18 +35,18 @@ def problem_of(device: Device) -> str:
 
 
 def is_stuck(device: Device) -> bool:
-    """Return whether a stream still waits for a word: nothing there can be given back."""
+    """Return whether a stream still waits for a word, so that nothing there can be freed."""
     return any(of is device for of, _ in _stuck)
 
 
 def problem_at(device: Device, on_gpu: int, on_host: int) -> str:
-    """Return what stands against it in `TRIAL_BYTES` of memory that nobody else uses meanwhile.
+    """Return the problem in `TRIAL_BYTES` of memory that nothing else uses; empty if there is none.
 
     Parameters
     ----------
     device : Device
     on_gpu, on_host : int
-        Where the GPU sees that memory, and where the host does.
+        The address of that memory for the GPU, and its address for the host.
     """
     waited, written = (ctypes.c_uint32.from_address(on_host + offset) for offset in (0, 4))
     waited.value = written.value = 0
@@ -59,7 +59,7 @@ def problem_at(device: Device, on_gpu: int, on_host: int) -> str:
             if code:
                 waited.value = 1
                 device.destroy_stream(stream)
-                return f"its streams do not {what} words in memory, says its driver: code {code}"
+                return f"its driver reports that its streams do not {what} words: code {code}"
         has_waited = not _is_done(device, stream, _STANDS_S)
         waited.value = 1
         if not _is_done(device, stream, LIMIT_S):

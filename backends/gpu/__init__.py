@@ -1,1 +1,1 @@
-"""What every GPU backend stands on: calls on streams, watched from beside until they are done."""
+"""The basis of every GPU backend: calls on streams, watched by a monitor until they are done."""

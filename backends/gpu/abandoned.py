@@ -1,8 +1,9 @@
-"""What communicators leave on their GPU: those dropped without `close`, arrays that outlive them.
+"""What remains on the GPU of communicators dropped without `close`, and arrays that outlive them.
 
-They die in a garbage collection, which may be anywhere: inside another call of the library, under a
-lock, while a graph is captured. Nothing is called there. What is left is queued, with the arrays of
-calls under way, and ended when another communicator of the process connects, allocates or closes.
+They die in a garbage collection, which may happen anywhere: inside another call of the library,
+under a lock, while a graph is captured. So the finalizer calls nothing there. It queues what is
+left, together with the arrays of calls under way. The next communicator of the process that
+connects, allocates or closes releases it.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from typing import Any, Protocol
 
 
 class Resources(Protocol):
-    """What a communicator has on its GPU. None of it may refer to the communicator."""
+    """What a communicator owns on its GPU. None of it may refer to the communicator."""
 
     def end(self) -> None:
-        """Give it up, whatever the other ranks do."""
+        """Release it, whatever the other ranks do."""
 
 
 _left: deque[tuple[int, Resources]] = deque()
-"""With the process whose it is: a forked child has copies, and must not touch its parent's GPU."""
+"""Each with its process: a forked child has copies, and must not touch its parent's GPU."""
 
 
 def watch_over(
     owner: object, resources: Resources
 ) -> weakref.finalize[[tuple[int, Resources]], Any]:
-    """Queue what the owner has when it is dropped; `detach` the finalizer where it was closed.
+    """Queue the owner's resources when it is dropped; `detach` the finalizer if it was closed.
 
-    The garbage collector calls it, anywhere: appending to a deque takes no lock.
+    The garbage collector may call it anywhere: appending to a deque takes no lock.
     """
     finalizer = weakref.finalize(owner, _left.append, (os.getpid(), resources))
-    finalizer.atexit = False  # the process takes everything with it
+    finalizer.atexit = False  # the end of the process releases everything
     return finalizer
 
 
 def leave(resources: Resources) -> None:
-    """Queue what may not be ended here, in a garbage collection, and is this process's."""
+    """Queue resources of this process that may not be released here, in a garbage collection."""
     _left.append((os.getpid(), resources))
 
 
 def end_all() -> None:
-    """End what communicators of this process have left. Not from a garbage collection."""
+    """Release what communicators of this process left. Not from a garbage collection."""
     with contextlib.suppress(IndexError):
         while True:
             process, resources = _left.popleft()

@@ -1,9 +1,9 @@
-"""Calls of a kind that was made before: posted and enqueued in one compiled step.
+"""Repeated calls of a known kind: posted and enqueued in one compiled step.
 
-The issuer's way of a call is to post, to record an event, to enqueue and to record another one,
-each of them a call out of Python. Where that comes down to one signature and one function of the
-library's, compiled code does all of it (`gpucoll.backends.gpu.enqueue_entry`); whatever is not as
-usual it leaves to the issuer.
+For an ordinary call the issuer posts, records an event, enqueues and records another event, and
+each of these leaves Python once. If the call consists of one signature and one function of the
+library, compiled code does all four (`gpucoll.backends.gpu.enqueue_entry`). It leaves any unusual
+case to the issuer.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from gpucoll.transport.shared.layout import Abort
 
 
 class Function(NamedTuple):
-    """One function of the library's, called with two addresses, settings, communicator, stream."""
+    """A library's function, called with two addresses, settings, communicator and stream."""
 
     address: int
     settings: Sequence[int]
     poll: int
-    """Address of what says of a communicator whether it is still busy with such a call."""
+    """Address of the function that reports whether a communicator is busy with such a call."""
     in_progress: int
-    """The code by which that says so."""
+    """The code with which it reports that."""
     settle: Callable[[int], None]
-    """Raises what a code of the function's means, once it is final."""
+    """Raises the error for a code of the function, once the code is final."""
 
 
 class Handled(Protocol):
-    """What has the library's communicator."""
+    """The owner of the library's communicator."""
 
     handle: int
-    """0 once it is gone."""
+    """The communicator's handle; 0 once it is released."""
 
 
 class CompiledCall:
-    """One kind of call, ready but for its addresses and its stream.
+    """One kind of call, complete except for its addresses and its stream.
 
     Parameters
     ----------
     issuer : Issuer
-        Whose calls.
+        Issues the calls.
     name : str
-        What the user called.
+        The name of the user's call.
     signature : Signature
         What is posted.
     function : Function
         What is enqueued.
     connection : Handled
-        On which communicator.
+        The communicator on which it is called.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class CompiledCall:
         keep: Any,
         timeout_s: float | None = None,
     ) -> IssuedCall | None:
-        """Put the call on a stream; None: nothing was done, it is for the issuer.
+        """Put the call on a stream; None: nothing was done, the issuer must issue it.
 
         The device need not be current.
 
@@ -104,13 +104,13 @@ class CompiledCall:
         source, destination : int
             Addresses of memory on the GPU.
         stream : int
-            Where it runs.
+            The stream on which it runs.
         leader : int
-            The stream on which what is there now comes first; or the same one.
+            The call waits for the work that is on this stream now; may be the same stream.
         keep : object
-            What must live until it is done.
+            Objects that must live until the call is done.
         timeout_s : float, optional
-            How long it may take from its start on; None: the communicator's default.
+            Time limit, counted from its start on the GPU; None: the communicator's default.
         """
         with self._lock:
             events, known, handle = self._events, self._known, self._connection.handle
@@ -145,7 +145,7 @@ class CompiledCall:
         return issued
 
     def _finish(self, result: int, stream: int, end: int) -> None:
-        """Do what the compiled step has not; raise what went wrong there."""
+        """Complete a call that the compiled step left unfinished; raise the error if it failed."""
         step, code = result >> 32, result & 0xFFFFFFFF
         device = self.issuer.device
         if step == Step.GONE:
@@ -153,6 +153,6 @@ class CompiledCall:
         with device:
             if step != Step.CALL:
                 device.check(code, "record an event")
-            self._settle(code)  # it may only be in progress
+            self._settle(code)  # the call may merely be in progress
             with self.issuer.in_driver():
                 device.check(device.record_event(end, stream), "record an event")

@@ -1,7 +1,7 @@
-"""Calls that are put together: of kernels, and of calls that the backend makes by itself.
+"""Composed calls: sequences of kernels and of calls that the backend makes itself.
 
-Such a call is a list of steps over its arrays and a piece of scratch memory. For the other ranks,
-and for who watches it, it is one call: the one that its user made.
+A composed call is a list of steps over its arrays and a piece of scratch memory. To the other
+ranks and to the monitor it is one call: the one that the user made.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from gpucoll.backends.protocol import Request
 
 
 class Composed(NamedTuple):
-    """A call that is put together.
+    """A call that consists of several steps.
 
     Attributes
     ----------
     steps : callable
-        Returns them in their order, given the address of scratch memory and the stream: what is
-        enqueued, or a request that the backend itself can do without scratch memory. They are kept
-        until they are done.
+        Returns the steps in order, given the address of the scratch memory and the stream. A step
+        is something to enqueue, or a request that the backend can do without scratch memory. The
+        steps are kept until they are done.
     scratch_bytes : int
-        How much of that is needed.
+        Size of the scratch memory that the call needs.
     """
 
     steps: Callable[[int, int], Iterable[Step | Request]]
@@ -32,13 +32,13 @@ class Composed(NamedTuple):
 
 
 class ComposedLaunch:
-    """How a composed call is enqueued: made anew only for other memory, or another stream.
+    """The steps of a composed call, made anew only for other scratch memory or another stream.
 
     Parameters
     ----------
     composed : Composed
     prepare : callable
-        Returns what the backend makes of a request.
+        Returns the backend's launch for a request.
     """
 
     def __init__(self, composed: Composed, prepare: Callable[[Request], Any]) -> None:
@@ -50,4 +50,4 @@ class ComposedLaunch:
             return tuple(prepare(step) if isinstance(step, Request) else step for step in steps)
 
         self.parts = parts
-        """``(scratch, stream)``: steps, and launches of the backend's own."""
+        """``(scratch, stream)``: returns the steps, with a launch in place of each request."""

@@ -1,8 +1,8 @@
-"""A compressed all_reduce of GPU arrays: quantised by kernels, moved by the backend as bytes.
+"""A compressed all_reduce of GPU arrays: kernels quantise, the backend moves the bytes.
 
-What `gpucoll.compression.exchange` does on the host, with the same bits: quantise for every rank's
-share, all_to_all, add up in rank order and quantise, all_gather, dequantise. float16 and bfloat16
-are casts: one launch packs all shares, one adds up, one unpacks.
+The steps and the resulting bits are those of `gpucoll.compression.exchange` on the host: quantise
+each rank's share, all_to_all, add up in rank order and quantise, all_gather, dequantise. float16
+and bfloat16 are casts: one launch packs all shares, one adds up, one unpacks.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _FLOAT_BYTES = 4
 _HALF_BYTES = 2
 _BLOCK_BYTES = _FLOAT_BYTES * BLOCK
 _FAR_ADDRESS = 1 << 20
-"""Stands for scratch memory where a kernel is only made ready."""
+"""Stands in for the scratch memory's address while kernels are only compiled and loaded."""
 
 
 class _Call(NamedTuple):
-    """What all steps of a call have in common."""
+    """Values that all steps of a call share."""
 
     place: Place
     op: ReduceOp
     how: Compressed
     like: Buffer
-    """Of one byte: the device of everything."""
+    """A buffer of one byte; every other buffer is on its device."""
     n_floats: int
-    """Elements of the arrays as one of float32."""
+    """Number of float32 elements of all arrays together, as one array."""
 
     @property
     def blocks(self) -> int:
-        """How many each rank adds up."""
+        """Number of blocks that each rank adds up."""
         return -(-self.n_floats // (BLOCK * self.place.world_size))
 
     @property
@@ -55,7 +55,7 @@ class _Call(NamedTuple):
 
     @property
     def message_bytes(self) -> int:
-        """Size of what travels of one rank's share."""
+        """Size of the message that carries one rank's share."""
         if self.is_in_blocks:
             return message_bytes(self.blocks)
         return _HALF_BYTES * BLOCK * self.blocks
@@ -68,13 +68,13 @@ class _Call(NamedTuple):
         return replace(self.like, address=address, shape=(size_bytes,))
 
     def floats(self, address: int, count: int) -> Buffer:
-        """Return memory of so many float32."""
+        """Return a buffer of `count` float32 elements at an address."""
         return replace(
             self.like, address=address, shape=(count,), dtype="float32", item_bytes=_FLOAT_BYTES
         )
 
     def message(self, messages: int, rank: int) -> Buffer:
-        """Return one of several messages."""
+        """Return the message of one rank among consecutive messages."""
         return self.memory(messages + rank * self.message_bytes, self.message_bytes)
 
     def share(self, array: int, rank: int) -> Buffer:
@@ -86,23 +86,23 @@ class _Call(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """Inputs, results or residuals, which may have to be packed to be one array of float32."""
+    """The inputs, results or residuals; they are packed unless they are one float32 array."""
 
     buffers: Sequence[Buffer]
     offsets: Sequence[int]
-    """Of each in that array, in bytes, and its end."""
+    """Offset of each buffer in the packed array, in bytes, and the end of the last one."""
 
     @property
     def is_packed(self) -> bool:
         return len(self.buffers) > 1 or self.buffers[0].dtype != "float32"
 
     def at(self, packed: int) -> int:
-        """Return where the array is, given memory for those that are packed."""
+        """Return the address of the array: `packed` if the buffers must be packed."""
         return packed if self.is_packed else self.buffers[0].address
 
 
 def compose(request: Request, place: Place, device: str) -> Composed:
-    """Return how a compressed all_reduce is put together; its kernels are compiled by then.
+    """Return the steps of a compressed all_reduce; its kernels are compiled by then.
 
     Parameters
     ----------
@@ -115,12 +115,12 @@ def compose(request: Request, place: Place, device: str) -> Composed:
     Raises
     ------
     ArgumentTypeError
-        There are no kernels for that: float16 or bfloat16 with residuals, or between too many.
+        No kernels exist for it: float16 or bfloat16 with residuals, or too many ranks.
 
     Notes
     -----
-    Residuals change while the steps run: after a failure what they hold is undefined, as what the
-    results hold.
+    Residuals change while the steps run. After a failure their content is undefined, as is that of
+    the results.
     """
     how, op = request.compressed, request.op
     assert how is not None
@@ -161,11 +161,11 @@ def compose(request: Request, place: Place, device: str) -> Composed:
 
 
 def _load_kernels(call: _Call, sides: Sequence[_Side]) -> None:
-    """Compile and load the kernels, before other ranks are told of the call."""
+    """Compile and load the kernels, before the other ranks see the call."""
     dtypes = {buffer.dtype for side in sides if side.is_packed for buffer in side.buffers}
     if dtypes:
         pack.load_kernels(call.like, dtypes, "float32")
-        pack.load_kernels(call.like)  # of a side that has float32 alone
+        pack.load_kernels(call.like)  # for a side that has float32 alone
     wire_format = call.how.wire_format
     if call.is_in_blocks:
         quantise.load_kernels(wire_format, call.how.seed is not None, call.like)
@@ -191,14 +191,14 @@ def _check(how: Compressed, place: Place) -> None:
 
 
 def _offsets(buffers: Sequence[Buffer]) -> list[int]:
-    """Return where each array begins in the one of float32: at a block; and where the last ends."""
+    """Return each array's offset in the packed one, a multiple of a block; then the last's end."""
     sizes = [_FLOAT_BYTES * buffer.count for buffer in buffers]
     starts = [0, *accumulate(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in sizes[:-1])]
     return [*starts, starts[-1] + sizes[-1]]
 
 
 def _aligned(size_bytes: int) -> int:
-    """Return a size rounded up to where the next piece of scratch memory may begin."""
+    """Return a size rounded up to the alignment of pieces of scratch memory."""
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
@@ -217,7 +217,7 @@ def _unpack(call: _Call, side: _Side, at: int, stream: int) -> Iterator[Run]:
 
 
 def _encode(call: _Call, array: int, residual: int | None, sent: int, stream: int) -> Iterator[Run]:
-    """Make a message of each rank's share."""
+    """Encode each rank's share into its message."""
     if not call.is_in_blocks:
         yield from _move_halves(call, prepare_pack, array, sent, stream)
         return
@@ -237,7 +237,7 @@ def _encode(call: _Call, array: int, residual: int | None, sent: int, stream: in
 
 
 def _add_up(call: _Call, received: int, residual: int | None) -> Iterator[Run]:
-    """Add up this rank's share, and put it where everyone will look for it."""
+    """Add up this rank's share, and write it where the all_gather reads it."""
     rank, world_size = call.place
     if not call.is_in_blocks:
         if call.blocks:
@@ -260,7 +260,7 @@ def _add_up(call: _Call, received: int, residual: int | None) -> Iterator[Run]:
 
 
 def _decode(call: _Call, received: int, array: int, stream: int) -> Iterator[Run]:
-    """Make the result of the messages of all shares."""
+    """Decode the messages of all shares into the result."""
     if not call.is_in_blocks:
         yield from _move_halves(call, prepare_unpack, array, received, stream)
         return

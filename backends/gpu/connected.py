@@ -1,4 +1,4 @@
-"""A rank's GPU once it is connected: a backend, what issues its calls, and what watches them."""
+"""A rank's connected GPU: its backend, the issuer of its calls, and their monitor."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from gpucoll.group.protocol import ENDING_S, EnqueuedCalls, Group
 from gpucoll.wording import rank_of
 
 CLOSING_S = 5.0
-"""How long the vendor's library may take to let go; then it is ended by force."""
+"""How long the vendor's library may take to close; then it is aborted."""
 GIVING_UP_S = 5.0
-"""How long giving up waits for a thread that is in the driver or in the vendor's library."""
+"""How long `give_up` waits for a thread that is in the driver or in the vendor's library."""
 
 
 class StreamBackend(Protocol):
     """Puts requests on streams of one rank's GPU.
 
-    A launch is what the backend makes of a request, to be enqueued as often as wanted; nobody else
-    looks into it.
+    The backend turns a request into a launch, which can be enqueued any number of times. Only the
+    backend reads its launches.
 
     Attributes
     ----------
     name : str
-        The backend's.
+        The backend's name.
     device : Device
         This rank's GPU.
     """
@@ -42,59 +42,59 @@ class StreamBackend(Protocol):
     device: Device
 
     def prepare(self, request: Request) -> Any:
-        """Return how a collective is enqueued; ArgumentTypeError where that cannot be."""
+        """Return the launch of a collective; ArgumentTypeError if it cannot be enqueued."""
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> Any:
-        """Return how sends and receives are enqueued, all at once."""
+        """Return one launch for all these sends and receives."""
 
     def outgrows_scratch(self, launch: Any) -> bool:
-        """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
+        """Return whether `reserve` will free memory, which waits for all of the GPU's work."""
 
     def reserve(self, launch: Any, is_captured: bool) -> None:
-        """Allocate what a launch needs, before anybody is told of it; MemoryError."""
+        """Allocate a launch's memory before other ranks see the call; MemoryError if it fails."""
 
     def enqueue(self, launch: Any, stream: int, is_captured: bool) -> Any:
-        """Put a launch on a stream of the device, which is current, or into a captured graph.
+        """Put a launch on a stream of the current device, or into a captured graph.
 
-        What is returned lives until that is done; a graph's for ever.
+        The caller keeps the returned object until the work is done; for a graph, for ever.
         """
 
     def enqueue_together(self, launches: Sequence[tuple[Any, int, bool]]) -> Any:
-        """Put launches on their streams, in no order; each is as `enqueue` is given it."""
+        """Put launches on their streams, in no particular order; each is as for `enqueue`."""
 
     def note_capture(self) -> None:
         """Note that calls were captured in a graph."""
 
     def failure(self) -> Exception | None:
-        """Return what has gone wrong since, as an error; None: nothing. Does not wait."""
+        """Return a failure of earlier work as an error, or None. Does not wait."""
 
     def abort(self) -> None:
-        """End what runs for this communicator on the GPU."""
+        """End this communicator's work on the GPU."""
 
     def close(self, limit_s: float) -> None:
-        """Let go of everything; nothing is under way."""
+        """Release everything; nothing is under way."""
 
 
 B = TypeVar("B", bound=StreamBackend)
 
 
 class ConnectedGpu(Generic[B]):
-    """What exists from the first call on GPU arrays to the communicator's end.
+    """The connected GPU, from the first call on GPU arrays to the communicator's end.
 
     Parameters
     ----------
     group : Group
         The ranks.
     calls : EnqueuedCalls
-        Where calls are posted and compared.
+        Posts and compares calls.
     backend : StreamBackend
-        What enqueues.
+        Enqueues them.
     issuer : Issuer
         Made with the backend's `failure` and `abort`.
     resources : Resources
-        What is given up where the communicator is not closed.
+        Released if the communicator is dropped without `close`.
     exits : bool
-        Whether a failure that nobody asks for ends the process.
+        Whether a failure that goes unnoticed ends the process.
     """
 
     def __init__(
@@ -114,23 +114,23 @@ class ConnectedGpu(Generic[B]):
         self._signatures = Signatures(calls, group.rank, group.world_size)
         self._monitor_thread = MonitorThread(issuer, exits=exits)
         self._resources = resources
-        # Works and plans have the issuer, too: as long as somebody has one, its call goes on.
+        # Works and plans hold the issuer, too: while one of them is alive, its call goes on.
         self._dropped = watch_over(issuer, resources)
         end_all()
 
     def launches(
         self, requests: Sequence[Request], messages: Sequence[MessageRequest]
     ) -> list[Any]:
-        """Return what a call's requests enqueue; ArgumentTypeError where it cannot."""
+        """Return what the requests of a call enqueue; ArgumentTypeError if that is impossible."""
         made = [self.backend.prepare(request) for request in requests]
         return [*made, self.backend.prepare_messages(messages)] if messages else made
 
     def signatures(self, requests: Sequence[Request]) -> list[Signature]:
-        """Return what ranks compare of a call's requests."""
+        """Return what the ranks compare for the requests of a call."""
         return [self._signatures.of(request) for request in requests]
 
     def issue(self, stream_call: StreamCall) -> IssuedCall:
-        """Put one call on its stream, and return at once."""
+        """Put one call on its stream and return immediately."""
         launches = stream_call.launches
         if any(map(self.backend.outgrows_scratch, launches)):
             self._drain(stream_call)
@@ -145,23 +145,23 @@ class ConnectedGpu(Generic[B]):
             return self.issuer.issue((stream_call,), enqueue)[0]
 
     def _drain(self, stream_call: StreamCall) -> None:
-        """Wait until earlier calls are done, before memory is given back for this one.
+        """Wait until earlier calls are done, before memory is freed for this one.
 
-        The driver waits for them, too, but without a deadline: the monitor thread could not end
-        what hangs there while this thread is in the driver and holds the lock.
+        Freeing waits for them, too, but without a deadline: while this thread is in the driver and
+        holds the lock, the monitor thread cannot end a call that hangs.
         """
         self.refuse_capture(stream_call)
-        if not stream_call.is_captured:  # graphs have memory of their own
+        if not stream_call.is_captured:  # graphs have their own memory
             self.issuer.synchronize()
 
     def compiled_call(
         self, name: str, signatures: Sequence[Signature], launches: Sequence[Any]
     ) -> tuple[CompiledCall, tuple[int, int]] | None:
-        """Return what makes such a call in one compiled step: here there is none."""
+        """Return a compiled call for calls of this kind; this class has none."""
         return None
 
     def issue_group(self, stream_calls: Sequence[StreamCall]) -> list[IssuedCall]:
-        """Put several calls on their streams at once, in no order."""
+        """Put several calls on their streams; they run in no particular order."""
         for stream_call in stream_calls:
             if any(map(self.backend.outgrows_scratch, stream_call.launches)):
                 self._drain(stream_call)
@@ -181,17 +181,17 @@ class ConnectedGpu(Generic[B]):
             )
 
     def _reserve(self, stream_call: StreamCall) -> None:
-        """Allocate what a call needs, before other ranks are told of it."""
+        """Allocate what a call needs, before other ranks see the call."""
         for launch in stream_call.launches:
             self.backend.reserve(launch, stream_call.is_captured)
 
     def refuse_capture(self, stream_call: StreamCall) -> None:
-        """Raise where a graph is captured that this cannot be part of: before anything joins it."""
+        """Raise if this call cannot be part of a graph being captured, before anything joins it."""
         with self.device:
             self._look_for_capture(stream_call)
 
     def _look_for_capture(self, stream_call: StreamCall) -> None:
-        """Note whether a graph is being captured; refuse what cannot be part of one."""
+        """Note whether a graph is being captured; refuse a call that cannot be part of one."""
         stream_call.is_captured = self.device.is_capturing(stream_call.stream)
         if stream_call.is_captured:
             if not stream_call.is_own:
@@ -202,12 +202,12 @@ class ConnectedGpu(Generic[B]):
             self.backend.note_capture()
 
     def note_abort(self) -> None:
-        """Give up on the GPU what this rank itself has just given up."""
+        """Give up on the GPU after this rank itself has given up the communicator."""
         self.issuer.look()
         self._group.was_told = True
 
     def close(self, limit_s: float) -> None:
-        """Wait for all calls, so long at most; let go of everything, raise what nobody was told."""
+        """Wait at most `limit_s` for all calls; release everything, raise unreported failures."""
         issuer, limit_s = self.issuer, round(limit_s, 2)
         if self._group.was_told:
             self.give_up()
@@ -218,7 +218,7 @@ class ConnectedGpu(Generic[B]):
             issuer.end(error)
             raise
         try:
-            if issuer.is_busy:  # else all is known to be well, whatever the others did since
+            if issuer.is_busy:  # else all calls succeeded, whatever the other ranks did since
                 issuer.synchronize(timeout_s=limit_s, is_last=True)
         except BaseException as error:
             goes_on = isinstance(error, DeadlineError) and issuer.failure is None
@@ -230,25 +230,25 @@ class ConnectedGpu(Generic[B]):
             raise
         self._dropped.detach()
         settle()
-        issuer.end()  # all is known; the rest may fail
+        issuer.end()  # all outcomes are known; the steps below may fail
         end_all()
         self.backend.close(CLOSING_S)
         issuer.close()
 
     def _stop_watching(self, limit_s: float) -> None:
-        """End the monitor thread; DeadlineError where it does not end."""
+        """End the monitor thread; DeadlineError if it does not end."""
         group = self._group
         if not self._monitor_thread.stop(limit_s):
             group.is_in_use = True
             raise DeadlineError(
                 f"rank {group.rank} of {group.world_size} waited {limit_s:g} s at close "
                 f"for the thread that watches {self.device.label}: the driver or "
-                f"{self.backend.name.upper()} does not return. What the communicator has on the "
-                "GPU stays there: end the process"
+                f"{self.backend.name.upper()} does not return. The communicator's memory and work "
+                "on the GPU cannot be released: end the process"
             )
 
     def give_up(self) -> None:
-        """Let go of everything without waiting for other ranks."""
+        """Release everything without waiting for other ranks."""
         if not self._monitor_thread.stop(GIVING_UP_S) or not self.issuer.lock.acquire(
             timeout=GIVING_UP_S
         ):

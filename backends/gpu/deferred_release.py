@@ -1,9 +1,10 @@
-"""Lets go of arrays beside everything else, since that may wait for the GPU.
+"""Release arrays in a thread of its own, because the release may wait for the GPU.
 
 Memory that comes from no pool (Numba's, CuPy's without an allocator, PyTorch's without caching)
-goes back to the driver when its array dies, and the driver waits until all that is on the GPU is
-done. A call keeps its arrays until it is done, so the last to let go may be who looks whether
-another call hangs, with the lock that whoever ends that one needs: it must not be who waits.
+returns to the driver when its array dies, and the driver then waits until all work on the GPU is
+done. A call keeps its arrays until it is done. So the last reference may belong to the thread that
+checks whether another call hangs, and that thread holds the lock needed to end that call. It must
+not be the one that waits.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from gpucoll.devices import Device
 
 _LINGER_S = 1.0
-"""So long the thread waits for more before it ends."""
+"""How long the thread waits for further arrays before it ends."""
 _PAUSE_S = 20e-6
 _SETTLE_S = 0.05
 
 
 class _Spent:
-    """What is to be let go of, and the thread that does it while there is something."""
+    """The arrays to release, and the thread that releases them while there are any."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Device, list[Any]]] = queue.SimpleQueue()
@@ -32,17 +33,17 @@ class _Spent:
         self._n_given = self._n_done = 0
 
     def add(self, device: Device, kept: list[Any]) -> None:
-        """Take what was kept for calls on a device."""
+        """Take the arrays that were kept for calls on a device."""
         self._n_given += 1
         self._waiting.put((device, kept))
         if self._has_thread.acquire(False):
             try:
                 _thread.start_new_thread(self._let_go, ())
-            except RuntimeError:  # at the interpreter's end there are no threads
+            except RuntimeError:  # at the interpreter's end no thread can start
                 self._has_thread.release()
 
     def settle(self) -> None:
-        """Wait until all that was given by now is let go of, or `_SETTLE_S`."""
+        """Wait until everything added so far is released, at most `_SETTLE_S`."""
         n_given, due_s = self._n_given, time.monotonic() + _SETTLE_S
         while self._n_done < n_given and time.monotonic() < due_s:
             time.sleep(_PAUSE_S)
@@ -68,17 +69,17 @@ _parents: list[_Spent] = []
 
 
 def let_go_later(device: Device, kept: list[Any]) -> None:
-    """Have another thread let go of what a list holds: memory of a device, or what owns it."""
+    """Have another thread release the objects in a list: a device's memory, or its owners."""
     _spent.add(device, kept)
 
 
 def settle() -> None:
-    """Give that thread a moment: what calls kept that are done can be allocated again then."""
+    """Give that thread a moment, so that the memory of finished calls can be allocated again."""
     _spent.settle()
 
 
 def _begin_anew() -> None:
-    """Leave to the parent what is its own: the GPU is."""
+    """Leave the parent's arrays to the parent: the GPU is the parent's."""
     global _spent
     _parents.append(_spent)
     _spent = _Spent()

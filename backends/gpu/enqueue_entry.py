@@ -1,8 +1,8 @@
 """A call on GPU arrays as one compiled step: posted, and put on its stream between two events.
 
-Driver and library are called by address, with the interpreter released once: through ctypes each
-of these six calls costs about as much as all of it here. Whatever is not the ordinary case is left
-to Python, which is told how far this got.
+The compiled code calls driver and library by address and releases the interpreter once. Through
+ctypes, each of these six calls costs about as much as the whole step. Unusual cases are left to
+Python, which receives how far the step got.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gpucoll.transport.shared.words import Call
 __all__ = ["Words", "driver_table_of", "enqueue_call", "enqueuer", "step_call", "stepper"]
 
 Words: TypeAlias = npt.NDArray[np.int64]
-"""What compiled code reads by address."""
+"""Words that compiled code reads by address."""
 
 _PUSH, _CONTEXT, _POP = int(DriverTable.PUSH), int(DriverTable.CONTEXT), int(DriverTable.POP)
 _GET_DEVICE, _SET_DEVICE = int(DriverTable.GET_DEVICE), int(DriverTable.SET_DEVICE)
@@ -71,13 +71,13 @@ _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 
 @inline
 def _code(word):
-    """Return what a C function returned as its int."""
+    """Return the int that a C function returned."""
     return np.int64(np.int32(word))
 
 
 @inline
 def _call(function, a, b):
-    """Call a driver's function of two arguments; return its code."""
+    """Call a driver function of two arguments; return its code."""
     return _code(call_words(function, a, b, 0, 0, 0, 0, 0, 0))
 
 
@@ -88,7 +88,7 @@ def _result(step, code):
 
 @inline
 def _is_capturing(driver_table, stream):
-    """Return whether a graph is being captured from a stream, or that cannot be told."""
+    """Return whether a graph is being captured from a stream; true also if the query fails."""
     put(driver_table, _ANSWER, 0)
     code = _call(get(driver_table, _IS_CAPTURING), stream, driver_table + 8 * _ANSWER)
     return code != 0 or get(driver_table, _ANSWER) != 0
@@ -96,7 +96,7 @@ def _is_capturing(driver_table, stream):
 
 @inline
 def _follow(driver_table, stream, leader, event):
-    """Make what comes on a stream wait for what is on its leader now; return a code."""
+    """Make later work on a stream wait for the present work on its leader; return a code."""
     code = _call(get(driver_table, _RECORD), event, leader)
     if code:
         return code
@@ -105,7 +105,7 @@ def _follow(driver_table, stream, leader, event):
 
 @inline
 def _settled(enqueue_block, communicator):
-    """Return what has become of a call that was in progress; the same where it takes longer."""
+    """Poll the outcome of a call in progress; return `in_progress` if it takes longer."""
     driver_table, polls = get(enqueue_block, _DRIVER_TABLE), 0
     in_progress = get(enqueue_block, _IN_PROGRESS)
     while polls < POLLS:
@@ -122,16 +122,17 @@ def _settled(enqueue_block, communicator):
 
 @inline
 def _step(driver_table):
-    """Enter the driver, or leave it; what comes afterwards is seen to come afterwards."""
+    """Enter or leave the driver; other threads see later stores of this thread only afterwards."""
     exchange64(driver_table + 8 * _PLACE, get(driver_table, _PLACE) + 1)
 
 
 @inline
 def _is_gone(driver_table):
-    """Return whether the communicator was given up; wait where that is being found out.
+    """Return whether the communicator was given up; wait while that is being found out.
 
-    The other half of `Monitor.look_from_outside`: this thread stores its place and looks at `GONE`,
-    that one stores `GONE` and looks at the place. Both with a full fence between.
+    This is the other half of `Monitor.look_from_outside`. This thread stores its place and then
+    reads `GONE`; the other one stores `GONE` and then reads the place. Both have a full fence in
+    between.
     """
     while load64_ordered(driver_table + 8 * _GONE) == _PERHAPS:
         _sched_yield()
@@ -140,7 +141,7 @@ def _is_gone(driver_table):
 
 @inline
 def _put_on_stream(enqueue_block, stream, leader, start, end):
-    """Do it all, with the context current and the driver entered."""
+    """Post the call and enqueue it between its events; the context is current."""
     driver_table, call = get(enqueue_block, _DRIVER_TABLE), get(enqueue_block, _CALL_BLOCK)
     if _is_capturing(driver_table, stream):
         return _result(_NOTHING, 0)
@@ -186,7 +187,7 @@ def _put_on_stream(enqueue_block, stream, leader, start, end):
 
 @inline
 def _enter(driver_table):
-    """Make the GPU current; return which was before, as `_leave` wants it, or -1: impossible."""
+    """Make the GPU current; return the previous device for `_leave`, or -1 if that failed."""
     if get(driver_table, _GET_DEVICE) == 0:
         return -1 if _call(get(driver_table, _PUSH), get(driver_table, _CONTEXT), 0) else 0
     put(driver_table, _ANSWER, 0)
@@ -212,7 +213,7 @@ def _leave(driver_table, before):
 def step_call(self, _):
     """Built-in without arguments; `self` is a capsule of a driver table. Returns a `Gone`.
 
-    Does what `_step` does.
+    Enters or leaves the driver, as `_step` does.
     """
     driver_table = capsule_pointer(self, 0)
     _step(driver_table)
@@ -223,10 +224,11 @@ def step_call(self, _):
 def enqueue_call(self, arguments, n_arguments):
     """Built-in of ``(source, destination, communicator, stream, leader, start, end)``, integers.
 
-    `self` is a capsule of an enqueue block; two threads must not use its driver table at once. What
-    comes on the stream waits for what is on the leader now, which may be the stream itself. Returns
-    0, or a `Step` and a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling
-    conventions of x86-64 and arm64 it does not see those beyond its own.
+    `self` is a capsule of an enqueue block; two threads must not use its driver table at once.
+    Later work on the stream waits for the present work on the leader, which may be the same stream.
+    Returns 0, or a `Step` and a code. A function with fewer than `MOST_ARGUMENTS` arguments is
+    still called with that number: by the calling conventions of x86-64 and arm64 it ignores the
+    rest.
     """
     enqueue_block = capsule_pointer(self, 0)
     if n_arguments != _N_ARGUMENTS:
@@ -252,7 +254,7 @@ def enqueue_call(self, arguments, n_arguments):
 
 
 def driver_table_of(device: Device) -> Words:
-    """Return what `enqueuer` needs to know of a GPU's driver."""
+    """Return the addresses of a GPU's driver functions, as `enqueuer` takes them."""
     words = np.zeros(DRIVER_TABLE_WORDS, np.int64)
     for place, address in device.addresses().items():
         words[DriverTable[place]] = address
@@ -260,7 +262,7 @@ def driver_table_of(device: Device) -> Words:
 
 
 def stepper(driver_table: Words) -> Callable[[], int]:
-    """Return the built-in that enters the driver, or leaves it; it returns a `Gone`."""
+    """Return the built-in that enters or leaves the driver; it returns a `Gone`."""
     step: Any = builtin(step_call.address, METH_NOARGS, capsule(driver_table.ctypes.data))
     made: Callable[[], int] = step
     return made
@@ -274,25 +276,25 @@ def enqueuer(
     poll: int,
     in_progress: int,
 ) -> tuple[Callable[..., int], Words]:
-    """Return the built-in that posts a call and enqueues it, and the words it stands on.
+    """Return the built-in that posts and enqueues a call, and the words that it reads.
 
-    See `enqueue_call`. One thread at a time may use a driver table. The caller keeps the block, and
-    the words.
+    See `enqueue_call`. One thread at a time may use a driver table. The caller keeps the block and
+    the words alive.
 
     Parameters
     ----------
     driver_table : array
-        Of `driver_table_of`.
+        The result of `driver_table_of`.
     block : CallBlock
-        What is posted; made for this rank's ring by `EnqueuedCalls.poster`.
+        The call to post; made for this rank's ring by `EnqueuedCalls.poster`.
     function : int
         Address of the library's function.
     settings : sequence of int
         Its arguments between the two addresses and the communicator.
     poll : int
-        Address of the library's function that says of a communicator whether it is busy.
+        Address of the library's function that reports whether a communicator is busy.
     in_progress : int
-        The code by which it says so.
+        The code with which it reports that.
     """
     words = np.zeros(ENQUEUE_BLOCK_WORDS, np.int64)
     words[EnqueueBlock.DRIVER_TABLE] = driver_table.ctypes.data

@@ -1,6 +1,6 @@
 """Lists of arrays: small ones are packed into one buffer, moved by one call, and unpacked.
 
-One launch packs, one unpacks; what is large goes by itself, all of it in one group of calls.
+One launch packs, one unpacks. Large arrays are moved by calls of their own, in one group of calls.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpucoll.types import Collective
 FUSED_BYTES = 1 << 20
 """Arrays up to this size are packed.
 
-Not measured: no GPU was at hand. Packing reads and writes an array twice more, 1.3 us for 1 MiB at
-the 3.3 TB/s of an H100's memory; a call more in a group costs the host about a microsecond, and the
-GPU a few for each, whatever it moves. `tools/gpu_check.py` times both ways.
+Not measured: no GPU was at hand. Packing reads and writes an array twice more: 1.3 us for 1 MiB at
+the 3.3 TB/s of an H100's memory. One more call in a group costs the host about a microsecond, and
+the GPU a few, whatever its size. `tools/gpu_check.py` times both ways.
 """
 BUFFER_BYTES = 64 << 20
 """Size of the buffer; longer lists fill it several times."""
@@ -33,7 +33,7 @@ Pair = tuple[Buffer, "Buffer | None"]
 
 
 class _Batch(NamedTuple):
-    """Arrays that go packed in one call."""
+    """Arrays that one call moves in packed form."""
 
     pairs: Sequence[Pair]
     offsets: Sequence[int]
@@ -42,19 +42,20 @@ class _Batch(NamedTuple):
 def compose(
     request: Request, place: Place, device: str, *, by_kernels: bool = False
 ) -> Composed | None:
-    """Return how a list is put together; None where nothing of it is to be packed.
+    """Return the steps for a list; None if nothing of it is worth packing.
 
     The kernels are compiled by then.
 
     Parameters
     ----------
     request : Request
-        All_reduce, reduce or broadcast of a list, for a backend that can do it with one array.
+        All_reduce, reduce or broadcast of a list, for a backend that can do it with a single
+        array.
     place : Place
     device : str
         The GPU: ``"cuda:0"``.
     by_kernels : bool
-        Whether arrays are reduced as in `rank_order`, and not by requests.
+        Whether arrays are reduced as in `rank_order` instead of by requests.
     """
     pairs = [pair for pair in request.parts if pair[0].count]
     small = [pair for pair in pairs if pair[0].size_bytes <= FUSED_BYTES]
@@ -71,7 +72,7 @@ def compose(
 
     area = max(batch.offsets[-1] for batch in batches)
     beyond = 0
-    """Scratch memory for the reductions themselves, behind the buffer."""
+    """Size of the scratch memory for the reductions themselves, after the buffer."""
     requests = [_packed(request, batch, 0) for batch in batches]
     if large:
         rest = replace(request, source=large[0][0], destination=large[0][1], parts=large)
@@ -103,7 +104,7 @@ def compose(
 
 
 def _packed(request: Request, batch: _Batch, address: int) -> Request:
-    """Return the request of a batch that is packed into a buffer."""
+    """Return the request for a batch packed into a buffer."""
     like = batch.pairs[0][0]
     count = batch.offsets[-1] // like.item_bytes
     buffer = replace(like, address=address, shape=(count,), owner=None)
@@ -115,7 +116,7 @@ _OF_ONE = {Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE}
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[_Batch]:
-    """Yield the arrays by as many as the buffer holds, each at a multiple of 16 bytes."""
+    """Yield batches of arrays that fit into the buffer, each at a multiple of 16 bytes."""
     start = total = 0
     sizes = [-(-x.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for x, _ in pairs]
     for place, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""A call that is about to be put on a stream, and one that is there until its end is known."""
+"""A call before it is put on a stream, and a call on a stream until its outcome is known."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from gpucoll.backends.gpu.streams import Mark, Streams
 
 @dataclass(slots=True)
 class StreamCall:
-    """A call that is about to be put on a stream; a plan's does so again and again.
+    """A call that is to be put on a stream; a plan's is put there again and again.
 
     Attributes
     ----------
     name : str
-        What the user called.
+        The name of the user's call.
     signatures : sequence of Signature
-        What is posted for the other ranks to compare; none for messages.
+        Posted for the other ranks to compare; none for messages.
     launches : sequence
-        What the backend enqueues for it, all of it at once.
+        What the backend enqueues for the call, all together.
     stream : int
-        Where: one of the device's, or `Issuer.beside_streams`.
+        The device's stream, or a number from `Issuer.beside_streams`.
     keep : object
-        What must live until it is done.
+        Objects that must live until the call is done.
     is_own : bool
-        Whether all of the memory is the user's: what a captured graph can use again.
+        Whether all of the memory belongs to the user, so that a captured graph can use it
+        again.
     timeout_s : float, optional
-        How long it may take from its start on; None: the communicator's default.
+        Time limit, counted from its start on the GPU; None: the communicator's default.
     is_captured : bool
-        Whether a graph is being captured from the stream, so that nothing runs now: for the backend
-        to find out.
+        Whether a graph is being captured from the stream, so that nothing runs now. The backend
+        sets it.
     is_awaited : bool
-        Whether other streams may be told to wait for it.
+        Whether other streams may be made to wait for the call.
     """
 
     name: str
@@ -51,7 +52,7 @@ class StreamCall:
 
     @property
     def is_on_stream(self) -> bool:
-        """Whether a stream has a part in it: none has in messages of host arrays."""
+        """Whether the call runs on a stream; messages of host arrays do not."""
         return self.stream >= 0
 
 
@@ -61,25 +62,25 @@ class IssuedCall:
     Attributes
     ----------
     sequence : int or None
-        Its number among the calls that all ranks make; None: a message between two ranks.
+        The call's number among those that all ranks make; None: a message between two ranks.
     name : str
-        What the user called.
+        The name of the user's call.
     stream : int
-        Where it runs.
+        The stream on which it runs.
     start, end : int
-        Events before and behind it on the stream; 0 once they are passed and given back.
+        Events before and after it on the stream; 0 once they have been reached and given back.
     launches : sequence
-        Of one that is on no stream: what says whether it is over, by `is_over`.
+        For a call that is on no stream: objects whose `is_over` reports whether it has ended.
     timeout_s : float
-        How long it may take from its start on.
+        Time limit, counted from its start.
     keep : object
-        What must live until it is done: arrays.
+        Objects that must live until the call is done, such as arrays.
     begun_s : float
-        When its start was first seen to be passed; 0: not yet.
+        When its start event was first seen to be reached; 0: not yet.
     is_passed : bool
-        Whether its end is.
+        Whether its end event has been reached.
     is_done : bool
-        Whether also all ranks made the same call: it has succeeded.
+        Whether it has succeeded: its work has ended, and all ranks made the same call.
     """
 
     __slots__ = (
@@ -109,24 +110,24 @@ class IssuedCall:
         self.is_passed = self.is_done = False
 
     def give_back(self, streams: Streams) -> None:
-        """Give its events to the pool."""
+        """Return its events to the pool."""
         streams.give_back(*filter(None, (self.start, self.end)))
         self.start = self.end = 0
 
 
 class InFlight:
-    """The calls under way: on each stream they end in order.
+    """The calls under way. Those on one stream end in order.
 
     Attributes
     ----------
     lines : dict of int to deque of IssuedCall
-        By stream, the oldest first; no line is empty.
+        The calls by stream, oldest first; no entry is empty.
     count : int
-        Of all of them.
+        Number of calls in all lines.
     captured : WeakSet of IssuedCall
-        Captured calls that can still be waited for; in no line.
+        Captured calls that can still be waited for; they are in no line.
     marks : WeakSet of Mark
-        Of what plans have.
+        The marks that plans hold.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class InFlight:
         self.marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
     def add(self, issued: IssuedCall) -> None:
-        """Put a call behind those on its stream."""
+        """Append a call to its stream's line."""
         line = self.lines.get(issued.stream)
         if line is None:
             self.lines[issued.stream] = deque((issued,))
@@ -151,11 +152,11 @@ class InFlight:
 
     @property
     def arrays(self) -> list[Any]:
-        """What all of them keep alive."""
+        """The objects that all calls keep alive."""
         return [issued.keep for line in self.lines.values() for issued in line]
 
     def let_go(self, streams: Streams) -> None:
-        """Forget all of them: their arrays, and their events to the pool."""
+        """Drop all calls: release their arrays, and return their events to the pool."""
         lines = (issued for line in self.lines.values() for issued in line)
         for issued in (*lines, *self.captured):
             issued.give_back(streams)

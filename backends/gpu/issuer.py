@@ -1,7 +1,7 @@
-"""Puts calls on streams.
+"""The issuer, which puts calls on streams.
 
-The caller pays for a record in shared memory and two events. Everything else is looked at later:
-`gpucoll.backends.gpu.monitor`.
+The caller pays for a record in shared memory and two events. The monitor does everything else
+later: `gpucoll.backends.gpu.monitor`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gpucoll.transport.shared.words import Status
 MOST_IN_FLIGHT = 128
 """How many calls may be under way.
 
-A stream of CUDA's takes about 1000 pieces of work; then the driver keeps who brings more waiting,
-with the lock (`Issuer.in_driver` is the way out of that). Most calls are up to eight pieces: events
-and waits of ours and of the library's, and its kernel.
+A CUDA stream takes about 1000 pieces of work. Beyond that, the driver blocks the thread that
+submits more, which holds the lock (`Issuer.in_driver` handles that case). Most calls are at most
+eight pieces: our events and waits, those of the library, and its kernel.
 """
 
 
 class Issuer(Monitor):
-    """The calls of one rank on one GPU; made as a `Monitor`."""
+    """The calls of one rank on one GPU. Takes the arguments of `Monitor`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -45,17 +45,17 @@ class Issuer(Monitor):
     def issue(
         self, stream_calls: Sequence[StreamCall], enqueue: Callable[[], Any]
     ) -> list[IssuedCall]:
-        """Post what ranks compare, enqueue the work, and watch it from here on.
+        """Post what the ranks compare, enqueue the work, and watch it from then on.
 
-        The lock is held, and the device is current.
+        The caller holds the lock, and the device is current.
 
         Parameters
         ----------
         stream_calls : sequence of StreamCall
             The calls that make up the work.
         enqueue : callable
-            Puts it on their streams; a failure there breaks the communicator. What it returns lives
-            until the calls are done.
+            Puts the work on their streams; a failure there breaks the communicator. The calls keep
+            its return value alive until they are done.
         """
         for stream_call in stream_calls:
             if stream_call.is_on_stream:
@@ -81,7 +81,7 @@ class Issuer(Monitor):
         except BaseException as error:
             for issued in in_flight:
                 issued.give_back(self.streams)
-            if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
+            if is_enqueuing or self.calls.sequence != before:  # else no other rank has seen it
                 self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
         for issued, stream_call in zip(in_flight, stream_calls, strict=True):
@@ -95,10 +95,10 @@ class Issuer(Monitor):
         return in_flight
 
     def _leave_to_graph(self, issued: IssuedCall) -> None:
-        """Watch a captured call no further: its replays belong to who launches them.
+        """Watch a captured call no longer: its replays belong to those who launch them.
 
-        Its events are never passed. Streams of the capture can be told to wait for its end as long
-        as somebody has the call; then the event is as good as any other.
+        The call's events are never reached. Streams of the capture can be made to wait for its end
+        while the call object exists; afterwards the event can be used again like any other.
         """
         issued.is_passed = issued.is_done = True
         if issued.end:
@@ -121,7 +121,7 @@ class Issuer(Monitor):
         return self.group.timeout_s if limit_s is None else limit_s
 
     def _post_late(self, post: Callable[[], int], status: int, limit_s: float) -> None:
-        """Post what could not be posted at once; where the ring is full, wait for the slowest."""
+        """Post a call that could not be posted yet; if the ring is full, wait for room."""
         begun_s, pause_s = time.monotonic(), PAUSES_S[0]
         while status:
             if status == Status.NOT_RUN:
@@ -139,23 +139,23 @@ class Issuer(Monitor):
             status = post()
 
     def _make_room(self) -> None:
-        """Wait until there are fewer calls under way, each under its own deadline."""
+        """Wait until fewer calls are under way, each under its own deadline."""
         self.look()
         if self.in_flight.count >= MOST_IN_FLIGHT:
             longest = max(self.in_flight.lines.values(), key=len)
             self.synchronize(longest[len(longest) // 2])
 
     def follow(self, stream: int, leader: int) -> None:
-        """Make what comes on `stream` wait for what is on `leader` now."""
+        """Make later work on `stream` wait for the present work on `leader`."""
         if stream != leader:
             with self.lock, self.device:
-                if leader != PER_THREAD_STREAM:  # which can be waited for from the thread itself
+                if leader != PER_THREAD_STREAM:  # the thread itself can wait for this one
                     self.streams.check(leader)
                 with self.in_driver():
                     self.streams.follow(stream, leader)
 
     def mark(self, stream: int) -> Mark:
-        """Note what is on a stream now, for calls that are made when it may be gone."""
+        """Mark the present work on a stream for later calls, when the stream may be gone."""
         with self.lock, self.device:
             if stream != PER_THREAD_STREAM:
                 self.streams.check(stream)
@@ -165,7 +165,7 @@ class Issuer(Monitor):
         return made
 
     def follow_mark(self, stream: int, mark: Mark) -> None:
-        """Make what comes on `stream` wait for what was marked, unless that is done."""
+        """Make later work on `stream` wait for the marked work, unless that is done."""
         with self.lock, self.device:
             with self.device.relaxed_capture():
                 is_done = self.device.query_event(mark.event) != self.device.not_ready
@@ -176,7 +176,7 @@ class Issuer(Monitor):
                     self.streams.wait(stream, mark.event)
 
     def wait_on(self, stream: int, issued: IssuedCall) -> None:
-        """Make what comes on `stream` wait for a call."""
+        """Make later work on `stream` wait for a call."""
         with self.lock, self.device:
             if issued.end:
                 with self.in_driver():
@@ -184,7 +184,7 @@ class Issuer(Monitor):
 
     @contextlib.contextmanager
     def in_driver(self) -> Iterator[None]:
-        """Say that this thread is in the driver: `look_from_outside`. Raise what came of that."""
+        """Tell `look_from_outside` that this thread is in the driver; raise what it found."""
         self._step()
         try:
             yield
@@ -198,21 +198,21 @@ class Issuer(Monitor):
 
     @property
     def own_stream(self) -> int:
-        """The communicator's own stream, for what is to overlap."""
+        """The communicator's own stream, for calls that are to overlap with others."""
         if not self.streams.own:
             with self.lock, self.device:
                 self.streams.make_own()
         return self.streams.own
 
     def beside_streams(self) -> int:
-        """Return what stands for a stream in a call that is on none, nor behind another call."""
+        """Return a unique number in place of a stream, for a call that is on no stream."""
         self._n_beside += 1
         return -self._n_beside
 
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of everything; what is under way is nobody's concern any more."""
+        """Release everything, without regard to calls under way."""
         with self.lock:
             self.end()
             self.in_flight.let_go(self.streams)
@@ -220,4 +220,4 @@ class Issuer(Monitor):
 
 
 def _do_nothing() -> None:
-    """Wake nobody: there is no monitor thread."""
+    """Do nothing, in place of `wake`, while there is no monitor thread."""

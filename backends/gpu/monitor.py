@@ -1,9 +1,10 @@
-"""Finds out beside the streams how calls on GPU arrays end.
+"""The monitor, which finds out how calls on GPU arrays end.
 
-Nobody waits for such a call. The monitor thread, or whoever asks for certainty, looks
-(`Monitor.look`): whether all ranks made the same call, whether it is done, late, or will never be,
-whether the vendor's library has failed. Then the communicator is given up: for the other ranks by
-the segment's abort word, and on this GPU by the backend's `abort`, which ends what hangs there.
+The calling thread does not wait for its calls. `Monitor.look` runs in the monitor thread, or in a
+thread that waits for certainty. It finds out whether all ranks made the same call; whether the
+call is done, late or can never end; and whether the vendor's library has failed. In case of a
+failure the communicator is given up: for the other ranks through the segment's abort word, and on
+this GPU through the backend's `abort`, which ends the work that hangs.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from gpucoll.transport.shared.words import Status
 from gpucoll.wording import MESSAGE_REASONS, rank_of
 
 LOST_AFTER_S = 0.03
-"""How long a call may go on after a rank has ended: it may have done its part."""
+"""How long a call may go on after a rank has ended: that rank may have done its part."""
 PAUSES_S = (20e-6, 2e-3)
-"""First and longest pause between two looks of who waits."""
+"""First and longest pause between two looks of a waiting thread."""
 _LOOK_FOR_PEERS_S = 0.01
 STUCK_S = 1.0
-"""So long a thread is at one place in the driver before another one acts in its stead."""
+"""How long a thread is at one place in the driver before another thread acts in its stead."""
 
 
 def lost_ranks(group: Group, calls: EnqueuedCalls) -> set[int]:
-    """Return the ranks that are lost to calls under way; what is late was found by `compare`.
+    """Return the ranks that calls under way will never meet; late ranks are found by `compare`.
 
-    A rank that closes has done its part of all calls that it has posted. It is lost to the others
-    where it has not posted theirs.
+    A rank that closes has done its part of all calls that it posted. It is lost only to calls that
+    it did not post.
     """
     lost = {rank for rank in group.ended_ranks() if not group.has_closed(rank)}
     late = calls.late_rank
@@ -46,20 +47,20 @@ def lost_ranks(group: Group, calls: EnqueuedCalls) -> set[int]:
 
 
 class Monitor:
-    """What is under way of one rank's calls on one GPU, and what has become of it.
+    """The calls under way of one rank on one GPU, and their outcomes.
 
     Parameters
     ----------
     group : Group
         The ranks.
     calls : EnqueuedCalls
-        Where calls are posted and compared.
+        Posts and compares calls.
     device : Device
         This rank's GPU.
     failure_of_library : callable
-        Returns what the vendor's library has to report, or None. Must not wait.
+        Returns the failure that the vendor's library reports, or None. Must not wait.
     abort_library : callable
-        Ends what runs on the GPU for this communicator.
+        Ends this communicator's work on the GPU.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Monitor:
         self.device = device
         self.streams = Streams(device)
         self.driver_table = driver_table_of(device)
-        """For calls that go in one compiled step: `gpucoll.backends.gpu.compiled_call`."""
+        """For calls made in one compiled step: `gpucoll.backends.gpu.compiled_call`."""
         self._stuck = 0, 0.0
         self.in_flight = InFlight()
         self.failure: GpucollError | None = None
@@ -83,7 +84,7 @@ class Monitor:
         self.failed_at_s = 0.0
         self._has_ended = False
         self.lock = threading.RLock()
-        """Held while the vendor's library is called."""
+        """Held during calls of the vendor's library."""
         self._failure_of_library = failure_of_library
         self._abort_library = abort_library
         self._gone_since: dict[int, float] = {}
@@ -92,7 +93,7 @@ class Monitor:
     # --- finding out ------------------------------------------------------------------------------
 
     def raise_failure(self) -> None:
-        """Raise why the communicator was given up, if it was."""
+        """Raise the error for which the communicator was given up, if it was."""
         if self.failure is not None:
             self.group.was_told = True
             raise self.failure.with_traceback(None)
@@ -104,7 +105,7 @@ class Monitor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the communicator has let go of everything: nothing more can be found out."""
+        """Whether the communicator has released everything, so that no more can be found out."""
         if self.group.is_closed and not self._has_ended:  # by a garbage collection
             self.end()
         return self._has_ended
@@ -112,32 +113,32 @@ class Monitor:
     def look(self) -> None:
         """Find out how far all calls are, and whether something is wrong. Does not wait.
 
-        After the communicator's end nothing is looked at: what is known then stays so.
+        After the communicator's end this does nothing: what is known then stays as it is.
         """
-        if self.is_over:  # the lock may be held for ever by a thread that hangs in the driver
+        if self.is_over:  # a thread that hangs in the driver may hold the lock for ever
             return
         with self.lock:
             self._look_at_all()
 
     def _look_at_all(self) -> None:
-        if self.is_over:  # by now
+        if self.is_over:  # it may have ended meanwhile
             return
         if self.failure is None:
             self._look_for_failures()
         try:
-            # Whoever looks may be capturing a graph, or another thread of the process.
+            # This thread may be capturing a graph, or another one of the process.
             with self.device, self.device.relaxed_capture():
                 self._look_at_issued()
-        except BackendError as error:  # the GPU does not even become current any more
+        except BackendError as error:  # the GPU cannot even be made current any more
             self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
 
     def look_from_outside(self) -> None:
-        """Look while another thread has the lock, and the driver may have that thread.
+        """Look while another thread, which the driver may be blocking, holds the lock.
 
-        A stream takes about 1000 pieces of work; then the driver keeps whoever brings more until
-        there is room, and where the GPU waits for a rank that never comes, that is for ever. Events
-        are not asked for: the driver may keep this thread, too. In the library's own calls a thread
-        looks after itself.
+        A stream takes about 1000 pieces of work. Beyond that, the driver blocks a thread that
+        submits more until there is room; if the GPU waits for a rank that never comes, that is for
+        ever. Events are not queried here: the driver might block this thread, too. A thread in the
+        library's own calls detects failures itself.
         """
         place, now_s = self._word(DriverTable.PLACE), time.monotonic()
         if place != self._stuck[0]:
@@ -145,8 +146,8 @@ class Monitor:
         stuck_s = now_s - self._stuck[1]
         if place % 2 == 0 or stuck_s < STUCK_S or self.failure is not None:
             return
-        # Stored before the place is looked at, as that thread stores its place before it looks at
-        # this: if it was still there it does not go into the library from here on.
+        # This is stored before the place is read; that thread stores its place before it reads
+        # this. So a thread that was still at that place does not enter the library from here on.
         self._set_gone(Gone.PERHAPS)
         try:
             if self._word(DriverTable.PLACE) == place:
@@ -159,7 +160,7 @@ class Monitor:
                 self._set_gone(Gone.NO)
 
     def _word(self, word: DriverTable) -> int:
-        """Load a word of the driver table, after all that this thread has stored before."""
+        """Load a word of the driver table, after all earlier stores of this thread."""
         return ordering.load_after(self.driver_table.ctypes.data + 8 * word)
 
     def _set_gone(self, gone: Gone) -> None:
@@ -189,7 +190,7 @@ class Monitor:
                 return
 
     def _oldest_sequence(self) -> int:
-        """Return the number of the oldest call that is under way on some stream."""
+        """Return the number of the oldest call under way on any stream."""
         if self.calls.has_uncompared:
             return self.calls.compared + 1
         heads = (issued.sequence for issued in self.in_flight.heads)
@@ -197,14 +198,14 @@ class Monitor:
         return min(known, default=self.calls.sequence)
 
     def _look_at_issued(self) -> None:
-        """Ask for the events of calls under way, stream by stream in order; drop what is done."""
+        """Query the events of calls under way, in order on each stream; drop finished calls."""
         now_s = time.monotonic()
         spent: list[object] = []
         for stream, in_flight in list(self.in_flight.lines.items()):
             while in_flight and self._is_over(in_flight[0], now_s):
                 issued = in_flight.popleft()
                 if self.failure is None and self.group.is_aborted:
-                    # An abort lets streams go on over whatever is there: it may have been this.
+                    # An abort lets streams continue regardless of their data: possibly this one.
                     self._note_abort()
                 issued.is_done = self.failure is None
                 spent.append(issued.keep)
@@ -216,7 +217,7 @@ class Monitor:
             let_go_later(self.device, spent)
 
     def _is_over(self, issued: IssuedCall, now_s: float) -> bool:
-        """Return whether nothing more is to be known of a call."""
+        """Return whether the outcome of a call is final."""
         if not issued.is_passed and not self._is_passed(issued, now_s):
             self._look_at_deadline(issued, now_s)
             return False
@@ -225,7 +226,7 @@ class Monitor:
         return self.calls.is_compared(issued.sequence)
 
     def _is_passed(self, issued: IssuedCall, now_s: float) -> bool:
-        """Return whether a call's work has ended; give its events back then."""
+        """Return whether a call's work has ended; if so, give its events back."""
         if issued.launches:
             issued.begun_s = issued.begun_s or now_s
             issued.is_passed = all(launch.is_over() for launch in issued.launches)
@@ -247,14 +248,14 @@ class Monitor:
                 self.device.check(code, "go on: work on the GPU has failed")
             except BackendError as error:
                 self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
-        return True  # after an error nothing more will come of it
+        return True  # after an error nothing more will happen
 
     def _look_at_deadline(self, issued: IssuedCall, now_s: float) -> None:
         if self.failure is None and issued.begun_s and now_s - issued.begun_s > issued.timeout_s:
             self._end_late(issued, issued.timeout_s)
 
     def _end_late(self, issued: IssuedCall, waited_s: float) -> None:
-        """Give up for a call that has taken too long."""
+        """Break the communicator because a call has taken too long."""
         if issued.sequence is None:
             error = self._message_deadline(issued, waited_s)
             self.give_up(Abort.ENQUEUED_MESSAGE, self.group.rank, None, error)
@@ -279,7 +280,7 @@ class Monitor:
         error: BaseException | None = None,
         waited_s: float | None = None,
     ) -> None:
-        """Break the communicator for all ranks, and on this GPU."""
+        """Break the communicator for all ranks, and end its work on this GPU."""
         if self.failure is not None:
             return
         self.group.abort(code, rank, self.calls.sequence if sequence is None else sequence)
@@ -288,7 +289,7 @@ class Monitor:
     def _note_abort(
         self, error: BaseException | None = None, waited_s: float | None = None
     ) -> None:
-        """Keep why the communicator is broken, and end what hangs on this GPU."""
+        """Keep why the communicator is broken, and end the work that hangs on this GPU."""
         own = error if isinstance(error, GpucollError) else None
         self.failure = self.group.fail(own or self.group.abort_error(waited_s))
         self.failed_at_s = time.monotonic()
@@ -296,10 +297,10 @@ class Monitor:
         self._abort_library()
 
     def end(self, reason: GpucollError | None = None) -> None:
-        """Note that everything is let go of; what is not known to have succeeded never will be.
+        """Note that everything is released; calls not known to have succeeded never will be.
 
-        Without the lock where a thread that hangs has it. `reason` says why calls under way were
-        not waited for.
+        Runs without the lock if a thread that hangs holds it. `reason` tells why calls under way
+        were not waited for.
         """
         if self.failure is None and self.in_flight.count:
             self.failure = reason or StateError(
@@ -320,21 +321,21 @@ class Monitor:
         others_s: float | None = None,
         is_last: bool = False,
     ) -> None:
-        """Wait until a call has succeeded; by default all that were issued. Raise what went wrong.
+        """Wait until a call, or every issued call, has succeeded; raise the first failure.
 
-        `others_s` is how long one whose part here is over may wait for other ranks to make it, in
-        seconds; default: the communicator's deadline. `is_last`: what has begun and has not ended
-        after `timeout_s` is given up, as by its own deadline.
+        A call whose part on this rank is over may wait `others_s` seconds for other ranks to make
+        it; default: the communicator's deadline. With `is_last`, a call that has begun and not
+        ended after `timeout_s` is given up, as at its own deadline.
 
-        Work that does not even start, because something before it on the stream does not end, is a
-        DeadlineError that breaks nothing.
+        Work that does not even start, because earlier work on the stream does not end, causes a
+        DeadlineError and does not break the communicator.
         """
         limit_s = self.group.timeout_s if timeout_s is None else timeout_s
         begun_s, pause_s = time.monotonic(), PAUSES_S[0]
         while True:
             self.look()
             if self.is_over and issued is not None and issued.is_done:
-                return  # whatever became of later ones
+                return  # whatever happened to later calls
             self.raise_failure()
             if issued.is_done if issued is not None else not self.is_busy:
                 return
@@ -343,7 +344,7 @@ class Monitor:
             waited_s = time.monotonic() - begun_s
             is_late = waited_s > limit_s
             if (timeout_s is None or is_last) and (oldest is None or oldest.is_passed):
-                # This rank's part is over: only another rank's call is waited for.
+                # This rank's part is over: only other ranks' calls are missing.
                 allowed_s = limit_s if others_s is None else others_s
                 if waited_s > allowed_s:
                     mine, sequence = self.group.rank, self.calls.compared + 1

@@ -1,8 +1,8 @@
-"""The thread that looks after calls on streams, while there are any.
+"""The thread that watches calls on streams, while there are any.
 
-Nobody waits for such a call, so somebody has to notice that a rank made another one, is late or is
-gone, or that the vendor's library failed; and to end what hangs on the GPU then. The thread sleeps
-while nothing is under way, and ends with the communicator.
+The caller does not wait for its calls. So this thread notices that a rank made another call, is
+late or is lost, or that the vendor's library failed, and then ends the work that hangs on the GPU.
+It sleeps while nothing is under way, and ends with the communicator.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.finalizers import leave
 
 PAUSES_S = (1e-3, 10e-3)
-"""Between two looks: just after a call, and while nothing happens."""
+"""Pause between two looks: shortly after a call, and while nothing happens."""
 ASKING_S = 2.0
-"""How long the program has to ask for a failure before the process is ended."""
+"""How long the program has to notice a failure before the process is ended."""
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 
 
@@ -29,17 +29,17 @@ class MonitorThread:
     Parameters
     ----------
     issuer : Issuer
-        Whose.
+        The issuer.
     exits : bool
-        Whether to end the process when a failure was found and nobody has asked for it.
+        Whether to end the process after a failure that the program has not noticed.
     """
 
     def __init__(self, issuer: Issuer, *, exits: bool) -> None:
         self._event = threading.Event()
         self._is_stopping = False
         self._exits = exits
-        # The thread must not keep a forgotten one alive, and ends with it. An event has a lock, so
-        # that a finalizer may not set it.
+        # The thread must not keep a forgotten issuer alive, and ends with it. A finalizer may not
+        # set an event, because events have a lock.
         set_event = self._event.set
         self._issuer = weakref.ref(issuer, lambda _: leave(set_event))
         self._pause_s: float | None = None
@@ -53,9 +53,9 @@ class MonitorThread:
             self._event.set()
 
     def stop(self, limit_s: float) -> bool:
-        """End the thread; return whether it has ended, or will when it returns from here.
+        """End the thread; return whether it has ended, or will as soon as it returns from here.
 
-        It has not after `limit_s` where the driver or the vendor's library does not return.
+        It has not ended after `limit_s` if the driver or the vendor's library does not return.
         """
         self._is_stopping = True
         self._event.set()
@@ -75,7 +75,8 @@ class MonitorThread:
             del issuer
 
     def _look(self, issuer: Issuer) -> None:
-        # Who holds the lock is calling the vendor's library, and looks after itself, or the driver.
+        # A thread that holds the lock is in the vendor's library, where it detects failures itself,
+        # or in the driver.
         if issuer.lock.acquire(blocking=False):
             try:
                 issuer.look()
@@ -83,7 +84,7 @@ class MonitorThread:
                 issuer.lock.release()
         else:
             issuer.look_from_outside()
-        if issuer.is_over:  # who closed it was told, or gave up
+        if issuer.is_over:  # the thread that closed it saw the failure, or gave up
             return
         if issuer.failure is not None and not issuer.group.was_told:
             self._consider_exit(issuer)
@@ -97,7 +98,7 @@ class MonitorThread:
             self._wake_if_busy(issuer)
 
     def _wake_if_busy(self, issuer: Issuer) -> None:
-        """Go on where a call was made just now: its own wake may have come too early."""
+        """Continue if a call was made just now: its own wake may have come too early."""
         if issuer.is_busy:
             self._wake()
 

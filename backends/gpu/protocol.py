@@ -1,11 +1,11 @@
-"""What a communicator asks of whatever moves GPU arrays, once the ranks' GPUs are connected."""
+"""The interfaces between a communicator and the backends that move GPU arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # a communicator without GPUs needs none of it
+if TYPE_CHECKING:  # a communicator without GPUs does not import these
     from gpucoll.arrays.device_array import DeviceArray
     from gpucoll.backends.gpu.compiled_call import CompiledCall
     from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
@@ -24,29 +24,29 @@ class Memory(Protocol):
 
 
 class Registration(Protocol):
-    """Memory of somebody else's that the backend has been told of."""
+    """Memory that another library allocated and that is registered with the backend."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the backend still knows it."""
+        """Whether the memory is still registered."""
 
     def close(self) -> None:
-        """Make the backend forget it; the GPU is current, and the issuer's lock is held."""
+        """Deregister the memory; the GPU is current, and the caller holds the issuer's lock."""
 
 
 class Divided(Protocol):
-    """What `GpuBackend.split` made, until `GpuBackends.adopt` takes it over."""
+    """The result of `GpuBackend.split`, until `GpuBackends.adopt` takes it over."""
 
     def abort(self) -> object:
-        """Let go of it, where no communicator comes of it."""
+        """Release it, if no communicator is made of it."""
 
 
 class GpuBackend(Protocol):
-    """Moves GPU arrays of one rank's GPU: enqueues and returns, and is watched from beside."""
+    """Moves arrays of one rank's GPU: a call enqueues and returns; a monitor watches its end."""
 
     @property
     def issuer(self) -> Issuer:
-        """What puts its calls on streams, and looks what becomes of them."""
+        """Puts the calls on streams and finds out how they end."""
 
     @property
     def device(self) -> Device:
@@ -57,59 +57,59 @@ class GpuBackend(Protocol):
     def launches(
         self, requests: Sequence[Request], messages: Sequence[MessageRequest]
     ) -> Sequence[Any]:
-        """Return what a call's requests enqueue; ArgumentTypeError where that cannot be."""
+        """Return what the requests of a call enqueue; ArgumentTypeError if that is impossible."""
 
     def signatures(self, requests: Sequence[Request]) -> list[Signature]:
-        """Return what ranks compare of a call's requests."""
+        """Return what the ranks compare for the requests of a call."""
 
     def compiled_call(
         self, name: str, signatures: Sequence[Signature], launches: Sequence[Any]
     ) -> tuple[CompiledCall, tuple[int, int]] | None:
-        """Return what makes such a call in one compiled step, and the addresses of this one.
+        """Return a compiled call for calls of this kind, and the two addresses of this one.
 
-        None where there is more to it.
+        Returns None if the call needs more than one compiled step.
         """
 
     # --- enqueuing --------------------------------------------------------------------------------
 
     def refuse_capture(self, stream_call: StreamCall) -> None:
-        """Raise where a graph is captured that this cannot be part of: before anything joins it."""
+        """Raise if this call cannot be part of a graph being captured, before anything joins it."""
 
     def issue(self, stream_call: StreamCall) -> IssuedCall:
-        """Put one call on its stream, and return at once."""
+        """Put one call on its stream and return immediately."""
 
     def issue_group(self, stream_calls: Sequence[StreamCall]) -> list[IssuedCall]:
-        """Put several calls on their streams, in no order."""
+        """Put several calls on their streams; they run in no particular order."""
 
     # --- memory -----------------------------------------------------------------------------------
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Return memory that is known on this rank."""
+        """Return memory that is registered on this rank."""
 
     def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
-        """Return this rank's part of a symmetric window; every rank calls it."""
+        """Return this rank's part of a symmetric window; every rank must call it."""
 
     def register(self, address: int, size_bytes: int) -> Registration | None:
-        """Make memory known on this rank; None where there is no use for that."""
+        """Register memory on this rank; return None if the backend has no use for that."""
 
     # --- the rest ---------------------------------------------------------------------------------
 
     def split(
         self, channel: Channel, color: int | None, key: int, timeout_s: float | None
     ) -> Divided | None:
-        """Divide it, as the ranks are; every rank calls it. None for no color."""
+        """Divide the backend as the ranks are divided; every rank calls it. No color: None."""
 
     def describe(self) -> Mapping[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about this backend for the user: name -> sentence."""
 
     def note_abort(self) -> None:
-        """Give up on the GPU what this rank itself has just given up."""
+        """Give up on the GPU after this rank itself has given up the communicator."""
 
     def close(self, limit_s: float) -> None:
-        """Wait for all calls, so long at most; let go of everything, raise what nobody was told."""
+        """Wait at most `limit_s` for all calls; release everything, raise unreported failures."""
 
     def give_up(self) -> None:
-        """Let go of everything without waiting for other ranks."""
+        """Release everything without waiting for other ranks."""
 
 
 class GpuBackends(Protocol):
@@ -127,24 +127,25 @@ class GpuBackends(Protocol):
         exits: bool,
         mixed: bool = False,
     ) -> GpuBackend:
-        """Connect all ranks' GPUs; every rank calls it.
+        """Connect the GPUs of all ranks; every rank must call it.
 
         Parameters
         ----------
         name : str
-            Of the backend: a module may serve several.
+            The backend's name: one module may serve several backends.
         number : int or None
-            This rank's GPU, as this process numbers it; None: the one of its place on the host.
+            The number of this rank's GPU in this process; None: the GPU at the rank's local
+            index.
         exits : bool
-            Whether a failure that nobody asks for ends the process.
+            Whether a failure that goes unnoticed ends the process.
         mixed : bool
-            Whether ranks may pass host arrays, and some have no GPU: for ``"direct"`` alone.
+            Whether ranks may pass host arrays, and some have no GPU; only for ``"direct"``.
 
         Raises
         ------
         BackendUnavailableError
-            They cannot be connected: the same on every rank.
+            The GPUs cannot be connected; all ranks raise the same error.
         """
 
     def adopt(self, group: Group, calls: EnqueuedCalls, made: Any, *, exits: bool) -> GpuBackend:
-        """Take over what `GpuBackend.split` of the communicator before returned."""
+        """Take over the result of the parent communicator's `GpuBackend.split`."""

@@ -1,9 +1,9 @@
-"""Reductions in the order of the ranks, by gpucoll's kernels and a library that moves bytes.
+"""Reductions in rank order, by gpucoll's kernels and a library that only moves bytes.
 
-For what a vendor's library cannot reduce: each rank gets everybody's elements of its own share of
-the array (all_to_all), combines them in the order 0 to P-1 with one kernel, and the shares are
-collected (all_gather, gather) or sent back (scans). Half types are accumulated in float32 and
-rounded once: the same bits as on the host.
+They serve what a vendor's library cannot reduce. An all_to_all brings each rank the elements of its
+share from all ranks. One kernel combines them in the order 0 to P-1. The results are then collected
+(all_gather, gather) or sent back (scans). Half types are accumulated in float32 and rounded once,
+which gives the same bits as on the host.
 
 | collective | steps |
 |---|---|
@@ -12,7 +12,7 @@ rounded once: the same bits as on the host.
 | reduce_scatter | all_to_all, kernel |
 | scan, exclusive_scan | all_to_all, a kernel for each rank's result, all_to_all |
 
-Arrays that are too large for the scratch memory go in pieces.
+Arrays that are too large for the scratch memory are reduced in pieces.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from gpucoll.kernels.gpu.source import MAX_RANKS
 from gpucoll.types import Collective, ReduceOp
 
 SCRATCH_BYTES = 64 << 20
-"""How much scratch memory a call may take; what needs more goes in pieces."""
+"""How much scratch memory a call may use; larger arrays are reduced in pieces."""
 _UNIT_BYTES = 16
-"""Shares begin at multiples of that, as the kernels like it."""
+"""Shares begin at multiples of it, for the kernels' vector accesses."""
 _ROUNDED_ONCE = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _FAR_ADDRESS = 1 << 20
-"""Stands for scratch memory where a kernel is only made ready."""
+"""Stands in for the scratch memory's address while kernels are only compiled and loaded."""
 
 
 class _Call(NamedTuple):
-    """What all steps of a call have in common."""
+    """Values that all steps of a call share."""
 
     op: ReduceOp
     place: Place
     like: Buffer
-    """Of one element: dtype and device of everything."""
+    """A buffer of one element; every other buffer has its dtype and device."""
 
     def memory(self, address: int, count: int) -> Buffer:
-        """Return so many elements at an address."""
+        """Return a buffer of `count` elements at an address."""
         return replace(self.like, address=address, shape=(count,))
 
     def fold(
         self, destination: int, sources: Sequence[int], count: int, divisor: int = 0
     ) -> Iterator[Run]:
-        """Yield what combines these sources, from the first to the last, into the destination.
+        """Yield the kernels that combine these sources, first to last, into the destination.
 
-        An average is divided by the number of ranks, or by `divisor`. More than one kernel takes
-        are combined by several, whose results are exact so far: see `_check_number`.
+        An average is divided by the number of ranks, or by `divisor`. If there are more sources
+        than one kernel takes, several kernels combine them, with exact intermediate results: see
+        `_check_number`.
         """
         if not count:
             return
@@ -76,12 +77,12 @@ class _Call(NamedTuple):
 
 
 def compose(request: Request, place: Place, device: str) -> Composed:
-    """Return how a reduction is put together; its kernels are compiled by then.
+    """Return the steps of a reduction; its kernels are compiled by then.
 
     Parameters
     ----------
     request : Request
-        Of a reduction; for a backend with all_to_all, all_gather and gather of any dtype.
+        A reduction, for a backend with all_to_all, all_gather and gather of any dtype.
     place : Place
     device : str
         The GPU: ``"cuda:0"``.
@@ -89,9 +90,9 @@ def compose(request: Request, place: Place, device: str) -> Composed:
     Raises
     ------
     ArgumentTypeError
-        There is no such kernel either: why, and what to do.
+        No kernel exists for it; the text gives the reason and a remedy.
     BackendUnavailableError
-        There is nothing that compiles it.
+        No compiler for the kernel is available.
     """
     assert request.op is not None
     like = replace(request.data, shape=(1,), owner=None, device=device)
@@ -102,7 +103,7 @@ def compose(request: Request, place: Place, device: str) -> Composed:
 
 
 def _check_number(call: _Call) -> None:
-    """Refuse what would have to be rounded, or scaled, more than once."""
+    """Refuse reductions that would have to be rounded, or scaled, more than once."""
     if call.place.world_size <= MAX_RANKS:
         return
     if call.like.dtype in _ROUNDED_ONCE or call.op.name == "scaled_sum":
@@ -114,13 +115,13 @@ def _check_number(call: _Call) -> None:
 
 
 def _make_ready(call: _Call, request: Request) -> None:
-    """Compile and load the kernels, before other ranks are told of the call."""
+    """Compile and load the kernels, before the other ranks see the call."""
     world_size = call.place.world_size
     numbers = [world_size]
     if call.op.function is not None and request.collective in (
         Collective.SCAN,
         Collective.EXCLUSIVE_SCAN,
-    ):  # a kernel for each number of sources; the built-in ones take any
+    ):  # a kernel for each number of sources; the built-in kernels take any number
         numbers = [*range(1, world_size + 1)]
     for number in numbers:
         for _ in call.fold(_FAR_ADDRESS, [_FAR_ADDRESS] * number, 1):
@@ -128,7 +129,7 @@ def _make_ready(call: _Call, request: Request) -> None:
 
 
 def _shares(count: int, item_bytes: int, world_size: int) -> list[int]:
-    """Return how many of so many elements each rank combines; equal ones where that can be."""
+    """Return how many of `count` elements each rank combines; equal shares if possible."""
     if count % world_size == 0:
         return [count // world_size] * world_size
     unit = max(_UNIT_BYTES // item_bytes, 1)
@@ -141,21 +142,21 @@ def _starts(counts: Sequence[int]) -> list[int]:
 
 
 def _pieces(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield where each piece begins, and how many elements it has."""
+    """Yield the start of each piece, and its number of elements."""
     for start in range(0, count, most):
         yield start, min(most, count - start)
 
 
 def _piece_of(call: _Call, areas: int) -> int:
-    """Return how many elements go at once, where scratch memory holds them so many times."""
+    """Return the elements in a piece, so that `areas` of them fit into the scratch memory."""
     world_size, unit = call.place.world_size, max(_UNIT_BYTES // call.like.item_bytes, 1)
     most = SCRATCH_BYTES // (areas * call.like.item_bytes)
-    # Shares of what remains are rounded up.
+    # The shares of the remainder are rounded up.
     return max(most // (world_size * unit) - 1, 1) * world_size * unit
 
 
 def _exchange(call: _Call, source: int, destination: int, counts: Sequence[int]) -> Request:
-    """Return the all_to_all that brings this rank everybody's elements of its share."""
+    """Return the all_to_all that brings this rank the elements of its share from all ranks."""
     mine, given = counts[call.place.rank], call.memory(source, sum(counts))
     to = call.memory(destination, mine * len(counts))
     if len({*counts}) == 1:
@@ -187,7 +188,7 @@ _Collect = Callable[[Request, _Call, Buffer | None, int, Sequence[int]], "Iterat
 
 
 def _whole(request: Request, call: _Call, collect: _Collect, areas: int) -> Composed:
-    """Return an all_reduce or a reduce: what combines this rank's shares is `collect`'s."""
+    """Return the steps of an all_reduce or a reduce; `collect` distributes the combined shares."""
     most, largest = _piece_of(call, areas), 0
     pairs = _pairs(request)
     for x, _ in pairs:
@@ -212,7 +213,7 @@ def _whole(request: Request, call: _Call, collect: _Collect, areas: int) -> Comp
 
 
 def _received(call: _Call, scratch: int, mine: int) -> list[int]:
-    """Return where the elements of each rank lie after `_exchange`."""
+    """Return the addresses of each rank's elements after `_exchange`."""
     size_bytes = mine * call.like.item_bytes
     return [scratch + rank * size_bytes for rank in range(call.place.world_size)]
 
@@ -250,7 +251,7 @@ def _reduce_scatter(request: Request, call: _Call) -> Composed:
     starts = _starts(counts)
     if world_size == 1:
         return Composed(lambda *_: call.fold(out.address, [x.address], out.count), 0)
-    # Of what all ranks know alike: they must divide it in the same way.
+    # A criterion that all ranks share: they must divide the array in the same way.
     if max(counts) * world_size * item_bytes <= SCRATCH_BYTES:
 
         def at_once(scratch: int, _: int) -> Iterator[Step | Request]:
@@ -314,7 +315,7 @@ def _identity(op: ReduceOp, dtype: str) -> bytes:
 
 
 def _return(call: _Call, source: int, destination: int, counts: Sequence[int]) -> Request:
-    """Return the all_to_all that brings each rank the shares of its own result."""
+    """Return the all_to_all that brings each rank the shares of its result."""
     mine = counts[call.place.rank]
     given, to = call.memory(source, mine * len(counts)), call.memory(destination, sum(counts))
     if len({*counts}) == 1:

@@ -1,7 +1,7 @@
-"""Calls of a kind that was made before, where they come down to more than one function.
+"""Repeated calls of a known kind that consist of more than one function.
 
-Checked and signed once; what is enqueued is kept for the addresses that came before, since a
-program gives the same arrays again and again.
+They are checked and signed once. Their launches are kept by the arrays' addresses, because a
+program passes the same arrays again and again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.protocol import Request
 
 _MOST = 64
-"""How many pairs of arrays are known of a kind of call."""
+"""How many pairs of addresses are kept for one kind of call."""
 
 
 class RepeatedCall:
-    """One kind of call, ready but for its arrays and its stream.
+    """One kind of call, complete except for its arrays and its stream.
 
     Parameters
     ----------
     connected : GpuBackend
-        What makes it.
+        Makes the calls.
     name : str
-        What the user called.
+        The name of the user's call.
     request : Request
-        One of the kind, of one input and one output.
+        An example of the kind, with one input and one output.
     is_own : bool
-        Whether the output is the user's: see `StreamCall`.
+        Whether the output belongs to the user: see `StreamCall`.
     """
 
     def __init__(self, connected: GpuBackend, name: str, request: Request, is_own: bool) -> None:

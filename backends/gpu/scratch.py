@@ -1,8 +1,8 @@
-"""Scratch memory on the GPU: one piece, used by one call after the other, on whatever stream.
+"""Scratch memory on the GPU: one piece, used by one call after the other, on any stream.
 
-Captured graphs use another piece, which stays where it is as long as there is the communicator:
-nobody knows when a graph is launched. All of them share it, since calls of one communicator that
-run at the same time would wait for each other anyway.
+Captured graphs use another piece, which stays in place as long as the communicator exists, because
+a graph may be launched at any time. All graphs share it: calls of one communicator that run at the
+same time would wait for each other anyway.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import time
 from gpucoll.devices import Device
 
 _PATIENCE_S = 1.0
-"""How long copies may take that are left of a call whose communicator has ended."""
+"""How long a closed communicator's remaining copies may take."""
 _PAUSE_S = 1e-3
 
 
 class Scratch:
-    """A piece of a GPU's memory that grows.
+    """A piece of GPU memory that grows.
 
     Parameters
     ----------
     device : Device
-        Whose memory.
+        The device whose memory it is.
     """
 
     def __init__(self, device: Device) -> None:
@@ -30,24 +30,24 @@ class Scratch:
         self._address = self._size_bytes = self._event = 0
         self._in_graphs: list[int] = []
         self._graph_bytes = 0
-        """Size of the last of them."""
+        """Size of the last piece for graphs."""
 
     def is_outgrown_by(self, size_bytes: int) -> bool:
-        """Return whether `reserve` would give the piece back, and wait for what uses it."""
+        """Return whether `reserve` would free the piece, which waits for the work that uses it."""
         return 0 < self._size_bytes < size_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """Make sure that there is so much; MemoryError where the GPU has no more."""
+        """Make the piece at least this large; MemoryError if the GPU has too little memory."""
         if size_bytes > self._size_bytes:
             if self._address:
-                self._device.free(self._address)  # waits for what uses it
+                self._device.free(self._address)  # waits for the work that uses it
                 self._address = self._size_bytes = 0
             self._address, self._size_bytes = self._device.allocate(size_bytes), size_bytes
 
     def reserve_for_graph(self, size_bytes: int) -> None:
-        """Make sure that captured calls have so much; MemoryError where the GPU has no more."""
+        """Make the graphs' piece at least this large; MemoryError if there is too little memory."""
         if size_bytes > self._graph_bytes:
-            with self._device.relaxed_capture():  # graphs that are there keep what they have
+            with self._device.relaxed_capture():  # existing graphs keep their pieces
                 self._in_graphs.append(self._device.allocate(size_bytes))
             self._graph_bytes = size_bytes
 
@@ -58,24 +58,24 @@ class Scratch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing uses it any more. The device is current."""
+        """Whether no work uses it any more. The device is current."""
         return not self._event or self._device.query_event(self._event) != self._device.not_ready
 
     def take(self, stream: int) -> int:
-        """Return the memory for what comes on a stream next; that waits for who had it before."""
+        """Return the memory for later work on the stream, which waits for the previous user."""
         if self._event:
             code = self._device.stream_wait_event(stream, self._event, 0)
             self._device.check(code, "make a stream wait")
         return self._address
 
     def give_back(self, stream: int) -> None:
-        """Say that what is on the stream now is all that uses the memory."""
+        """Note that the present work on the stream is the last that uses the memory."""
         if not self._event:
             self._event = self._device.create_event()
         self._device.check(self._device.record_event(self._event, stream), "record an event")
 
     def abandon(self) -> None:
-        """Free it when nothing uses it any more; what is used for long stays where it is.
+        """Free the memory once no work uses it; memory that stays in use longer is left.
 
         Freeing would wait for that without a deadline. The device is current.
         """
@@ -87,7 +87,7 @@ class Scratch:
         self.close()
 
     def close(self) -> None:
-        """Free it."""
+        """Free the memory."""
         if self._address:
             self._device.free(self._address)
         if self._event:

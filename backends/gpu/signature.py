@@ -1,4 +1,4 @@
-"""What ranks compare of a call on GPU arrays: call blocks to be posted, and kept."""
+"""The part of a call on GPU arrays that the ranks compare: call blocks to post, and to keep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEPT = 1024
 
 
 class Signature(NamedTuple):
-    """What posts a call, and the memory that it reads."""
+    """A function that posts a call, and the memory that it reads."""
 
     post: Callable[[], int]
     """A built-in that returns a `Status`."""
@@ -24,14 +24,14 @@ class Signature(NamedTuple):
 
 
 class Signatures:
-    """Makes what posts a request's signature: once for each kind of call.
+    """Makes the functions that post the signatures of requests: one for each kind of call.
 
     Parameters
     ----------
     calls : EnqueuedCalls
-        Where they are posted.
+        Posts and compares the calls.
     rank, world_size : int
-        Whose.
+        This rank and the communicator's size.
     """
 
     def __init__(self, calls: EnqueuedCalls, rank: int, world_size: int) -> None:
@@ -41,7 +41,7 @@ class Signatures:
         self._kept: dict[Hashable, Signature] = {}
 
     def of(self, request: Request) -> Signature:
-        """Return what posts this request."""
+        """Return the signature that posts this request."""
         key = _key_of(request)
         found = self._kept.get(key)
         if found is None:
@@ -84,8 +84,8 @@ class Signatures:
         if received is None:
             block.sign(request.row_count, *counts)
             return
-        # What two ranks say of the rows between them must be the same: summed over all ranks, what
-        # is sent then equals what is received.
+        # Two ranks must agree on the number of rows between them: summed over all ranks, the rows
+        # sent then equal the rows received.
         block.sign(request.row_count)
         mine = self._rank
         sent_pairs = ((mine, peer, count) for peer, count in enumerate(counts))

@@ -1,4 +1,4 @@
-"""What calls on GPU arrays enqueue beside calls of a library, as data."""
+"""The steps that calls on GPU arrays enqueue in addition to calls of a library, as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Who this rank is."""
+    """This rank and the communicator's size."""
 
     rank: int
     world_size: int
@@ -26,7 +26,7 @@ class Copy(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Elements of one value."""
+    """A number of elements, all set to one value."""
 
     destination: int
     element: bytes
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     """A kernel."""
 
     enqueue: Callable[[int], None]
-    """Puts it on a stream, as often as wanted."""
+    """Puts it on a stream, any number of times."""
 
 
 Step = Copy | Fill | Run
@@ -54,7 +54,7 @@ def enqueue_steps(
     stream: int,
     in_driver: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Put steps on a stream of the device, which is current; `in_driver` is around each."""
+    """Put steps on a stream of the current device; `in_driver` surrounds each of them."""
     for step in steps:
         with in_driver():
             if isinstance(step, Copy):

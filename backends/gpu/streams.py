@@ -1,4 +1,4 @@
-"""Order between streams, by events that are used again and again."""
+"""Order between streams, established by reusable events."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _KNOWN_STREAMS = 256
 
 
 class Mark:
-    """What was on a stream at some moment: others can come behind it, whatever becomes of that one.
+    """The work on a stream at some moment. Others can wait for it even when the stream is gone.
 
     Parameters
     ----------
     streams : Streams
-        Of the communicator.
+        The communicator's streams.
     event : int
-        Recorded there; goes back to the pool with this.
+        Recorded on the stream; returns to the pool with this mark.
     """
 
     def __init__(self, streams: Streams, event: int) -> None:
@@ -29,11 +29,11 @@ class Mark:
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is not known that all of that is done."""
+        """Whether the marked work may still be running."""
         return self._dropped.alive
 
     def give_back(self) -> None:
-        """Nobody needs to wait for it any more."""
+        """Return the event to the pool: no stream needs to wait for it any more."""
         if self._dropped.detach():
             self._streams.give_back(self.event)
 
@@ -46,20 +46,20 @@ class Streams:
     Parameters
     ----------
     device : Device
-        Whose streams.
+        The device of the streams.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.events: list[int] = []
-        """Events that nobody asks for any more."""
+        """Events that are free for reuse."""
         self.known: set[int] = set()
-        """Streams that were found to be of this device."""
+        """Streams that were found to belong to this device."""
         self.own = 0
-        """The communicator's own stream, for what is to overlap; 0 before `make_own`."""
+        """The communicator's own stream, for calls that are to overlap; 0 before `make_own`."""
 
     def check(self, stream: int) -> None:
-        """Raise ArgumentError unless calls can run on a stream; who passed is remembered."""
+        """Raise ArgumentError unless calls can run on a stream; remember streams that passed."""
         if stream in self.known:
             return
         if stream == PER_THREAD_STREAM:
@@ -83,7 +83,7 @@ class Streams:
         self.own = self._device.create_stream(is_urgent=True)
 
     def record(self, stream: int) -> int:
-        """Return an event that is reached when all that is on the stream now is done."""
+        """Return an event that is reached when all present work on the stream is done."""
         event = self.events.pop() if self.events else self._device.create_event()
         if code := self._device.record_event(event, stream):
             self.give_back(event)
@@ -91,15 +91,15 @@ class Streams:
         return event
 
     def give_back(self, *events: int) -> None:
-        """Take events that nobody asks for any more."""
+        """Return events to the pool."""
         self.events += events
 
     def wait(self, stream: int, event: int) -> None:
-        """Make what comes on a stream wait for an event."""
+        """Make later work on a stream wait for an event."""
         self._device.check(self._device.stream_wait_event(stream, event, 0), "make a stream wait")
 
     def follow(self, stream: int, leader: int) -> None:
-        """Make what comes on a stream wait for what is on `leader` now."""
+        """Make later work on a stream wait for the present work on `leader`."""
         if stream != leader:
             event = self.record(leader)
             try:
@@ -108,7 +108,7 @@ class Streams:
                 self.give_back(event)  # the wait has been enqueued: it may be recorded again
 
     def close(self) -> None:
-        """Destroy events and the own streams; what is on them still runs."""
+        """Destroy the events and the own stream; work on them still runs."""
         while self.events:
             self._device.destroy_event(self.events.pop())
         if self.own:

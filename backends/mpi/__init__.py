@@ -1,1 +1,1 @@
-"""Arrays in host memory through MPI, and how ranks meet over it."""
+"""Arrays in host memory through MPI, and the rendezvous of ranks over it."""

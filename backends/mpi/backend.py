@@ -1,7 +1,7 @@
-"""Host arrays through MPI: the same calls, entries and signatures as the CPU backend, another road.
+"""Host arrays through MPI: with the calls, entries and signatures of the CPU backend.
 
-The ranks of a host share a segment here, too: there they compare their calls, note what they do and
-see who is lost. What moves is MPI's.
+The ranks of a host share a segment here, too. Through it they compare their calls, note what they
+do and see which rank is lost. Only MPI moves the data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gpucoll.types import NO_ROOT, Collective, ReduceOp
 from gpucoll.wording import rank_of
 
 PROMISES = {
-    "same bits on every rank": "yes up to 8 ranks, but for scans; else not promised by MPI",
-    "same bits run after run": "yes up to 8 ranks, but for scans; else not promised by MPI",
+    "same bits on every rank": "yes up to 8 ranks, except for scans; else not promised by MPI",
+    "same bits run after run": "yes up to 8 ranks, except for scans; else not promised by MPI",
     "same bits whatever size, chunks and placement": "no",
     "half types": "reduced by our kernels: accumulated in float32, rounded once",
 }
@@ -43,11 +43,11 @@ class MpiCall:
     group : HostGroup
         The ranks of this host.
     memory : Memory
-        Of the communicator.
+        The communicator's memory.
     block : CallBlock
-        The call; belongs to this from here on.
+        The call; this object owns it from here on.
     request : Request
-        What is to be done.
+        The call as a request.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MpiCall:
         self._run_queued: Callable[[], int] | None = None
 
     def run_once(self) -> int:
-        """Run it where nothing stands against it; 0, or a status for Python to look at."""
+        """Run the call if nothing prevents it; return 0, or a status that Python must handle."""
         if self._is_packed:
             return int(Status.NOT_RUN)
         status = None
@@ -74,7 +74,7 @@ class MpiCall:
         return status
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
         if self._run_queued is None:
             self._run_queued = self._group.prepare(self._block, queued=True)
         held: Any = self._block
@@ -93,23 +93,23 @@ class MpiCall:
             raise
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: what is started is run by a thread of Python's, or by who waits for it."""
+        """Return 0: a Python thread runs started calls, or the thread that waits for them."""
         return 0
 
 
 class Memory:
-    """What calls through one communicator of MPI's use: kept where MPI was left with requests.
+    """Memory of calls through one MPI communicator: kept for ever if requests are left to MPI.
 
     Parameters
     ----------
     group : HostGroup
         The ranks of this host.
     ranks : MpiRanks
-        All ranks, as MPI knows them; belongs to this from here on.
+        All ranks, as an MPI communicator; this object owns it from here on.
     who : str
         This rank, for messages.
     further : object
-        What else MPI reads and writes.
+        Further memory that MPI reads and writes.
     """
 
     def __init__(self, group: HostGroup, ranks: MpiRanks, who: str, further: object = None) -> None:
@@ -119,12 +119,12 @@ class Memory:
         self._who = who
         self._further = further
         self.end_messages: Callable[[], None] | None = None
-        """Ends what MPI carries of messages."""
+        """Ends the messages that MPI carries."""
         ranks.at_end = self._note_end
         group.at_close(self._close)
 
     def words(self, is_on_gpu: bool = False) -> CommunicatorWords:
-        """Return what the loop knows of the communicator, by where the arrays lie."""
+        """Return the words of the communicator for the loop, for arrays in host or GPU memory."""
         if is_on_gpu not in self._words:
             made = CommunicatorWords(library(), self._ranks.communicator, is_on_gpu)
             self._words[is_on_gpu] = made
@@ -132,20 +132,20 @@ class Memory:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether MPI was left with requests."""
+        """Whether requests were left to MPI."""
         return any(words.is_given_up for words in self._words.values())
 
     def keep_given_up(self, held: Any) -> None:
-        """Keep something for ever that MPI was left with, if it was."""
+        """Keep an object for ever if requests that use it were left to MPI."""
         if self.is_given_up:
             self._ranks.is_given_up = True
             keep_for_ever(held)
 
     def kept_where_given_up(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled entry that keeps its arrays for ever where MPI was left with them.
+        """Return a compiled entry that keeps its arrays for ever if requests are left to MPI.
 
-        New results of tensors, which such an entry makes by itself and drops where the call fails,
-        are made here, so that they can be kept, too.
+        Such an entry allocates new results for tensors and drops them if the call fails. So they
+        are made here instead, and can be kept, too.
         """
         keep, words = self.keep_given_up, self.words()
 
@@ -163,12 +163,12 @@ class Memory:
         return entry
 
     def _note_end(self) -> None:
-        """MPI is being finalised: no call can run any more."""
+        """Mark the communicator as failed: MPI is being finalised, so no call can run any more."""
         if not self._group.is_closed and self._group.failure is None:
             self._group.fail(
                 StateError(
-                    f"{self._who}: MPI was finalised, through which this communicator moves "
-                    "arrays: close it first"
+                    f"{self._who}: MPI was finalised before this communicator, which moves "
+                    "its arrays through MPI: close the communicator first"
                 )
             )
         if self.end_messages is not None:
@@ -187,14 +187,14 @@ class Memory:
 
 
 class MpiBackend:
-    """Host buffers through MPI.
+    """Moves host buffers through MPI.
 
     Parameters
     ----------
     group : HostGroup
         The ranks.
     ranks : MpiRanks
-        The same ranks, as MPI knows them; belongs to this from here on.
+        The same ranks, as an MPI communicator; this object owns it from here on.
     """
 
     def __init__(self, group: HostGroup, ranks: MpiRanks) -> None:
@@ -214,7 +214,7 @@ class MpiBackend:
     def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the entry of a collective."""
         if collective == Collective.ALL_REDUCE_LIST:
-            return self._serve_nothing  # MPI reads no lists: they are packed
+            return self._serve_nothing  # MPI takes no lists: Python packs them
         key = collective, of_blocks
         if key not in self._tables:
             self._tables[key] = (BlockEntryTable if of_blocks else EntryTable)(self.group)
@@ -223,18 +223,18 @@ class MpiBackend:
             return call
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
-            is_listed = type(x) is list or type(out) is list  # lists are packed
+            is_listed = type(x) is list or type(out) is list  # Python packs lists
             return self._serve_nothing() if is_listed else call(x, out, *given)
 
         return entry
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
-        """Return one that starts nothing."""
+        """Return an entry that starts nothing."""
         return self._serve_nothing
 
     def _serve_nothing(self, *_: object) -> None:
-        """Leave a call to Python: nothing went wrong."""
-        self._knows_nothing.call(None, None, None, None, None)  # which says so, too
+        """Leave a call to Python, without an error."""
+        self._knows_nothing.call(None, None, None, None, None)  # which also sets the status
 
     def learn(
         self,
@@ -262,11 +262,11 @@ class MpiBackend:
         return self._host.empty(shape, dtype)
 
     def shared_arrays(self) -> AbstractContextManager[None]:
-        """Return a context in which every new NumPy array is like one of `empty`."""
+        """Return a context in which every new NumPy array lies in memory like that of `empty`."""
         return self._host.shared_arrays()
 
     def describe(self) -> dict[str, str]:
-        """Return which MPI it is, in words."""
+        """Return facts about the MPI for the user: name -> sentence."""
         return {
             "MPI": described_mpi(),
             "messages": "through shared memory, as with backend='cpu'",
@@ -276,23 +276,23 @@ class MpiBackend:
 
 
 def described_mpi() -> str:
-    """Return which MPI it is, in words."""
+    """Return a description of the MPI."""
     counts = "beyond 31 bits" if library().has_large_counts else "of 31 bits, more in pieces"
     return f"{library().name}; counts {counts}"
 
 
 def brought_together(over_mpi: Callable[[], MpiRanks] | None) -> MpiRanks:
-    """Return the ranks as MPI knows them.
+    """Return the ranks as an MPI communicator.
 
     Raises
     ------
     BackendUnavailableError
-        MPI has not brought them together.
+        MPI has not brought these ranks together.
     """
     if over_mpi is None:
         raise BackendUnavailableError(
             "backend='mpi' needs ranks that MPI has brought together: start them with mpiexec or "
-            "srun and say init(backend='mpi'), or Communicator.from_mpi(MPI.COMM_WORLD)"
+            "srun and call init(backend='mpi'), or Communicator.from_mpi(MPI.COMM_WORLD)"
         )
     return over_mpi()
 

@@ -1,4 +1,4 @@
-"""Call blocks for the loop of MPI, and the words of a communicator that it reads."""
+"""Call blocks for the MPI loop, and the words of a communicator that it reads."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _NATIVE = (
     Collective.SCAN,
     Collective.EXCLUSIVE_SCAN,
 )
-"""A reduce_scatter never is: its ranks may differ in whether it is in place."""
+"""A reduce_scatter never is native: its ranks may differ in whether it is in place."""
 FEW_RANKS = 8
-"""Up to so many ranks our kernels reduce to all of them, or to a root, whatever MPI could: between
-two ranks an exchange of slices takes 0.5 to 0.9 of the time of Intel MPI's and Open MPI's
-nonblocking all_reduce of 4 KiB to 1 MiB, and rank order comes with it. It is a message for each
-pair of ranks, so that among many MPI's trees are quicker. A test sets it to 0."""
+"""Up to this number of ranks our kernels do all reductions to all ranks, or to a root, even those
+that MPI could do. Between two ranks an exchange of slices takes 0.5 to 0.9 of the time of Intel
+MPI's and Open MPI's nonblocking all_reduce of 4 KiB to 1 MiB, and keeps rank order. It needs a
+message for each pair of ranks, so MPI's trees are faster for many ranks. A test sets it to 0."""
 _AVERAGED = (Collective.ALL_REDUCE, Collective.ALL_REDUCE_LIST, Collective.REDUCE)
 _free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", ctypes.CDLL(None)))
 MOST_BYTES = 1 << 30
-"""Of one message, and of what a function without large counts may span; a test sets it lower."""
+"""Limit of one message, and of a call of a function without large counts; a test sets it lower."""
 
 
 class CommunicatorWords:
-    """What the loop has to know of one communicator of MPI's, and its memory.
+    """The words of one MPI communicator for the loop, and its memory.
 
     Parameters
     ----------
     library : Library
         The MPI.
     communicator : mpi4py.MPI.Comm
-        This backend's alone; its ranks are those of the group.
+        Used by this backend only; its ranks are those of the group.
     is_on_gpu : bool
-        Whether the arrays are where MPI alone reads and writes, and no code of the host.
+        Whether the arrays lie in memory that MPI can access but the host cannot.
     """
 
     def __init__(self, library: Library, communicator: Any, is_on_gpu: bool = False) -> None:
@@ -84,7 +84,7 @@ class CommunicatorWords:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether MPI was left with requests that it may still work on: a call's, or leaders'."""
+        """Whether requests of a call or of leaders were left to MPI, which may still use them."""
         return bool(self.words[Word.IS_GIVEN_UP] or self.words[Word.N_REQUESTS])
 
 
@@ -96,7 +96,7 @@ class MpiBlockMaker(BlockMaker):
     group : Group
         All ranks.
     words : CommunicatorWords
-        Of the communicator.
+        The communicator's words.
     """
 
     def __init__(self, group: Group, words: CommunicatorWords) -> None:
@@ -129,7 +129,7 @@ class MpiBlockMaker(BlockMaker):
     def _set_operation(
         self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
     ) -> None:
-        """Have MPI itself reduce, where it can."""
+        """Have MPI itself reduce if it can."""
         depends = self._group.keeps_order and op.depends_on_order(dtype)
         if op.function is not None or collective not in _NATIVE or depends:
             return
@@ -147,14 +147,14 @@ class MpiBlockMaker(BlockMaker):
 
 
 class BlockMakers:
-    """Makes the call blocks of one rank, wherever the arrays lie.
+    """Makes the call blocks of one rank, for arrays in host or GPU memory.
 
     Parameters
     ----------
     group : Group
         All ranks.
     words : callable
-        Returns the communicator's words, for arrays of the host's or on a GPU.
+        Returns the communicator's words, given whether the arrays are on a GPU.
     """
 
     def __init__(self, group: Group, words: Callable[[bool], CommunicatorWords]) -> None:

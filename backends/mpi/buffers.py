@@ -1,4 +1,4 @@
-"""Where the blocks of a call through MPI begin, and copies of them."""
+"""The places of blocks in a call through MPI, and copies of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVENT, _NO_ROOM = int(Status.EVENT), int(Abort.NO_ROOM)
 
 @inline
 def start_of(call, rank):
-    """Return where a rank's block begins among those of all ranks."""
+    """Return the offset of a rank's block among those of all ranks."""
     if get(call, _OFFSETS) != 0:
         return load64(get(call, _OFFSETS) + 8 * rank)
     return get(call, _BLOCK_BYTES) * rank
@@ -24,7 +24,7 @@ def start_of(call, rank):
 
 @inline
 def bytes_of(call, rank):
-    """Return how long it is."""
+    """Return the size of a rank's block."""
     return start_of(call, rank + 1) - start_of(call, rank)
 
 
@@ -37,7 +37,7 @@ def no_memory(context):
 
 @inline
 def copy_plain(context, destination, source, size_bytes):
-    """Copy what is not there already."""
+    """Copy, unless the data is in place already."""
     if size_bytes > 0 and destination != source:
         call_copy(get(context, COPY), destination, source, size_bytes, 0)
 
@@ -46,8 +46,8 @@ def copy_plain(context, destination, source, size_bytes):
 def copied(context, source, size_bytes):
     """Return a copy of this rank's input; 0: there is no memory for it.
 
-    MPI has a word for inputs that lie where the output goes, but all ranks must say it or none
-    (Open MPI then takes another algorithm), and here each may choose.
+    MPI_IN_PLACE would need no copy, but all ranks must give it or none (Open MPI then takes another
+    algorithm), and here each rank may choose.
     """
     copy = allocate(max(size_bytes, 1))
     if copy != 0:

@@ -1,4 +1,4 @@
-"""What carries the messages between ranks of different hosts where MPI does it: no socket."""
+"""Carriers that send messages between ranks of different hosts through MPI instead of a socket."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class MpiCarrier:
     Parameters
     ----------
     words : CommunicatorWords
-        Of the communicator, which stays as long as this does.
+        The communicator's words, which live as long as this object.
     rank : int
-        The other one.
+        The other rank.
     """
 
     def __init__(self, words: CommunicatorWords, rank: int) -> None:
@@ -42,7 +42,7 @@ class MpiCarrier:
 
     @property
     def failure(self) -> str:
-        """Why nothing goes any more."""
+        """Why nothing can be carried any more."""
         return f"MPI: {self._mpi.Get_error_string(int(self._words[Carrier.ERROR]))}"
 
     def requests(self, first: Carrier) -> list[Any]:
@@ -60,7 +60,7 @@ class Carriers:
     Parameters
     ----------
     words : CommunicatorWords
-        Of the communicator.
+        The communicator's words.
     """
 
     def __init__(self, words: CommunicatorWords) -> None:
@@ -69,18 +69,18 @@ class Carriers:
 
     @property
     def functions(self) -> tuple[int, int]:
-        """The addresses of what carries away, and here."""
+        """The addresses of the functions that send and receive."""
         return carry_away.address, carry_here.address
 
     def to(self, rank: int) -> MpiCarrier:
-        """Return a new one; each end makes its own."""
+        """Return a new carrier to a rank; each end makes its own."""
         self._made.append(MpiCarrier(self._words, rank))
         return self._made[-1]
 
     def close(self, limit_s: float) -> None:
-        """Have MPI end what is under way; nobody carries anything any more.
+        """Have MPI end what is under way; nothing uses the carriers any more.
 
-        What it does not end in so many seconds is kept for ever, with the communicator.
+        Requests that MPI does not end within `limit_s` are kept for ever, with the communicator.
         """
         made, self._made = self._made, []
         listening = [each for carrier in made for each in carrier.requests(Carrier.IN_REQUESTS)]
@@ -97,7 +97,7 @@ class Carriers:
 
 
 def _has_ended(request: Any) -> bool:
-    """Return whether MPI has ended a request; one that it cannot even look at has not."""
+    """Return whether MPI has ended a request; False if MPI cannot even test it."""
     try:
         return bool(request.Test())
     except RuntimeError:  # mpi4py's Exception is one

@@ -1,8 +1,9 @@
-"""A stream of bytes between two ranks by messages of MPI's: in place of a socket.
+"""A stream of bytes between two ranks by messages of MPI, in place of a socket.
 
-What goes is copied into one of a few slots and sent from there; receives are posted for as many, in
-turn. So MPI never knows memory of the user's, and whatever is given up leaves none of it behind.
-Nothing here waits; all is called under the lock of the table of messages.
+Outgoing bytes are copied into one of a few slots and sent from there. Receives are posted for the
+same number of slots, in turn. So MPI never has addresses of the user's memory, and none of it is
+left with MPI when a call is given up. Nothing here waits; every function is called under the lock
+of the table of messages.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _move_bytes = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
 @inline
 def _has_failed(carrier, error):
-    """Note what MPI has returned; return whether it is an error."""
+    """Note MPI's return value; return whether it is an error."""
     if error != 0:
         put(carrier, _ERROR, error)
     return error != 0
@@ -49,7 +50,7 @@ def _issue(carrier, function, memory, size_bytes, request):
 
 @inline
 def _has_ended(carrier, request):
-    """Return whether a request has ended; at once where it was none."""
+    """Return whether a request has ended; True also for a null request."""
     flag = carrier + 8 * _FLAG
     put(carrier, _FLAG, 0)
     test = get(get(carrier, _WORDS), _TEST)
@@ -65,7 +66,7 @@ def _listen(carrier, slot):
 
 @inline
 def _has_come(carrier):
-    """Return whether the next slot has something that nobody has taken yet."""
+    """Return whether the next slot has bytes that were not taken yet."""
     if get(carrier, _IN_START) < get(carrier, _IN_STOP):
         return True
     if not _has_ended(carrier, carrier + 8 * (_IN_REQUESTS + get(carrier, _IN_SLOT))):
@@ -83,7 +84,7 @@ def _has_come(carrier):
 
 @compiled_when_used(_i64(_i64, _i64, _i64))
 def carry_away(carrier, address, most_bytes):
-    """Send what a slot takes of this; return how much that is, 0: none now, -1: MPI has failed."""
+    """Send as much as a slot takes; return the bytes, 0: none now, -1: MPI has failed."""
     slot = get(carrier, _OUT_SLOT)
     request = carrier + 8 * (_OUT_REQUESTS + slot)
     if get(carrier, _ERROR) != 0:
@@ -99,7 +100,7 @@ def carry_away(carrier, address, most_bytes):
 
 @compiled_when_used(_i64(_i64, _i64, _i64))
 def carry_here(carrier, address, most_bytes):
-    """Take what has come; return how much that is, 0: none now, -1: MPI has failed."""
+    """Take bytes that arrived; return how many, 0: none now, -1: MPI has failed."""
     if get(carrier, _IS_LISTENING) == 0:
         put(carrier, _IS_LISTENING, 1)
         for slot in range(N_SLOTS):

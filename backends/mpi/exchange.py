@@ -1,8 +1,8 @@
-"""An exchange between the leaders of hosts that MPI carries: whether all make the same call.
+"""An exchange between the leaders of hosts through MPI, to check that all make the same call.
 
-The same steps and parts as over connections (`gpucoll.transport.tcp.exchange`), each step's message
-one of MPI's. A receiver has room for the largest there is, so that nothing that another rank calls
-makes MPI write where it must not: what came is compared before anything else is done.
+It has the same steps and parts as over connections (`gpucoll.transport.tcp.exchange`); each step's
+message is an MPI message. A receiver has room for the largest message, so that no call of another
+rank can make MPI write where it must not: what arrives is compared before anything else is done.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _begin_messages(words, mpi):
 
 @inline
 def _wait_until(words, mpi, end_ns):
-    """Poll until a step's messages are over, and give way to others; return an `Outcome`."""
+    """Poll until a step's messages are over, yielding to others; return an `Outcome`."""
     polls = 0
     while not poll_requests(mpi):
         polls += 1
@@ -77,7 +77,7 @@ def _wait_until(words, mpi, end_ns):
 
 @inline
 def _end_step(words):
-    """Count what came; return whether it is what a message must be."""
+    """Count the parts that arrived; return whether their form is valid."""
     at, held = get(words, _HELD_BYTES), get(words, _HELD)
     for _ in range(get(step_of(words), 2)):
         rest = get(words, _CAPACITY) - at - PART_BYTES
@@ -93,9 +93,9 @@ def _end_step(words):
 
 @compiled_when_used(_i64(_i64, _i64), exchange.__name__)
 def go_on_by_mpi(words, end_ns):
-    """Go on with an exchange; return its `Outcome`, or `AGAIN` at that time.
+    """Continue an exchange; return its `Outcome`, or `AGAIN` at `end_ns`.
 
-    What is given up in its middle stays with MPI, as `N_REQUESTS` says.
+    If an exchange is given up in the middle, its requests are left to MPI: see `N_REQUESTS`.
     """
     mpi = get(words, _CARRIER)
     while get(words, _STEP) < get(words, _N_STEPS):

@@ -1,7 +1,7 @@
-"""Whether the MPI of this process reads and writes memory of GPUs: what it says, and is set to.
+"""Whether the MPI of this process can read and write GPU memory, by its answers and settings.
 
-What says so is asked, nothing is tried here (`gpucoll.backends.mpi.gpu_trial`): an MPI that is not
-CUDA- or ROCm-aware reads a GPU's address as one of its own, and the process ends there.
+Nothing is tried here (see `gpucoll.backends.mpi.gpu_trial`): an MPI that is not CUDA- or ROCm-aware
+uses a GPU's address as one of host memory, and the process crashes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ FUNCTIONS = {
     "cuda": ("MPIX_Query_cuda_support",),
     "rocm": ("MPIX_Query_rocm_support", "MPIX_Query_hip_support"),
 }
-"""Kind of GPU -> functions that say 1 where MPI knows its memory: Open MPI's, MPICH's."""
+"""Kind of GPU -> functions that return 1 if MPI supports its memory: Open MPI's, MPICH's."""
 _MEMORY_KINDS = {"cuda": ("cuda",), "rocm": ("rocm", "hip")}
 _MEMORY_KINDS_KEY = "mpi_memory_alloc_kinds"
-"""Info key of MPI 4.1: kinds of memory that MPI takes, ``mpi,system,cuda:device``."""
+"""Info key of MPI 4.1: the kinds of memory that MPI takes, ``mpi,system,cuda:device``."""
 _OFF = ("0", "no", "off", "false", "n", "disable", "disabled")
 _SWITCHES = {
     "cuda": ("MPICH_GPU_SUPPORT_ENABLED", "MPIR_CVAR_ENABLE_GPU", "I_MPI_OFFLOAD",
@@ -32,9 +32,10 @@ _SWITCHES = {
              "OMPI_MCA_opal_cuda_support", "OMPI_MCA_mpi_cuda_support"),
     "rocm": ("MPICH_GPU_SUPPORT_ENABLED", "MPIR_CVAR_ENABLE_GPU", "MV2_USE_ROCM", "MVP_USE_ROCM"),
 }  # fmt: skip
-"""Variables that switch it off, by words of `_OFF`."""
+"""Variables that switch the support off, if their value is one of `_OFF`."""
 _COMPONENTS = ("OMPI_MCA_accelerator", "OMPI_MCA_opal_accelerator")
-"""Open MPI's lists of components, of which one is for this kind; ``^`` leaves out what follows."""
+"""Open MPI's lists of components, one of which is for this kind; ``^`` excludes the names after
+it."""
 _ON_REQUEST = {
     ("Intel", "cuda"): "I_MPI_OFFLOAD",
     ("CRAY MPICH", "cuda"): "MPICH_GPU_SUPPORT_ENABLED",
@@ -42,28 +43,28 @@ _ON_REQUEST = {
     ("MVAPICH2", "cuda"): "MV2_USE_CUDA",
     ("MVAPICH2", "rocm"): "MV2_USE_ROCM",
 }
-"""(In the library's name, kind of GPU) -> the variable without which it is off."""
+"""(Part of the library's name, kind of GPU) -> the variable that must be set for the support."""
 _NAMES = {"cuda": "CUDA", "rocm": "ROCm"}
 
 
 class Answer(NamedTuple):
-    """What an MPI says of a kind of GPU."""
+    """An MPI's answer about a kind of GPU."""
 
     may_serve: bool
-    """Whether it says that it takes addresses of such GPUs: to be tried."""
+    """Whether it reports that it takes addresses of such GPUs, so that a trial makes sense."""
     why: str
-    """As a sentence's part."""
+    """The reason, as a part of a sentence."""
 
 
 def asked(mpi: Any, kind: str) -> Answer:
-    """Ask the MPI of this process, which is initialised.
+    """Query the MPI of this process, which is initialised.
 
     Parameters
     ----------
     mpi : module
         mpi4py's ``MPI``.
     kind : str
-        Of the GPU: ``"cuda"``, ``"rocm"`` or ``"host"``.
+        The kind of GPU: ``"cuda"``, ``"rocm"`` or ``"host"``.
     """
     wish = config.mpi_gpu_arrays()
     if wish == "staged":
@@ -73,12 +74,12 @@ def asked(mpi: Any, kind: str) -> Answer:
     if wish == "trusted":
         return Answer(True, f"{config.MPI_GPU_ARRAYS}=trusted")
     name = mpi.Get_library_version()
-    library = ctypes.CDLL(mpi.__file__)  # its dependencies are searched, too
+    library = ctypes.CDLL(mpi.__file__)  # symbols of its dependencies are found, too
     return answer_of(kind, name, said_by(library, kind), memory_kinds(mpi), os.environ)
 
 
 def said_by(library: ctypes.CDLL, kind: str) -> tuple[str, bool] | None:
-    """Return a function of the library and what it says; None where it has none."""
+    """Return a function of the library and its answer; None if the library has none."""
     for name in FUNCTIONS[kind]:
         with contextlib.suppress(AttributeError):
             function: Any = library[name]
@@ -88,7 +89,7 @@ def said_by(library: ctypes.CDLL, kind: str) -> tuple[str, bool] | None:
 
 
 def memory_kinds(mpi: Any) -> tuple[str, ...]:
-    """Return the kinds of memory that MPI says it takes; none where it does not say (MPI 4.1)."""
+    """Return the kinds of memory that MPI reports (MPI 4.1); empty if it reports none."""
     found: list[str] = []
     with contextlib.suppress(Exception):  # an old MPI, or one without COMM_WORLD
         info = mpi.COMM_WORLD.Get_info()
@@ -107,18 +108,18 @@ def answer_of(
     memory: tuple[str, ...],
     environment: Mapping[str, str],
 ) -> Answer:
-    """Put together what an MPI and its environment say: a pure function.
+    """Combine the answers of an MPI and its environment: a pure function.
 
     Parameters
     ----------
     kind : str
-        Of the GPU.
+        The kind of GPU.
     name : str
-        Of the library, with its version.
+        The library's name, with its version.
     said : (str, bool), optional
-        A function of the library, and whether it says so.
+        A function of the library, and its answer.
     memory : tuple of str
-        Kinds of memory of MPI 4.1.
+        The kinds of memory that it reports by MPI 4.1.
     environment : mapping
     """
     if switch := _switched_off(kind, environment):

@@ -1,6 +1,6 @@
-"""A trial of MPI on a GPU's memory, in a process of its own, whose end is the answer.
+"""A trial of MPI on a GPU's memory, in a separate process whose exit status is the result.
 
-One is made for each MPI, GPU and setting; what it has shown is kept beside the compiled kernels.
+There is one trial for each MPI, GPU and setting. Its result is kept next to the compiled kernels.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gpucoll.kernels.cpu.own_folders import own_folder
 __all__ = ["PROGRAM", "environment", "refusal_of", "tried"]
 
 TRIAL_S = 30.0
-"""How long a trial may take: MPI is initialised, and a GPU's context made."""
+"""Time limit of a trial, which initialises MPI and makes a GPU's context."""
 END_S = 2.0
-"""How long a killed process may take to go."""
+"""Time limit for a killed process to end."""
 PROGRAM = (sys.executable, "-m", gpu_trial_program.__name__)
 _FOLDER = "mpi-gpu-trials"
 _OF_LAUNCHERS = (
@@ -38,16 +38,16 @@ _OF_LAUNCHERS = (
     "ALPS_", "I_MPI_HYDRA", "I_MPI_INFO_", "I_MPI_PIN", "I_MPI_INTERNAL_", "I_MPI_JOB_",
     "OMPI_", "OPAL_USER_PARAMS_GIVEN",
 )  # fmt: skip
-"""By these a process finds the job that it belongs to: MPI is to be alone in the trial."""
+"""Variables by which a process finds its job: in the trial MPI must be alone."""
 _OF_MCA_LAUNCHERS = ("orte_", "ess_", "pmix", "prte", "cpu_type", "initial_wdir", "num_procs")
 _KEPT_OF_LAUNCHERS = ("PMIX_PREFIX", "PMIX_MCA_", "PRTE_PREFIX")
-"""By these it finds its files."""
+"""Variables by which it finds its files."""
 _OF_MPI = ("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "I_MPI_", "MV2_", "MVP_", "UCX_", "FI_", "PSM")
-"""What MPIs are set by: another setting is another trial."""
+"""Variables that configure MPIs: another setting needs another trial."""
 
 
 def tried(mpi: Any, device: Device, timeout_s: float) -> str:
-    """Return why MPI does not take addresses of this GPU, empty where it does.
+    """Return why MPI does not take addresses of this GPU; empty if it does.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def tried(mpi: Any, device: Device, timeout_s: float) -> str:
     device : Device
         This process's GPU.
     timeout_s : float
-        How long it may take, where another process tries first, too.
+        Time limit, including a trial that another process makes first.
     """
     due_s = time.monotonic() + timeout_s
     path = _path(mpi, device)
@@ -66,7 +66,7 @@ def tried(mpi: Any, device: Device, timeout_s: float) -> str:
         return known
     with FolderLock(path) as lock:
         lock.take(alone=True, limit_s=timeout_s / 2)
-        if (known := _known(path)) is not None:  # another process has tried meanwhile
+        if (known := _known(path)) is not None:  # another process has made the trial meanwhile
             return known
         problem, is_sure = _try(device, min(due_s - time.monotonic(), TRIAL_S))
         if is_sure:
@@ -84,7 +84,7 @@ def _known(path: Path) -> str | None:
 
 
 def _path(mpi: Any, device: Device) -> Path | None:
-    """Return where the result is kept; None where there is no folder for it."""
+    """Return the path of the kept result; None if there is no folder for it."""
     identity = device.identity
     driver_version = getattr(device, "driver_version", None)
     settings = sorted(
@@ -108,7 +108,7 @@ def _path(mpi: Any, device: Device) -> Path | None:
 
 
 def environment(given: Any) -> dict[str, str]:
-    """Return an environment in which an MPI is alone, wherever this process was started."""
+    """Return an environment in which an MPI is alone, whatever started this process."""
 
     def tells_of_job(name: str) -> bool:
         if name.startswith(_KEPT_OF_LAUNCHERS):
@@ -122,7 +122,7 @@ def environment(given: Any) -> dict[str, str]:
 
 
 def _try(device: Device, limit_s: float) -> tuple[str, bool]:
-    """Return why the trial failed, or nothing; and whether it was the trial that said so."""
+    """Return why the trial failed, or an empty text; and whether the trial itself showed it."""
     path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
     try:
         process = subprocess.Popen(
@@ -133,7 +133,7 @@ def _try(device: Device, limit_s: float) -> tuple[str, bool]:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that what MPI starts is ended with it
+            start_new_session=True,  # so that all processes of the trial are ended together
         )
     except OSError as error:
         return f"no process can be started to try it: {error.strerror}", False
@@ -141,7 +141,7 @@ def _try(device: Device, limit_s: float) -> tuple[str, bool]:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        return f"a trial of it had no end within {limit_s:.2g} s", limit_s >= TRIAL_S
+        return f"a trial of it did not end within {limit_s:.2g} s", limit_s >= TRIAL_S
     except BaseException:
         _end(process)
         raise
@@ -156,7 +156,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def refusal_of(code: int, output: str, errors: str) -> str:
-    """Return what a trial's end says against MPI; empty: nothing."""
+    """Return what a trial's exit shows against MPI; empty if the trial passed."""
     if code == 0 and gpu_trial_program.PASSED in output:
         return ""
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "no word")

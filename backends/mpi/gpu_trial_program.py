@@ -1,9 +1,10 @@
-"""What a trial's process runs: ``python -m gpucoll.backends.mpi.gpu_trial_program KIND NUMBER``.
+"""The program of a trial: ``python -m gpucoll.backends.mpi.gpu_trial_program KIND NUMBER``.
 
-MPI sends memory of a GPU to this process itself, as the loop does: nonblocking, bytes. Where it
-does not know the memory the process ends in a signal, hangs, or finds other bytes. Then it does so
-once more while the default stream stands still, as that does in calls on it until MPI has moved
-their pieces: MPIs that copy by the default stream, or by one that is in order with it, never would.
+MPI sends GPU memory to this same process, as the loop does: nonblocking, as bytes. If MPI does not
+support the memory, the process is killed by a signal, hangs, or finds other bytes. Then the program
+does so again while the default stream is blocked, as it is in calls on that stream until MPI has
+moved their pieces. An MPI that copies on the default stream, or on a stream that is ordered with
+it, would never finish.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from gpucoll.devices import Device, open_device
 from gpucoll.transport.shared import ordering
 
 SIZES_BYTES = (8, 5000, (1 << 20) + 4)
-"""What MPIs send in different ways: with the envelope, at once, and when the receiver is ready."""
+"""Sizes that MPIs send in different ways: with the envelope, eagerly, and after a handshake."""
 PASSED = "the bytes are the same"
 HELD_S = 5.0
-"""So long the default stream stands still: a message takes a millisecond."""
+"""How long the default stream is blocked; a message takes a millisecond."""
 DEFAULT_STREAM = 0
 LIMIT_S = 60
-"""After so long the process ends itself, should nobody else end it."""
+"""The process ends itself after this time if nothing else ends it."""
 
 
 def main(kind: str, number: str) -> None:
-    """Send and receive; raise what goes wrong."""
+    """Send and receive; raise the error if it fails."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LIMIT_S)
@@ -50,7 +51,7 @@ def main(kind: str, number: str) -> None:
 
 @contextmanager
 def default_stream_held(device: Device) -> Iterator[None]:
-    """Let the default stream stand still within the block; raise where the block waits for it."""
+    """Block the default stream within the block; raise if the block's work waits for it."""
     word = device.allocate_pinned(8)
     ordering.store(word, 0)
     device.check(device.stream_wait_value(DEFAULT_STREAM, word, 1), "make its stream wait")
@@ -72,8 +73,8 @@ def default_stream_held(device: Device) -> Iterator[None]:
 
 
 def send_to_self(mpi: Any, device: Device, size_bytes: int, *, is_held: bool = False) -> None:
-    """Send and receive that many bytes; with `is_held` while the default stream stands still."""
-    # No byte is what the destination is filled with: each that does not arrive is seen.
+    """Send and receive `size_bytes`; with `is_held` while the default stream is blocked."""
+    # No byte equals the filling of the destination: every byte that does not arrive is noticed.
     sent = os.urandom(size_bytes).replace(b"\0", b"\1")
     landed = bytearray(size_bytes)
     source, destination = device.allocate(size_bytes), device.allocate(size_bytes)
@@ -93,7 +94,7 @@ def send_to_self(mpi: Any, device: Device, size_bytes: int, *, is_held: bool = F
     device.copy(ctypes.addressof(found), destination, size_bytes, stream)
     device.synchronize_stream(stream)
     if landed != sent:
-        raise SystemExit(f"of {size_bytes} bytes that were sent others came back")
+        raise SystemExit(f"of {size_bytes} bytes sent, some came back different")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The MPI that mpi4py has loaded: what it is, where its functions are, what its handles are.
+"""The MPI that mpi4py has loaded: its name, the addresses of its functions, and its handles.
 
-mpi4py finds the MPI and knows its constants; what is called often is called by address.
+mpi4py finds the MPI and knows its constants; functions that are called often are called by address.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _OF_BOOLEANS = {
     "bor": "LOR", "band": "LAND", "bxor": "LXOR",
 }  # fmt: skip
 _OF_FLOATS = {"sum": "SUM"}
-"""And products of real ones: those of complex numbers differ in signs of zeros by association."""
+"""And products of real numbers: complex products differ in signs of zeros by association."""
 
 
 def native_operation(dtype: str, operation: str) -> str | None:
-    """Return what MPI calls a reduction that it does as SEMANTICS says; None: it does not.
+    """Return MPI's name of a reduction that it does as SEMANTICS requires; None if it does not.
 
-    It rounds half types at every step and knows no bfloat16; its minimum of floats may lose a NaN.
+    MPI rounds half types at every step and has no bfloat16; its minimum of floats may lose a NaN.
     """
     if dtype == "bool":
         return _OF_BOOLEANS.get(operation)
@@ -64,7 +64,7 @@ class Library:
     mpi : module
         mpi4py's ``MPI``.
     name : str
-        The implementation, as it calls itself.
+        The implementation's name for itself.
     has_large_counts : bool
         Whether its functions take counts beyond 31 bits (MPI-4).
     """
@@ -72,7 +72,7 @@ class Library:
     def __init__(self, mpi: Any) -> None:
         self.mpi = mpi
         self.name = name_of(mpi)
-        self._loaded = ctypes.CDLL(mpi.__file__)  # its dependencies are searched, too
+        self._loaded = ctypes.CDLL(mpi.__file__)  # symbols of its dependencies are found, too
         self.has_large_counts = hasattr(self._loaded, "MPI_Ialltoallv_c")
 
     def function(self, word: Word) -> int:
@@ -83,11 +83,11 @@ class Library:
         return ctypes.cast(getattr(self._loaded, name), ctypes.c_void_p).value or 0
 
     def handle(self, thing: Any) -> int:
-        """Return the handle of a communicator, dtype or operation, as C has it."""
+        """Return the C handle of a communicator, dtype or operation."""
         return _as_word(int(self.mpi._handleof(thing)))
 
     def dtype(self, name: str) -> int:
-        """Return the handle of a dtype of ours that MPI has."""
+        """Return the handle of MPI's type for a dtype of ours."""
         return self.handle(getattr(self.mpi, _NAMES[name]))
 
     def operation(self, name: str) -> int:
@@ -110,7 +110,7 @@ def _as_word(value: int) -> int:
 
 
 def name_of(mpi: Any) -> str:
-    """Return which implementation it is, as it calls itself."""
+    """Return the implementation's name for itself."""
     text: str = mpi.Get_library_version()
     return " ".join(text.partition("\n")[0].replace("\0", "").split())[:_LONGEST_NAME]
 
@@ -121,7 +121,7 @@ def import_mpi() -> Any:
     Raises
     ------
     BackendUnavailableError
-        There is no mpi4py, or it finds no MPI.
+        mpi4py is not installed, or it finds no MPI.
     """
     try:
         from mpi4py import MPI
@@ -139,7 +139,7 @@ def import_mpi() -> Any:
 
 
 def problem_of(mpi: Any) -> str:
-    """Return what keeps an MPI from being used now, and what to do; empty: nothing."""
+    """Return why an MPI cannot be used now, and what to do; empty if it can."""
     if mpi.Is_finalized():
         return "MPI has been finalised: make communicators before MPI.Finalize"
     if not mpi.Is_initialized():
@@ -148,7 +148,7 @@ def problem_of(mpi: Any) -> str:
 
 
 def thread_problem(mpi: Any) -> str:
-    """Return why the backend cannot call MPI from its threads, and what to do; empty: it can."""
+    """Return why the backend cannot call MPI from its threads, and what to do; empty if it can."""
     level = mpi.Query_thread()
     if level >= mpi.THREAD_MULTIPLE:
         return ""
@@ -156,19 +156,19 @@ def thread_problem(mpi: Any) -> str:
     values = [getattr(mpi, f"THREAD_{name}") for name in names]
     name = names[values.index(level)] if level in values else str(level)
     return (
-        f"MPI was initialised with MPI_THREAD_{name}, and asynchronous calls make it from a thread "
-        'of their own: set mpi4py.rc.thread_level = "multiple" before MPI is imported, or call '
+        f"MPI was initialised with MPI_THREAD_{name}, but asynchronous calls use it from their own "
+        'thread: set mpi4py.rc.thread_level = "multiple" before MPI is imported, or call '
         "MPI.Init_thread(MPI.THREAD_MULTIPLE)"
     )
 
 
 def problem_for_calls(mpi: Any) -> str:
-    """Return what keeps the backend from calling an MPI, and what to do; empty: nothing."""
+    """Return why the backend cannot call an MPI, and what to do; empty if it can."""
     copies = loaded_copies(_FILES)
     if len(copies) > 1:
         return (
-            f"this process has loaded {len(copies)} MPIs ({', '.join(copies)}), whose functions go "
-            "by the same names: see to it that mpi4py and everything else use one"
+            f"this process has loaded {len(copies)} MPIs ({', '.join(copies)}), whose functions "
+            "have the same names: make sure that mpi4py and everything else use only one of them"
         )
     return thread_problem(mpi)
 

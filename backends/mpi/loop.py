@@ -1,9 +1,9 @@
-"""A collective through MPI, as compiled code from its beginning to its end.
+"""A collective through MPI, from beginning to end in compiled code.
 
 The ranks of a host compare their signatures first, as in every call of the CPU backend. Then each
-calls MPI: the function of that name, for reductions where MPI has the dtype and op and means the
-same by it. All others are an exchange of slices by MPI's messages, our kernel in rank order, and
-the way back: as many bytes as a ring.
+rank calls MPI. Movements use the MPI function of the same name; so do reductions if MPI has the
+dtype and op with the same meaning. All other reductions exchange slices by MPI messages, apply our
+kernel in rank order, and return the results, with as many bytes as a ring.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _run(context, words, call):
 
 @compiled_when_used(_i64(_i64, _i64), exchange_words.__name__)
 def mpi_call(context, call):
-    """Run one collective through MPI as the call block says; return a status."""
+    """Run the collective in the call block through MPI; return a status."""
     status = begin(context, call)
     if status != OK:
         return status

@@ -1,4 +1,4 @@
-"""Collectives through MPI that move blocks: broadcast, gather, scatter and all to all."""
+"""Collectives through MPI that move blocks: broadcast, gather, scatter and all-to-all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _F_ALL_TO_ALL_COUNTS = int(Word.ALL_TO_ALL_COUNTS)
 
 @inline
 def broadcast(context, words, call):
-    """Broadcast, in pieces where MPI counts no further; return a status."""
+    """Broadcast, in pieces if the size exceeds MPI's counts; return a status."""
     is_root = get(call, ROOT) == get(words, RANK)
     size_bytes, done, status = get(call, _BLOCK_BYTES), np.int64(0), OK
     comm, byte, root = get(words, COMMUNICATOR), get(words, BYTE), get(call, ROOT)
@@ -65,16 +65,16 @@ def broadcast(context, words, call):
 
 @inline
 def _fits(words, call):
-    """Return whether MPI's functions can span all blocks; alike on all ranks.
+    """Return whether MPI's functions can span all blocks; the same on all ranks.
 
-    On GPUs' memory messages alone are used: there Open MPI serves no nonblocking collectives.
+    For GPU memory only messages are used, because Open MPI has no nonblocking collectives for it.
     """
     if get(words, IS_ON_GPU) != 0:
         return False
     if get(words, HAS_LARGE_COUNTS) != 0:
         return True
     if get(call, _PIECES) != 0:
-        return False  # a rank does not know how much others have
+        return False  # a rank does not know the sizes of others
     return start_of(call, get(words, WORLD_SIZE)) <= get(words, MOST_BYTES)
 
 
@@ -207,7 +207,7 @@ def _scatter(context, words, call, landing):
 
 @inline
 def _received_start(call, rank):
-    """Return where an all_to_all's block from a rank goes."""
+    """Return the offset for an all_to_all's block from a rank."""
     if get(call, _LANDINGS) != 0:
         return load64(get(call, _LANDINGS) + 8 * rank)
     return get(call, _BLOCK_BYTES) * rank
@@ -253,7 +253,7 @@ def _all_to_all(context, words, call, source):
 
 @inline
 def _move_pairwise(context, words, call, source):
-    """Do any movement of blocks by messages: where MPI's functions cannot span all of them."""
+    """Do any movement of blocks by messages, if MPI's functions cannot span all blocks."""
     kind, me, root = get(call, _COLLECTIVE), get(words, RANK), get(call, ROOT)
     landing = get(call, DESTINATION)
     for rank in range(get(words, WORLD_SIZE)):
@@ -297,7 +297,7 @@ def _move_blocks(context, words, call, source):
 
 @inline
 def _reads_what_it_writes(words, call):
-    """Return whether this rank's input is a part of its output that MPI must not see as both."""
+    """Return whether this rank's input is a part of its output, which MPI does not permit."""
     kind, source = get(call, _COLLECTIVE), get(call, SOURCE)
     if kind == _ALL_TO_ALL:
         return source == get(call, DESTINATION)
@@ -308,7 +308,7 @@ def _reads_what_it_writes(words, call):
 
 @inline
 def move(context, words, call):
-    """Do a movement; in place from a copy, where each rank has a block for or from each."""
+    """Do a movement; from a copy of the input if it is in place with one block per rank."""
     source, kind = get(call, SOURCE), get(call, _COLLECTIVE)
     if not _reads_what_it_writes(words, call):
         return _move_blocks(context, words, call, source)

@@ -1,7 +1,7 @@
-"""Ranks that MPI has brought together: a communicator of MPI's, under deadlines.
+"""Ranks that MPI has brought together: an MPI communicator, with deadlines.
 
-MPI has no deadlines. What it can begin is begun and polled; what it cannot runs in a thread that is
-left behind where it does not end.
+MPI has no deadlines. A function with a nonblocking form is started and polled. Any other runs in a
+thread, which is abandoned if it does not end.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _open: weakref.WeakSet[MpiRanks] = weakref.WeakSet()
 
 
 class MpiRanks:
-    """A private communicator of MPI's, and what to do with it.
+    """A private MPI communicator and its operations.
 
     Parameters
     ----------
     communicator : mpi4py.MPI.Intracomm
-        Nobody else uses it; it belongs to this from here on.
+        Used by this object only, which owns it from here on.
     mpi : module
         mpi4py's ``MPI``.
     """
@@ -41,9 +41,9 @@ class MpiRanks:
         self.rank: int = communicator.Get_rank()
         self.world_size: int = communicator.Get_size()
         self.is_usable = True
-        """Whether it is neither freed nor MPI finalised."""
+        """Whether it has not been freed and MPI has not been finalised."""
         self.is_given_up = False
-        """Whether MPI was left with requests on it, which it may still work on."""
+        """Whether requests on it were left to MPI, which may still work on them."""
         self.at_end: Callable[[], None] | None = None
         """Called when MPI is finalised."""
         communicator.Set_errhandler(mpi.ERRORS_RETURN)
@@ -52,14 +52,14 @@ class MpiRanks:
 
     @staticmethod
     def of(communicator: Any, mpi: Any, timeout_s: float, call: str) -> MpiRanks:
-        """Return the same ranks as those of a user's communicator; all of them call this.
+        """Return the ranks of a user's communicator; all of them must call this.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            It is no communicator of one group of ranks.
+            It is no communicator with a single group of ranks.
         RendezvousDeadlineError
-            A rank has not called it in time.
+            Some rank has not called this in time.
         """
         check_communicator(communicator, mpi, call)
         made, request = communicator.Idup()
@@ -75,7 +75,7 @@ class MpiRanks:
         return MpiRanks(made, mpi)
 
     def tell(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Give every rank this one's bytes and return theirs, by rank."""
+        """Give every rank this rank's bytes and return those of all ranks, by rank."""
         text = (
             f"{rank_of(self.rank, self.world_size)}: not every rank has come within {timeout_s:g} s"
         )
@@ -94,7 +94,7 @@ class MpiRanks:
         ]
 
     def part(self, ranks: Sequence[int], timeout_s: float) -> MpiRanks:
-        """Return some of the ranks, in this order; each of them calls it, and nobody else."""
+        """Return some of the ranks, in this order; these ranks must call it, and no others."""
         self.check()
         group = self.communicator.Get_group()
         chosen = group.Incl(list(ranks))
@@ -112,22 +112,22 @@ class MpiRanks:
         return MpiRanks(made, self.mpi)
 
     def check(self) -> None:
-        """Raise StateError where MPI can no longer be called."""
+        """Raise StateError if MPI can no longer be called."""
         if not self.is_usable:
             raise StateError(
                 f"{rank_of(self.rank, self.world_size)}: MPI has been finalised, or this "
-                "communicator of it freed: nothing moves through it any more"
+                "communicator of it freed: nothing can move through it any more"
             )
 
     def end(self) -> None:
-        """MPI is about to be finalised."""
+        """Stop using MPI, which is about to be finalised."""
         if self.is_usable:
             self.is_usable = False
             if self.at_end is not None:
                 self.at_end()
 
     def free(self, *, keep: bool = False) -> None:
-        """Let go of it; with `keep` it stays, because MPI still works on it."""
+        """Free the communicator; with `keep` it is kept instead, because MPI still works on it."""
         if not self.is_usable:
             return
         self.is_usable = False
@@ -138,7 +138,7 @@ class MpiRanks:
 
 
 def check_communicator(communicator: Any, mpi: Any, call: str) -> None:
-    """Raise unless this is a communicator that ranks can meet by."""
+    """Raise unless ranks can meet by this communicator."""
     if not isinstance(communicator, mpi.Comm):
         raise ArgumentTypeError(
             f"{call} needs a communicator of mpi4py, such as MPI.COMM_WORLD; got "
@@ -147,7 +147,7 @@ def check_communicator(communicator: Any, mpi: Any, call: str) -> None:
     if problem := problem_of(mpi):
         raise StateError(f"{call}: {problem}")
     if communicator == mpi.COMM_NULL:
-        raise ArgumentError(f"{call}: this is MPI.COMM_NULL: a rank that is in no group has none")
+        raise ArgumentError(f"{call}: this is MPI.COMM_NULL, which a rank outside the group gets")
     if communicator.Is_inter():
         raise ArgumentTypeError(
             f"{call} needs an intracommunicator; this intercommunicator has two groups of ranks: "
@@ -170,7 +170,7 @@ def _await(request: Any, keep: Any, timeout_s: float, text: str) -> None:
 
 
 def _in_thread(make: Callable[[], Any], timeout_s: float, text: str) -> Any:
-    """Do what MPI cannot begin and poll, and wait for it for so long at most."""
+    """Run a function that MPI cannot start and poll; wait at most `timeout_s` for it."""
     made: list[Any] = []
     failed: list[BaseException] = []
 
@@ -195,7 +195,7 @@ _watched: list[Any] = []
 
 
 def _watch_end(mpi: Any) -> None:
-    """Have MPI say when it is about to be finalised, once: it first drops what COMM_SELF has."""
+    """Register a callback, once, before MPI is finalised: it first drops COMM_SELF's attributes."""
     if _watched:
         return
 
@@ -209,5 +209,5 @@ def _watch_end(mpi: Any) -> None:
 
 
 def keep_for_ever(held: Any) -> None:
-    """Keep alive, until the process ends, what MPI was left with and may still read or write."""
+    """Keep memory that MPI may still read or write alive until the process ends."""
     _left_behind.append(held)

@@ -1,4 +1,4 @@
-"""Reductions through MPI: its own, or slices, our kernel in rank order, and the way back."""
+"""Reductions through MPI: by MPI itself, or in slices by our kernel in rank order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _F_ALL_GATHER = int(Word.ALL_GATHER)
 
 @inline
 def _fill_with_identity(context, call, size_bytes):
-    """Give the first rank of an exclusive scan what stands for no input at all."""
+    """Give the first rank of an exclusive scan the result of no inputs: the identity."""
     item_bytes, done = get(call, ITEM_BYTES), np.int64(0)
     while done < size_bytes:
         step = item_bytes if done == 0 else min(done, size_bytes - done)
@@ -68,12 +68,12 @@ def _fill_with_identity(context, call, size_bytes):
 
 @inline
 def _reduce_piece(words, call, source, destination, count):
-    """Issue MPI's own reduction of so many elements."""
+    """Issue MPI's own reduction of `count` elements."""
     kind, dtype = get(call, _COLLECTIVE), get(call, _DTYPE)
     operation, comm = get(call, _OPERATION), get(words, COMMUNICATOR)
     if kind == _REDUCE:
         if source == destination:
-            source = get(words, IN_PLACE)  # on the root alone
+            source = get(words, IN_PLACE)  # on the root only
         root, request = get(call, ROOT), next_request(words)
         issue(
             words,
@@ -125,7 +125,7 @@ def _reduce_from(context, words, call, source):
 
 @inline
 def reduce_by_mpi(context, words, call):
-    """Have MPI reduce, of private arrays."""
+    """Have MPI reduce private arrays."""
     source = get(call, SOURCE)
     if get(call, _COLLECTIVE) == _REDUCE or source != get(call, DESTINATION):
         return _reduce_from(context, words, call, source)
@@ -143,7 +143,7 @@ def reduce_by_mpi(context, words, call):
 
 @inline
 def _n_inputs(words, call):
-    """Return how many ranks' inputs make this rank's result; -1: it gets none."""
+    """Return how many ranks' inputs make up this rank's result; -1: it gets none."""
     kind = get(call, _COLLECTIVE)
     if kind == _SCAN:
         return get(words, RANK) + 1
@@ -156,7 +156,7 @@ def _n_inputs(words, call):
 
 @inline
 def _reduce_gathered(context, words, call):
-    """Give every rank all inputs, and have it combine those that it needs: small arrays."""
+    """Give every rank all inputs, of which it combines those that it needs: for small arrays."""
     size_bytes, comm = get(call, SIZE_BYTES), get(words, COMMUNICATOR)
     scratch = scratch_of(words, size_bytes * get(words, WORLD_SIZE))
     if scratch == 0:
@@ -189,14 +189,14 @@ def _reduce_gathered(context, words, call):
 
 @inline
 def _slice_start(words, call, rank, size_bytes):
-    """Return where a rank's slice of a piece begins: whole elements, spread evenly."""
+    """Return the start of a rank's slice of a piece: whole elements, spread evenly."""
     item_bytes = get(call, ITEM_BYTES)
     return size_bytes // item_bytes * rank // get(words, WORLD_SIZE) * item_bytes
 
 
 @inline
 def _combine_slices(context, words, call, scratch, width, mine_bytes):
-    """Combine what this rank has of all inputs, for whoever gets it, behind those."""
+    """Combine this rank's slices of all inputs, for the ranks that get them, after the inputs."""
     world_size, kind = get(words, WORLD_SIZE), get(call, _COLLECTIVE)
     results = scratch + world_size * width
     if kind != _SCAN and kind != _EXCLUSIVE_SCAN:
@@ -210,7 +210,7 @@ def _combine_slices(context, words, call, scratch, width, mine_bytes):
 
 @inline
 def _reduce_slices(context, words, call, done, size_bytes):
-    """Reduce a piece: each rank its slice of it, which it then gives to whoever gets it."""
+    """Reduce a piece: each rank reduces its slice, and sends it to the ranks that get it."""
     me, world_size, kind = get(words, RANK), get(words, WORLD_SIZE), get(call, _COLLECTIVE)
     is_scan = kind == _SCAN or kind == _EXCLUSIVE_SCAN
     mine_bytes = _slice_start(words, call, me + 1, size_bytes) - _slice_start(
@@ -251,7 +251,7 @@ def _reduce_slices(context, words, call, done, size_bytes):
 
 @inline
 def reduce_by_kernels(context, words, call):
-    """Reduce, or scan, what MPI does not mean the same by; return a status."""
+    """Reduce, or scan, by kernels if MPI lacks the same operation; return a status."""
     size_bytes, status, done = get(call, SIZE_BYTES), OK, np.int64(0)
     if size_bytes * get(words, WORLD_SIZE) <= GATHERED_BYTES:
         return _reduce_gathered(context, words, call) if size_bytes > 0 else OK
@@ -267,7 +267,7 @@ def reduce_by_kernels(context, words, call):
 
 @inline
 def reduce_blocks(context, words, call):
-    """Give each rank its block of all inputs, combined; a piece of each at a time."""
+    """Give each rank its block of the combined inputs, one piece of each block at a time."""
     me, world_size, largest = get(words, RANK), get(words, WORLD_SIZE), np.int64(0)
     for rank in range(world_size):
         largest = max(largest, bytes_of(call, rank))
@@ -276,7 +276,7 @@ def reduce_blocks(context, words, call):
     if scratch == 0 and width > 0:
         return no_memory(context)
     done, status = np.int64(0), OK
-    # In place the result is where this rank's block of the input was: that has been copied by then.
+    # In place, the result replaces this rank's block of the input, which has been copied by then.
     while done < largest and status == OK:
         mine_bytes = max(min(bytes_of(call, me) - done, width), 0)
         for rank in range(world_size):

@@ -1,8 +1,8 @@
-"""What calls through MPI are made of: functions of MPI's, by address, and waiting for requests.
+"""The parts of calls through MPI: MPI functions, called by address, and waits for requests.
 
-Every wait polls, as MPI does itself, and looks around meanwhile: has the communicator been given
-up, is a rank of this host gone, is the deadline over, was there a Ctrl-C? What is then left behind
-cannot be cancelled: its memory must be kept (`Word.IS_GIVEN_UP`).
+Every wait polls, as MPI itself does, and meanwhile checks whether the communicator has been given
+up, a rank of this host is lost, the deadline has passed, or Ctrl-C was pressed. Requests that are
+left behind then cannot be cancelled, so their memory must be kept (`Word.IS_GIVEN_UP`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MOVE_BYTES = 8 * mpi_words.MOVE_WORDS
 _SEND_FROM, _SEND_BYTES = mpi_words.SEND_FROM, mpi_words.SEND_BYTES
 _RECEIVE_AT, _RECEIVE_BYTES = mpi_words.RECEIVE_AT, mpi_words.RECEIVE_BYTES
 FIRST_POLLS = 40
-"""So often a wait polls before it lets other Python threads run."""
+"""How often a wait polls before it lets other Python threads run."""
 
 _i64 = types.int64
 allocate = types.ExternalFunction("malloc", _i64(_i64))
@@ -71,13 +71,13 @@ release = types.ExternalFunction("free", types.void(_i64))
 
 @inline
 def next_request(words):
-    """Return where the next request of this call goes."""
+    """Return the address for the next request of this call."""
     return get(words, REQUESTS) + get(words, N_REQUESTS) * get(words, _REQUEST_BYTES)
 
 
 @inline
 def issue(words, function, a, b, c, d, e, f, g, h, i, j):
-    """Call a function of MPI's that begins something and fills `next_request`."""
+    """Call an MPI function that starts something and fills `next_request`."""
     error = np.int64(call_foreign(get(words, function), a, b, c, d, e, f, g, h, i, j))
     if error != 0:
         put(words, ERROR, error)
@@ -87,7 +87,7 @@ def issue(words, function, a, b, c, d, e, f, g, h, i, j):
 
 @inline
 def poll_requests(words):
-    """Return whether all requests have ended, or MPI has failed."""
+    """Return True if all requests have ended or MPI has failed."""
     count, flag = get(words, N_REQUESTS), words + 8 * _FLAG
     put(words, _FLAG, 0)
     if count == 1:
@@ -126,7 +126,7 @@ def poll_requests(words):
 
 @inline
 def _leaves_it_to_python(context):
-    """Return whether Python says who is late: on several hosts the first rank of each asks them."""
+    """Return whether Python finds the late rank, as on several hosts: leaders query each other."""
     hosts = get(context, _HOSTS)
     if hosts == 0 or get(context, _CONTEXT_RANK) != 0:
         return False
@@ -136,7 +136,7 @@ def _leaves_it_to_python(context):
 
 @inline
 def _poll_long(context, words):
-    """Poll until all requests have ended, giving way to others; return a status."""
+    """Poll until all requests have ended, yielding to others; return a status."""
     release_interpreter(context)
     time_ns = start_clock(context)
     look_ns = time_ns + get(context, _SLICE_NS)
@@ -158,7 +158,7 @@ def _poll_long(context, words):
 
 @inline
 def finish(context, words):
-    """Wait until what was issued has ended; return a status."""
+    """Wait until everything that was issued has ended; return a status."""
     status, is_done = OK, get(words, N_REQUESTS) == 0 and get(words, ERROR) == 0
     polls = 0
     while not is_done and polls < FIRST_POLLS and get(words, ERROR) == 0:
@@ -191,13 +191,13 @@ def scratch_of(words, size_bytes):
 
 @inline
 def vector_of(words, which):
-    """Return the address of the numbers of a vector argument of MPI's, one for each rank."""
+    """Return the address of a vector argument of MPI, with one number for each rank."""
     return get(words, _VECTORS) + 8 * which * get(words, WORLD_SIZE)
 
 
 @inline
 def set_number(words, which, rank, value):
-    """Set a rank's number in such a vector: MPI_Count, or int."""
+    """Set a rank's number in such a vector, which is an MPI_Count or an int."""
     if get(words, HAS_LARGE_COUNTS) != 0:
         store64(vector_of(words, which) + 8 * rank, value)
     else:
@@ -209,7 +209,7 @@ def set_number(words, which, rank, value):
 
 @inline
 def set_move(words, rank, source, send_bytes, destination, receive_bytes):
-    """Say what goes to a rank, and what comes from it where."""
+    """Set what is sent to a rank, and where data from it goes."""
     move = get(words, MOVES) + MOVE_BYTES * rank
     put(move, _SEND_FROM, source)
     put(move, _SEND_BYTES, send_bytes)
@@ -219,7 +219,7 @@ def set_move(words, rank, source, send_bytes, destination, receive_bytes):
 
 @inline
 def _begin_round(words, step, done):
-    """Begin a piece of what goes to the rank `step` further on, and comes from as far behind."""
+    """Start one piece to the rank `step` places ahead, and one from the rank as far behind."""
     me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
     dest, source = (me + step) % world_size, (me + world_size - step) % world_size
     sent, received = moves + MOVE_BYTES * dest, moves + MOVE_BYTES * source
@@ -249,9 +249,9 @@ def _begin_round(words, step, done):
 
 @inline
 def exchange(context, words):
-    """Move what `set_move` has said of every rank, in pieces that fit into a count.
+    """Move everything given by `set_move`, in pieces that fit into a count.
 
-    What a rank has for itself is copied, where the host can; else it is a message like the others.
+    A rank's data for itself is copied if the host can access it; otherwise it is a message, too.
     """
     me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
     largest, first = np.int64(0), np.int64(1 - get(words, IS_ON_GPU))
@@ -275,7 +275,7 @@ def exchange(context, words):
 
 @inline
 def broadcast_by_messages(context, words, root, source, destination, size_bytes):
-    """Give all ranks what the root has, which keeps a copy if it has room: along a binomial tree.
+    """Give all ranks the root's data along a binomial tree; the root's own copy is optional.
 
     After each round twice as many ranks have it.
     """
@@ -285,7 +285,7 @@ def broadcast_by_messages(context, words, root, source, destination, size_bytes)
     while has < 2 * world_size and status == OK:
         for rank in range(world_size):
             set_move(words, rank, 0, 0, 0, 0)
-        if has >= world_size:  # all others have it: the root's own copy
+        if has >= world_size:  # all others have it; the root's own copy follows
             if place == 0 and destination != 0:
                 set_move(words, me, source, size_bytes, destination, size_bytes)
         elif place < has and place + has < world_size:
@@ -302,7 +302,7 @@ def broadcast_by_messages(context, words, root, source, destination, size_bytes)
 
 @inline
 def combine(words, call, destination, first, stride, n_ranks, size_bytes):
-    """Combine the inputs of the first ranks, which lie `stride` bytes apart, in order."""
+    """Combine the inputs of the first ranks, `stride` bytes apart, in order."""
     if size_bytes <= 0:
         return
     inputs = get(words, INPUTS)

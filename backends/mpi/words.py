@@ -1,4 +1,4 @@
-"""What Python tells the compiled loop of MPI, word by word, one array per communicator."""
+"""The words between Python and the compiled MPI loop: one array per communicator."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from enum import IntEnum
 class Word(IntEnum):
     """Fields of the array whose address is in a call block's `Call.MPI`."""
 
-    # Who.
+    # The rank.
     COMMUNICATOR = 0  # handles are int or pointers, by implementation: a word holds either
     RANK = 1
     WORLD_SIZE = 2
     # The implementation.
     HAS_LARGE_COUNTS = 3  # whether the functions below are those of MPI-4 with MPI_Count
-    MOST_BYTES = 4  # of one message, and of all that a call without large counts may span
+    MOST_BYTES = 4  # limit of one message, and of a whole call without large counts
     REQUEST_BYTES = 5
     IN_PLACE = 6
     BYTE = 7
-    # What a call is waiting for.
-    REQUESTS = 8  # address; as many as two for each rank
+    # Requests that a call waits for.
+    REQUESTS = 8  # address; up to two for each rank
     STATUSES = 9
     N_REQUESTS = 10
     FLAG = 11
-    ERROR = 12  # what MPI has returned
-    IS_GIVEN_UP = 13  # whether requests were left behind, with the memory that they are of
+    ERROR = 12  # MPI's return value
+    IS_GIVEN_UP = 13  # whether requests were left to MPI, with the memory that they use
     # Memory.
     SCRATCH = 14
     SCRATCH_BYTES = 15
-    VECTORS = 16  # address of counts and displacements: four of each rank
-    MOVES = 17  # address of an exchange: `MOVE_WORDS` of each rank
-    INPUTS = 18  # address of addresses, of each rank and one more
+    VECTORS = 16  # address of counts and displacements: four for each rank
+    MOVES = 17  # address of an exchange: `MOVE_WORDS` for each rank
+    INPUTS = 18  # address of addresses, for each rank and one more
     # Functions, by address.
     TEST = 19
     TEST_ALL = 20
@@ -50,8 +50,8 @@ class Word(IntEnum):
     ALL_TO_ALL = 34
     ALL_TO_ALL_COUNTS = 35
     GET_COUNT = 36
-    # Whose memory.
-    IS_ON_GPU = 37  # whether arrays lie where no instruction of the host reaches, but MPI does
+    # The arrays' memory.
+    IS_ON_GPU = 37  # whether arrays lie where MPI, but no instruction of the host, can access them
 
 
 WORDS = 38
@@ -75,38 +75,38 @@ FUNCTIONS = {
     Word.ALL_TO_ALL_COUNTS: "MPI_Ialltoallv",
     Word.GET_COUNT: "MPI_Get_count",
 }
-"""Which function of MPI's lies where; with large counts the one whose name ends in ``_c``."""
+"""The MPI function at each address; with large counts the one whose name ends in ``_c``."""
 ALIKE = (Word.TEST, Word.TEST_ALL)
-"""Those that have no such form."""
+"""Functions without such a form."""
 MOVE_WORDS = 4
 SEND_FROM, SEND_BYTES, RECEIVE_AT, RECEIVE_BYTES = range(MOVE_WORDS)
 """Fields of what an exchange moves between this rank and another."""
 PIECE_BYTES = 4 << 20
-"""Reductions that MPI does not do go in pieces of this size, so that scratch memory is bounded."""
+"""Size of the pieces of reductions that MPI does not do, which limits the scratch memory."""
 GATHERED_BYTES = 16 << 10
-"""Up to so many bytes of all ranks' inputs together, each rank gets all of them in one step."""
+"""Up to this size of all ranks' inputs together, each rank gets all of them in one step."""
 
 
 # --- messages between hosts -----------------------------------------------------------------------
 
 N_SLOTS = 8
-"""Of a carrier, each way: so many pieces are under way at once."""
+"""Number of pieces that a carrier has under way, in each direction."""
 SLOT_BYTES = 128 << 10
 CALL_TAG, MESSAGE_TAG, EXCHANGE_TAG = range(3)
-"""Over one communicator: what collectives exchange, carriers send, and leaders compare."""
+"""Tags on one communicator: exchanges of collectives, carriers' data, comparisons of leaders."""
 
 
 class Carrier(IntEnum):
-    """Fields of what carries the bytes of messages to and from one rank of another host."""
+    """Fields of a carrier, which carries the bytes of messages to and from a rank elsewhere."""
 
-    WORDS = 0  # address of the communicator's
+    WORDS = 0  # address of the communicator's words
     PEER = 1  # its rank
     FLAG = 2
     COUNT = 3
-    ERROR = 4  # what MPI has returned
+    ERROR = 4  # MPI's return value
     STATUS = 5  # address
     IS_LISTENING = 6  # whether the receives below were posted
-    # What comes: slots in turn, and what of the first one's bytes was taken.
+    # Incoming: slots in turn, and how much of the first one was taken.
     IN_SLOT = 7
     IN_START = 8
     IN_STOP = 9

@@ -1,8 +1,8 @@
-"""Host arrays of several hosts through MPI: compared, and moved, by MPI.
+"""Host arrays of several hosts through MPI, which both compares and moves.
 
-Leaders exchange what the ranks of their hosts call by messages of MPI's; what is small goes with
-that, as between leaders over TCP (`gpucoll.transport.tcp.small_calls`). What is large all ranks do
-afterwards, by the loop of one host.
+Leaders exchange the calls of their hosts' ranks by MPI messages. Small data is sent with them, as
+between leaders over TCP (`gpucoll.transport.tcp.small_calls`). Large data is moved afterwards by
+all ranks, in the loop for one host.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from gpucoll.wording import rank_of
 _OVER_LINKS = "the first rank of each host agrees with the others over TCP, with TLS; then MPI"
 _OVER_MPI = (
     "the first rank of each host compares calls with the others by MPI; up to "
-    f"{LARGE_BYTES} bytes of all ranks together go with that, more by MPI after it"
+    f"{LARGE_BYTES} bytes of all ranks together are sent with that, more by MPI after it"
 )
 _MESSAGES = "on a host through shared memory, between hosts through MPI"
 
 
 class WorldMpiCall:
-    """A prepared call, all of it compiled.
+    """A prepared call, completely compiled.
 
     Parameters
     ----------
     call : SmallCall
-        On the way of small ones, on which large ones begin; belongs to this from here on.
+        The call on the path of small calls, on which large ones begin; this object owns it.
     memory : Memory
-        Of the communicator.
+        The communicator's memory.
     """
 
     def __init__(self, call: SmallCall, memory: Memory) -> None:
@@ -52,7 +52,7 @@ class WorldMpiCall:
         self._memory = memory
 
     def run_once(self) -> int:
-        """Run it where nothing stands against it; 0, or a status for Python to look at."""
+        """Run the call if nothing prevents it; return 0, or a status that Python must handle."""
         status = None
         try:
             status = self._call.run_once()
@@ -62,7 +62,7 @@ class WorldMpiCall:
         return status
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
         try:
             has_run = self._call.run(timeout_s)
             assert has_run, "nothing goes another way"
@@ -71,41 +71,41 @@ class WorldMpiCall:
             raise
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: what is started is run by a thread of Python's, or by who waits for it."""
+        """Return 0: a Python thread runs started calls, or the thread that waits for them."""
         return 0
 
 
 class WorldMpiCallInPhases:
-    """A prepared call of ranks whose leaders speak TLS: they agree, then it is MPI's."""
+    """A prepared call of ranks whose leaders use TLS: they agree, then MPI does the rest."""
 
     def __init__(self, phases: Phases, call: MpiCall) -> None:
         self._phases = phases
         self._call = call
 
     def run_once(self) -> int:
-        """Return `Status.NOT_RUN`: these calls need Python in their middle."""
+        """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
         return int(Status.NOT_RUN)
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
         with self._phases.begun(timeout_s) as run:
             run.agree()
             self._call.run(run.call.left_s)
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: what is started is run by a thread of Python's, or by who waits for it."""
+        """Return 0: a Python thread runs started calls, or the thread that waits for them."""
         return 0
 
 
 class WorldMpiBackend(WorldCpuBackend):
-    """Host buffers of ranks on several hosts.
+    """Moves host buffers between ranks on several hosts.
 
     Parameters
     ----------
     group : WorldGroup
         The ranks.
     ranks : MpiRanks
-        The same ranks, as MPI knows them; belongs to this from here on.
+        The same ranks, as an MPI communicator; this object owns it from here on.
     """
 
     def __init__(self, group: WorldGroup, ranks: MpiRanks) -> None:
@@ -122,7 +122,7 @@ class WorldMpiBackend(WorldCpuBackend):
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
-        if is_sealed(request, False):  # unpickled is what came over the links: with a MAC, or TLS
+        if is_sealed(request, False):  # only data from the links is unpickled: with a MAC, or TLS
             return self._in_phases(request)
         block, exchanges = self._mpi_blocks.of(request), self._group.exchanges
         if exchanges is not None and request.data.device == HOST_ARRAYS:
@@ -137,7 +137,7 @@ class WorldMpiBackend(WorldCpuBackend):
         return self._memory.kept_where_given_up(call)
 
     def describe(self) -> dict[str, str]:
-        """Return how arrays move, in words."""
+        """Return facts about how arrays move, for the user: name -> sentence."""
         between = _OVER_MPI if self._group.exchanges is not None else _OVER_LINKS
         facts = super().describe()
         mpi = {"messages": _MESSAGES, "MPI": described_mpi()}

@@ -1,1 +1,1 @@
-"""NVIDIA's collectives library, and what it has in common with AMD's, which is nearly all."""
+"""NVIDIA's collectives library, and what it shares with AMD's, which is nearly everything."""

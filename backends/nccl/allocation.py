@@ -1,4 +1,4 @@
-"""Memory of a GPU from the library, which can use it in every way; else from the driver."""
+"""GPU memory from the library, which can use it in every way; otherwise from the driver."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def take(library: Library, device: Device, size_bytes: int) -> int:
     Raises
     ------
     MemoryError
-        The GPU has no more.
+        The GPU has too little free memory.
     BackendError
-        The library fails otherwise.
+        The library fails for another reason.
     """
     if not library.has("ncclMemFree"):
         return device.allocate(size_bytes)
@@ -37,7 +37,7 @@ def take(library: Library, device: Device, size_bytes: int) -> int:
 
 
 def give_back(library: Library, device: Device, address: int) -> None:
-    """Free memory of `take`, which nothing on the GPU uses any more."""
+    """Free memory of `take` that nothing on the GPU uses any more."""
     if not library.has("ncclMemFree"):
         device.free(address)
         return
@@ -46,6 +46,6 @@ def give_back(library: Library, device: Device, address: int) -> None:
 
 
 def whole_pages(size_bytes: int) -> int:
-    """Return the size as windows need it: their beginning and their size are whole pages."""
+    """Return the size rounded up to whole pages: windows must begin and end at page boundaries."""
     page = NCCL_WIN_REQUIRED_ALIGNMENT
     return max(-(-size_bytes // page), 1) * page

@@ -27,7 +27,7 @@ from gpucoll.transport.shared.words import Kind
 from gpucoll.types import Collective
 
 FLOAT8_CAPABILITY = 9
-"""NVIDIA's Hopper: what is older can move float8, but NCCL does not reduce it there."""
+"""NVIDIA's Hopper: NCCL moves float8 on older GPUs, but does not reduce it there."""
 PROMISES = {
     "GPU: same bits on every rank": "yes",
     "GPU: same bits run after run": "yes, but not where NCCL uses NVLS (NCCL_NVLS_ENABLE=0)",
@@ -42,7 +42,7 @@ IN_ORDER = {
     "GPU: half types": "accumulated in float32, rounded once",
     "GPU: min and max of NaN": "a NaN is kept",
 }
-"""What changes with ``deterministic="order"``."""
+"""The promises that differ with ``deterministic="order"``."""
 BY_KERNELS = (
     "by gpucoll's kernels, in rank order (all_to_all, kernel, all_gather): int16, uint16, bitwise "
     "and logical ops, products and extrema of complex numbers, functions of the user's"
@@ -50,17 +50,17 @@ BY_KERNELS = (
 
 
 class NcclBackend:
-    """GPU arrays of the ranks, moved by the vendor's library.
+    """Moves GPU arrays between the ranks through the vendor's library.
 
     Parameters
     ----------
     connection : NcclCommunicator
         The library's communicator.
     place : Place
-        Who this rank is.
+        This rank and the communicator's size.
     new_watch : callable
-        Returns what is called while the library is busy with what it does first, and raises what
-        makes that vain.
+        Returns a function that is called while the library is busy with its first work; it raises
+        an error that makes waiting pointless.
     keeps_order : bool
         Whether reductions are to combine the ranks in order: `Group.keeps_order`.
     """
@@ -81,17 +81,17 @@ class NcclBackend:
         self._keeps_order = keeps_order
         self._functions = self.library.functions
         self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-        """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
+        """Surrounds driver calls that may block: `gpucoll.backends.gpu.issuer`."""
         self.scratch = Scratch(self.device)
         self._in_graphs: list[Any] = []
-        """What graphs use as long as they are launched."""
+        """Objects that captured graphs use each time they are launched."""
         self.registrations = Registrations(self.library, self.device, connection.handle)
-        """What the library knows of memory on this communicator."""
+        """The memory that is registered with the library on this communicator."""
 
     # --- preparing --------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> Launch:
-        """Return how a collective is enqueued; ArgumentTypeError where nothing here can do it."""
+        """Return the launch of a collective; ArgumentTypeError if nothing here can do it."""
         place, library, label = self._place, self.library, self.device.label
         if request.compressed is not None:
             return put_together(compressed.compose(request, place, label), place, library)
@@ -107,7 +107,7 @@ class NcclBackend:
         return launch_of(request, place, library)
 
     def _goes_by_kernels(self, request: Request) -> bool:
-        """Return whether the library does not have this reduction, or not in rank order."""
+        """Return whether the library lacks this reduction, or cannot do it in rank order."""
         op, dtype, library = request.op, request.data.dtype, self.library
         if op is None:
             return False
@@ -115,18 +115,18 @@ class NcclBackend:
         if self._keeps_order and op.depends_on_order(dtype):
             return True
         if op.name == "avg" and request.collective == Collective.SCAN:
-            return True  # every rank has another divisor
+            return True  # each rank has a different divisor
         if lack(op, dtype, library.vendor.name, library.version, self._place.world_size):
             return True
         if dtype.startswith("float8") and request.collective == Collective.EXCLUSIVE_SCAN:
             return True  # the identity may be infinite, which the library makes finite
-        # NCCL would answer with an error that ends the communicator.
+        # NCCL would return an error that breaks the communicator.
         major = self.device.attribute("compute_capability_major")
         is_older = self.device.kind == "cuda" and major is not None and major < FLOAT8_CAPABILITY
         return dtype.startswith("float8") and is_older
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
-        """Return how sends and receives are enqueued, all at once."""
+        """Return one launch for all these sends and receives."""
         calls = []
         for request in requests:
             buffer = request.buffer
@@ -137,11 +137,11 @@ class NcclBackend:
         return plain(*calls)
 
     def outgrows_scratch(self, launch: Launch) -> bool:
-        """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
+        """Return whether `reserve` will free memory, which waits for all of the GPU's work."""
         return self.scratch.is_outgrown_by(launch.scratch_bytes)
 
     def reserve(self, launch: Launch, is_captured: bool) -> None:
-        """Allocate what a launch needs, before anybody is told of it; MemoryError."""
+        """Allocate a launch's memory before other ranks see the call; MemoryError if it fails."""
         if is_captured:
             self.scratch.reserve_for_graph(launch.scratch_bytes)
         else:
@@ -150,7 +150,7 @@ class NcclBackend:
     # --- enqueuing --------------------------------------------------------------------------------
 
     def enqueue(self, launch: Launch, stream: int, is_captured: bool) -> Any:
-        """Put a launch on a stream of the device, which is current, or into a captured graph."""
+        """Put a launch on a stream of the current device, or into a captured graph."""
         if launch.call is not None and launch.factor is None:
             name, arguments = launch.call
             if code := getattr(self._functions, name)(*arguments, self.connection.handle, stream):
@@ -180,13 +180,13 @@ class NcclBackend:
         return phases
 
     def function(self, name: str, settings: Sequence[int]) -> Function:
-        """Return a function of the library's as compiled code calls it."""
+        """Return a function of the library, as compiled code calls it."""
         address = address_of(getattr(self._functions, name))
         poll = address_of(self._functions.ncclCommGetAsyncError)
         return Function(address, settings, poll, IN_PROGRESS, partial(self._check, what=name))
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> list[Any]:
-        """Put launches on their streams: one group of the library's, then what needs scratch."""
+        """Put launches on their streams: one group of the library, then those with scratch."""
         calls, kept = [], []
         for launch, stream, _ in launches:
             if not launch.scratch_bytes:
@@ -203,7 +203,7 @@ class NcclBackend:
         return kept
 
     def note_capture(self) -> None:
-        """Note that calls were captured: the library waits for such graphs at its end."""
+        """Note that calls were captured: the library waits for such graphs when it is closed."""
         self.connection.is_in_graphs = True
 
     def _operation(self, launch: Launch) -> int:
@@ -220,7 +220,7 @@ class NcclBackend:
                 code = self._call(name, arguments, operation, stream)
                 if code and code != IN_PROGRESS and not failed:
                     failed, what = code, name
-        finally:  # a group that stays open swallows whatever this thread asks for next
+        finally:  # a group left open would swallow all later calls of this thread
             ended = functions.ncclGroupEnd()
         self._check(failed or ended, what or "ncclGroupEnd")
 
@@ -233,7 +233,7 @@ class NcclBackend:
         return code
 
     def _check(self, code: int, what: str) -> None:
-        """Raise what a code means, once nothing is in progress any more."""
+        """Raise the error for a code, once no call is in progress any more."""
         if code == IN_PROGRESS:
             code = self.connection.settle(code, self._new_watch())
         if code:
@@ -245,20 +245,20 @@ class NcclBackend:
     # --- the rest ---------------------------------------------------------------------------------
 
     def failure(self) -> GpucollError | None:
-        """Return what the library reports; None: nothing."""
+        """Return the failure that the library reports, or None."""
         return self.connection.failure() if self.connection.handle else None
 
     def abort(self) -> None:
-        """End what runs for this communicator on the GPU."""
+        """End this communicator's work on the GPU."""
         self.registrations.close(is_aborting=True)
         if not self.connection.abort():
-            return  # giving memory back would wait for the GPU, too
-        # A GPU that has failed keeps its memory; another thread may be capturing a graph.
+            return  # freeing memory would wait for the GPU, too
+        # A GPU that has failed frees nothing; another thread may be capturing a graph.
         with contextlib.suppress(GpucollError), self.device.relaxed_capture():
             self.registrations.collect()
 
     def describe(self) -> dict[str, str]:
-        """Return what is worth knowing."""
+        """Return facts about this backend for the user: name -> sentence."""
         library, identity = self.library, self.device.identity
         emulated = [
             name.removeprefix("nccl")
@@ -279,7 +279,7 @@ class NcclBackend:
         return facts
 
     def close(self, limit_s: float) -> None:
-        """Let go of the library's communicator; nothing is under way."""
+        """Close the library's communicator; nothing is under way."""
         due_s = time.monotonic() + limit_s
 
         def watch() -> None:
@@ -289,7 +289,7 @@ class NcclBackend:
         self.registrations.close()
         try:
             self.connection.close(watch)
-        except TimeoutError:  # the other ranks are not closing: it was ended by force
+        except TimeoutError:  # the other ranks are not closing: the communicator was aborted
             pass
         self.scratch.close()
         self.registrations.collect()

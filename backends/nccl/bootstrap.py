@@ -1,8 +1,8 @@
-"""From ranks that have a host channel to a communicator of the vendor's library between their GPUs.
+"""Connect the GPUs of ranks that share a host channel, as a communicator of the vendor's library.
 
-Each rank finds out what it has (`look`), all exchange that over the control channel, decide alike
-whether it can be (`gpucoll.backends.choice.obstacle`), and join. A rank that fails says so, so that
-the others do not wait for it.
+Each rank finds its GPU and library (`look`). All exchange the results over the control channel,
+decide in the same way whether they can be connected (`gpucoll.backends.choice.obstacle`), and join.
+A rank that fails reports it, so that the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LOOK_FOR_PEERS_S = 0.02
 
 
 def look(backend: str, number: int | None, group: Group) -> Found:
-    """Load what this rank needs; what is missing becomes a `Found.problem`."""
+    """Load what this rank needs; a missing part becomes a `Found.problem`."""
     kind, library, problem = KINDS[backend], None, ""
     try:
         library = finding.load(backend)
     except (BackendUnavailableError, ImportError) as error:
         problem = _said(kind, error)
-    try:  # without the library, too: the rank's GPU may be served without it
-        if number is None:  # by its place on the host
+    try:  # even without the library: another backend may serve the rank's GPU
+        if number is None:  # the GPU at the rank's local index
             local_rank = config.local_rank(group.local_rank)
             number = default_number(local_rank, device_count(kind)) or 0
         device = open_device(kind, number)
@@ -59,7 +59,7 @@ def look(backend: str, number: int | None, group: Group) -> Found:
 def _said(kind: str, error: Exception) -> str:
     if isinstance(error, BackendUnavailableError):
         return str(error)
-    return f"what serves {kind} GPUs cannot be loaded: {error}"
+    return f"the support for {kind} GPUs cannot be loaded: {error}"
 
 
 def connect(
@@ -70,22 +70,22 @@ def connect(
     number: int | None,
     timeout_s: float | None,
 ) -> NcclCommunicator:
-    """Join all ranks' GPUs. Every rank calls it.
+    """Join the GPUs of all ranks. Every rank must call it.
 
     Parameters
     ----------
     backend : str
         ``"nccl"`` or ``"rccl"``.
     number : int or None
-        This rank's GPU, as this process numbers it; None: the one of its place on the host.
+        The number of this rank's GPU in this process; None: the GPU at the rank's local index.
     timeout_s : float or None
-        Deadline for all ranks to come, and for the library to connect them.
+        Deadline for all ranks to arrive, and for the library to connect them.
 
     Raises
     ------
     BackendUnavailableError
-        They cannot be connected: the same on every rank. ObstacleError where that was known before
-        any of them began to join.
+        The GPUs cannot be connected; all ranks raise the same error. It is an ObstacleError if this
+        was known before any rank began to join.
     """
     if interface := group.interface:
         from gpucoll.backends.nccl import network  # of use between hosts only
@@ -131,7 +131,7 @@ def agree(
     error: str,
     timeout_s: float | None,
 ) -> None:
-    """Raise on every rank where one could not be connected."""
+    """Raise on every rank if any rank could not be connected."""
     try:
         everyone = exchange(channel, {_ERROR_KEY: error}, timeout_s)
     except BaseException:
@@ -142,7 +142,7 @@ def agree(
     if failed:
         if connection is not None:
             connection.abort()
-        # Who only heard of another's failure says so; the cause is more worth reading.
+        # A rank that only heard of another's failure says so; the original cause is more useful.
         rank, text = min(failed, key=lambda item: item[1].startswith(_HEARD))
         raise BackendUnavailableError(
             f"{backend.upper()} cannot connect these ranks: rank {rank}: {text}"
@@ -159,10 +159,10 @@ def watch_of(
     timeout_s: float | None,
     lost_ranks: Callable[[], Collection[int]] | None = None,
 ) -> Callable[[], None]:
-    """Return what looks, while the library is busy, whether to go on waiting for it.
+    """Return a function that checks, while the library is busy, whether to go on waiting.
 
-    `lost_ranks` says whose loss makes that vain. Default: also who has closed the communicator,
-    for what no rank has done before all have.
+    `lost_ranks` returns the ranks whose loss makes waiting pointless. The default includes ranks
+    that have closed the communicator, for steps that no rank completes before all ranks take part.
     """
     lost_ranks = group.gone_ranks if lost_ranks is None else lost_ranks
     limit_s = group.timeout_s if timeout_s is None else timeout_s
@@ -170,7 +170,7 @@ def watch_of(
 
     def watch() -> None:
         nonlocal looked_s
-        if calls.compare() == Status.MISMATCH:  # ranks that make other calls may never meet
+        if calls.compare() == Status.MISMATCH:  # ranks that make different calls may never meet
             group.abort(Abort.ENQUEUED_MISMATCH, group.rank, calls.compared + 1)
         group.raise_if_aborted()
         if failed := calls.failed_ranks():
@@ -193,7 +193,7 @@ def watch_of(
 
 
 def exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
-    """Return what every rank says, by rank, as JSON can carry it."""
+    """Return the values of all ranks, by rank; each must be JSON-serialisable."""
     data = json.dumps(mine).encode()
     everyone = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
     return [json.loads(part) for part in everyone]

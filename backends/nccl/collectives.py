@@ -1,4 +1,4 @@
-"""Each collective as calls of NCCL: natively where the library has it, else put together.
+"""Each collective as calls of NCCL: its own function if the library has it, else a combination.
 
 | collective | as |
 |---|---|
@@ -6,10 +6,10 @@
 | lists | one group of themselves |
 | all_gather with counts | a group of broadcasts |
 | reduce_scatter with counts | a group of reductions |
-| all_to_all, gather, scatter | itself where there, else a group of sends and receives |
+| all_to_all, gather, scatter | itself if available, else a group of sends and receives |
 | the same with counts | a group of sends and receives |
-| scan, exclusive_scan | reduce_scatter of a row of blocks: block s holds this rank's x where it |
-| | counts for rank s, and the op's identity where it does not |
+| scan, exclusive_scan | reduce_scatter of a row of blocks: block s holds this rank's x if it |
+| | counts for rank s, and the op's identity otherwise |
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _Call = tuple[str, FunctionArguments]
 
 
 def launch_of(request: Request, place: Place, library: Library) -> Launch:
-    """Return how a request is enqueued.
+    """Return the launch of a request.
 
     Raises
     ------
     ArgumentTypeError
-        The library cannot do that: why, and what to do.
+        The library cannot do it; the text gives the reason and a remedy.
     """
     reduced = None
     if request.op is not None:
@@ -50,7 +50,7 @@ def launch_of(request: Request, place: Place, library: Library) -> Launch:
 
 
 def put_together(composed: Composed, place: Place, library: Library) -> Launch:
-    """Return how a call is enqueued that is put together of others, and of kernels."""
+    """Return the launch of a composed call, made of other calls and of kernels."""
 
     def made(scratch: int, stream: int) -> Iterator[Phase]:
         for step in composed.steps(scratch, stream):
@@ -61,7 +61,7 @@ def put_together(composed: Composed, place: Place, library: Library) -> Launch:
 
     @functools.lru_cache(maxsize=1)
     def phases(scratch: int, stream: int) -> tuple[Phase, ...]:
-        return tuple(made(scratch, stream))  # a plan's hardly ever change
+        return tuple(made(scratch, stream))  # those of a plan hardly ever change
 
     return Launch(phases, composed.scratch_bytes)
 
@@ -70,13 +70,13 @@ _Maker = Callable[[Request, Place, Library, Reduction | None], Launch]
 
 
 def _parts(request: Request) -> tuple[tuple[Buffer, Buffer | None], ...]:
-    """Return the pairs of input and output of a call, of one array or of a list."""
+    """Return the pairs of input and output of a call on one array or a list."""
     if request.parts:
         return request.parts
     return ((request.data, request.destination),)
 
 
-# --- the same on every rank, of one array or a list -----------------------------------------------
+# --- the same shape on every rank, of one array or a list -----------------------------------------
 
 
 def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction | None) -> Launch:
@@ -136,7 +136,7 @@ def _broadcast_call(source: int, out: Buffer, root: int) -> _Call:
 
 
 def _offsets(request: Request, counts: tuple[int, ...]) -> list[int]:
-    """Return where the blocks begin, in bytes, and where the last one ends."""
+    """Return the offsets of the blocks in bytes, and the end of the last one."""
     row_bytes = request.row_count * request.data.item_bytes
     return [0, *accumulate(row_bytes * count for count in counts)]
 
@@ -191,7 +191,7 @@ def _gather(request: Request, place: Place, library: Library, _: Reduction | Non
     if request.counts is None and library.has("ncclGather"):
         if not x.size_bytes:
             return plain()
-        # Not used, but checked where one asks NCCL for that.
+        # Only the root uses it, but NCCL can be configured to check it everywhere.
         to = x.address if out is None else out.address
         return plain(("ncclGather", (x.address, to, x.size_bytes, BYTES, root)))
     if out is None:
@@ -264,7 +264,7 @@ def _all_to_all(request: Request, place: Place, library: Library, _: Reduction |
 def _pairs(
     source: int, sent: list[int], destination: int, received: list[int], place: Place
 ) -> Iterator[_Call]:
-    """Yield a send to and a receive from each other rank, the next ones first."""
+    """Yield a send to and a receive from each other rank, beginning with the next rank."""
     for step in range(1, place.world_size):
         to, of = (place.rank + step) % place.world_size, (place.rank - step) % place.world_size
         yield from _send(source + sent[to], sent[to + 1] - sent[to], to)
@@ -280,7 +280,7 @@ def _receive(address: int, size_bytes: int, peer: int) -> tuple[_Call, ...]:
 
 
 def _own(destination: int, source: int, size_bytes: int) -> tuple[Copy, ...]:
-    """Return the copy of what a rank sends to itself; in place there is none."""
+    """Return the copy of the block that a rank sends to itself; none if it is in place."""
     return (Copy(destination, source, size_bytes),) if size_bytes and destination != source else ()
 
 

@@ -1,7 +1,7 @@
-"""A communicator of NCCL's or RCCL's: made, split and ended without ever blocking for ever.
+"""A communicator of NCCL or RCCL: made, split and closed without ever blocking for ever.
 
-It is made with ``blocking=0``: every call returns at once, and one that is still in progress is
-polled under the communicator's deadline, while looking at the other ranks and for Ctrl-C.
+It is made with ``blocking=0``: every call returns immediately. A call in progress is polled under
+the communicator's deadline, while the other ranks are watched and Ctrl-C works.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gpucoll.errors import GpucollError
 _PAUSES_S = (20e-6, 2e-3)
 """First and longest pause between two looks."""
 _SHORT_S = 1e-3
-"""So long a call that is in progress is polled without a pause: most take less."""
+"""How long a call in progress is polled without a pause: most calls take less."""
 _KEPT_OPERATIONS = 64
 """How many premultiplied sums a communicator keeps."""
 _GRAPHS_S = 1.0
-"""How long an abort is waited for where graphs may keep it from ending."""
+"""How long to wait for an abort if graphs may keep it from ending."""
 _ABORT_S = 20.0
-"""And otherwise: it waits for the GPU, which may hang for reasons of its own."""
+"""How long to wait otherwise: the abort waits for the GPU, which other work may block."""
 
 Watch = Callable[[], None]
-"""Called while something is in progress; raises what makes waiting vain."""
+"""Called while something is in progress; raises an error that makes waiting pointless."""
 
 
 class NcclCommunicator:
@@ -44,7 +44,7 @@ class NcclCommunicator:
     Parameters
     ----------
     library : Library
-        Whose it is.
+        The library that made it.
     device : Device
         This rank's GPU.
     handle : int
@@ -56,11 +56,11 @@ class NcclCommunicator:
         self.device = device
         self.handle = handle
         self.is_in_graphs = False
-        """Whether calls were captured: the library lets nobody go before such graphs are gone."""
+        """Whether calls were captured: the library does not close before such graphs are gone."""
         self._aborting: threading.Thread | None = None
         self._operations: dict[tuple[bytes, int], int] = {}
         self._children: list[ctypes.c_void_p] = []
-        """Of splits that this rank has not waited for to the end."""
+        """Handles of splits that this rank did not wait for to the end."""
 
     @staticmethod
     def join(
@@ -71,12 +71,12 @@ class NcclCommunicator:
         rank: int,
         watch: Watch,
     ) -> NcclCommunicator:
-        """Meet the other ranks.
+        """Make a communicator together with the other ranks.
 
         Raises
         ------
         BackendUnavailableError
-            The library cannot: in its own words.
+            The library cannot make it; the text is the library's own.
         """
         handle = ctypes.c_void_p()
         with device:
@@ -92,7 +92,7 @@ class NcclCommunicator:
         return made
 
     def _finish_making(self, code: int, what: str, watch: Watch) -> None:
-        """Wait until this new communicator is there; give it up where it will not be."""
+        """Wait until this new communicator is ready; abort it if that fails."""
         try:
             if code in (0, IN_PROGRESS) and self.handle:
                 code = self.settle(IN_PROGRESS, watch)
@@ -103,12 +103,13 @@ class NcclCommunicator:
             raise
 
     def split(self, color: int | None, key: int, watch: Watch) -> NcclCommunicator | None:
-        """Divide it: every rank calls this; ranks of one color (0 or more) come together.
+        """Divide the communicator by color, 0 or more; every rank calls this.
 
-        Ranks are numbered by key. None takes part in none and gets None.
+        Ranks of one color come together and are numbered by key. A rank with the color None joins
+        no communicator and gets None.
         """
         handle = ctypes.c_void_p()
-        self._children.append(handle)  # the library may still make it where the wait fails
+        self._children.append(handle)  # the library may still make it after the wait has failed
         with self.device:
             code = self.library.functions.ncclCommSplit(
                 self.handle,
@@ -117,7 +118,7 @@ class NcclCommunicator:
                 ctypes.byref(handle),
                 ctypes.byref(configuration(is_blocking=False)),
             )
-            # The new handle is filled in once the old one has got that far.
+            # The library fills in the new handle once the old communicator has got that far.
             code = self.settle(code, watch)
             if color is None:
                 if code:
@@ -130,10 +131,10 @@ class NcclCommunicator:
         return made
 
     def settle(self, code: int, watch: Watch) -> int:
-        """Wait while something is in progress; return 0, or the code of what went wrong.
+        """Wait while something is in progress; return 0, or the code of the error.
 
-        0 is not believed: ncclCommSplit, and ncclCommWindowRegister from NCCL 2.28 on, return it
-        where they have only begun, and fill in what they give when they are done.
+        The code 0 alone does not mean success: ncclCommSplit, and ncclCommWindowRegister from NCCL
+        2.28 on, return it when they have only begun. They fill in their results when they are done.
         """
         pause_s, longest_s = _PAUSES_S
         begun_s = time.monotonic()
@@ -150,7 +151,7 @@ class NcclCommunicator:
         return code
 
     def failure(self) -> GpucollError | None:
-        """Return what has gone wrong since, as an error; None: nothing."""
+        """Return a failure of earlier work as an error, or None."""
         code = self.library.async_error(self.handle)
         if code in (0, IN_PROGRESS):
             return None
@@ -175,8 +176,8 @@ class NcclCommunicator:
     def forget_old_operations(self) -> None:
         """Destroy the oldest ops of `premultiplied_sum` beyond those that are kept.
 
-        Not before everything that was asked for is enqueued: the library gives the number of a
-        destroyed op to the next one. What has been enqueued keeps its own copy.
+        Call it only after everything is enqueued: the library reuses the number of a destroyed op
+        for the next one. Enqueued work has its own copy of the op.
         """
         while len(self._operations) > _KEPT_OPERATIONS:
             self._forget_operation(next(iter(self._operations)))
@@ -185,7 +186,7 @@ class NcclCommunicator:
         self.library.functions.ncclRedOpDestroy(self._operations.pop(key), self.handle)
 
     def close(self, watch: Watch) -> None:
-        """Let go of it; everything on it must be done. Ends it by force where `watch` raises."""
+        """Close it; all its work must be done. Abort it instead if `watch` raises."""
         if not self.handle:
             return
         functions = self.library.functions
@@ -205,10 +206,10 @@ class NcclCommunicator:
         self._abort_children()
 
     def abort(self) -> bool:
-        """End it and what runs on it, whatever others do; return False where the GPU hangs.
+        """End it and its work whatever others do; return False if the GPU hangs.
 
-        ncclCommAbort waits without an end: for the last graph that its calls were captured in, and
-        for the GPU, on which other work may hang. So it is waited for in a thread.
+        ncclCommAbort may wait for ever: for the last graph in which its calls were captured, and
+        for the GPU, on which other work may hang. So a thread makes the call.
         """
         handle, self.handle = self.handle, 0
         if handle:
@@ -221,7 +222,7 @@ class NcclCommunicator:
         return self._aborting is None or self.is_in_graphs or not self._aborting.is_alive()
 
     def _abort_children(self) -> None:
-        """End what has come, after all, of splits that this rank did not wait for."""
+        """End communicators of splits that were made although this rank did not wait for them."""
         while self._children:
             if address := self._children.pop().value:
                 NcclCommunicator(self.library, self.device, address).abort()

@@ -1,4 +1,4 @@
-"""A rank's GPU once NCCL or RCCL has connected it."""
+"""A rank's GPU after NCCL or RCCL has connected it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 
 
 class GpuResources(NamedTuple):
-    """All that a communicator has on its GPU. None of it may refer to the communicator."""
+    """Everything that a communicator owns on its GPU. None of it may refer to the communicator."""
 
     connection: NcclCommunicator
     registrations: Registrations
@@ -39,33 +39,33 @@ class GpuResources(NamedTuple):
     in_flight: InFlight
 
     def end(self) -> None:
-        """Give it up, whatever the other ranks do."""
+        """Release it, whatever the other ranks do."""
         self.registrations.close(is_aborting=True)
         has_ended, device = self.connection.abort(), self.connection.device
         if not has_ended:
             let_go_later(device, self.in_flight.arrays)
         self.in_flight.let_go(self.streams)
-        # A GPU that has failed gives nothing back; another thread may be capturing a graph.
+        # A GPU that has failed frees nothing; another thread may be capturing a graph.
         with contextlib.suppress(GpucollError), device, device.relaxed_capture():
             self.streams.close()
-            if has_ended:  # else giving memory back would wait for the GPU, too
+            if has_ended:  # else freeing memory would wait for the GPU, too
                 self.scratch.abandon()
                 self.registrations.collect()
 
 
 class Connected(ConnectedGpu[NcclBackend]):
-    """What exists from the first call on GPU arrays to the communicator's end.
+    """The connected GPU, from the first call on GPU arrays to the communicator's end.
 
     Parameters
     ----------
     group : Group
         The ranks.
     calls : EnqueuedCalls
-        Where calls are posted and compared.
+        Posts and compares calls.
     connection : NcclCommunicator
         The vendor library's communicator.
     exits : bool
-        Whether a failure that nobody asks for ends the process.
+        Whether a failure that goes unnoticed ends the process.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Connected(ConnectedGpu[NcclBackend]):
     def compiled_call(
         self, name: str, signatures: Sequence[Signature], launches: Sequence[Launch]
     ) -> tuple[CompiledCall, tuple[int, int]] | None:
-        """Return what makes such a call in one compiled step, where there is no more to it.
+        """Return a compiled call for calls of this kind, and the two addresses of this one.
 
-        And the addresses that this one is given.
+        Returns None if the call needs more than one compiled step.
         """
         if len(signatures) != 1 or len(launches) != 1:
             return None
@@ -96,7 +96,7 @@ class Connected(ConnectedGpu[NcclBackend]):
         if launch.call is None or launch.factor is not None:
             return None
         symbol, arguments = launch.call
-        if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
+        if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream follow them
             return None
         source, destination, *settings = (int(argument or 0) for argument in arguments)
         function = self.backend.function(symbol, settings)
@@ -104,7 +104,7 @@ class Connected(ConnectedGpu[NcclBackend]):
         return made, (source, destination)
 
     def allocate(self, size_bytes: int) -> Memory:
-        """Return memory that the library knows on this rank."""
+        """Return memory that is registered with the library on this rank."""
         registrations = self.backend.registrations
         end_all()
         registrations.collect(self.issuer.lock)
@@ -112,15 +112,15 @@ class Connected(ConnectedGpu[NcclBackend]):
             return registrations.allocate(size_bytes)
 
     def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
-        """Return this rank's part of a symmetric window; every rank calls it."""
+        """Return this rank's part of a symmetric window; every rank must call it."""
         return windows.allocate(self.backend, self.issuer, channel, size_bytes, timeout_s)
 
     def register(self, address: int, size_bytes: int) -> Registration | None:
-        """Make the library know memory; None where it has no use for that."""
+        """Register memory with the library; return None if it has no use for that."""
         return self.backend.registrations.register(address, size_bytes)
 
     def describe(self) -> dict[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about this backend for the user: name -> sentence."""
         facts = self.backend.describe()
         if interface := self._group.interface:
             from gpucoll.backends.nccl import network  # of use between hosts only
@@ -163,5 +163,5 @@ def connect(
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: NcclCommunicator, *, exits: bool) -> GpuBackend:
-    """Take over what `Connected.split` of the communicator before returned."""
+    """Take over the result of the parent communicator's `Connected.split`."""
     return Connected(group, calls, made, exits)

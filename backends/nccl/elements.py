@@ -1,7 +1,7 @@
-"""What NCCL calls our dtypes and ops, and what it cannot reduce.
+"""NCCL's types and ops for our dtypes and ops, and the reductions that NCCL lacks.
 
-Movements travel as bytes, so that every dtype can be moved. A complex number is a pair of floats
-to a sum; bool is uint8 with the values 0 and 1, on which max and min are or and and.
+Calls that only move data send bytes, so that every dtype can be moved. For a sum, a complex number
+is a pair of floats. bool is uint8 with the values 0 and 1, on which max and min are or and and.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpucoll.kernels.cpu.convert import cast_array
 from gpucoll.types import ReduceOp
 
 BYTES = int(ncclDataType_t.ncclUint8)
-"""The type under which data is only moved; counts are bytes then."""
+"""The type for data that is only moved; counts are then in bytes."""
 
 _TYPES = {
     "bool": ncclDataType_t.ncclUint8,
@@ -55,52 +55,53 @@ _OPERATIONS_OF_BOOL = {
     "land": ncclRedOp_t.ncclMin,
 }
 _LINEAR = ("sum", "avg", "scaled_sum")
-"""What reduces a complex number's parts each by itself."""
+"""Ops that reduce the two parts of a complex number independently."""
 FLOAT8_VERSION = (2, 24, 0)
 
 
 OPERATION = -1
-"""In arguments, instead of an op that the communicator has to make first."""
+"""Stands in the arguments for an op that the communicator must create first."""
 
 
 class Reduction(NamedTuple):
-    """A reduction as NCCL sees it."""
+    """A reduction in NCCL's terms."""
 
     type: int
     operation: int
     parts: int
-    """How many of NCCL's elements one of ours is."""
+    """How many NCCL elements make up one of ours."""
     factor: bytes | None = None
-    """Of a premultiplied sum: one element of `type`; the operation is then made for it."""
+    """For a premultiplied sum: the factor as one element of `type`. The op is made for it."""
 
     @property
     def arguments(self) -> tuple[int, int]:
-        """NCCL's type and op, as a call takes them."""
+        """NCCL's type and op, as the arguments of a call."""
         return self.type, self.operation if self.factor is None else OPERATION
 
 
 def reduction(
     op: ReduceOp, dtype: str, name: str, version: tuple[int, ...], world_size: int
 ) -> Reduction:
-    """Return how the library reduces this dtype.
+    """Return the library's reduction for this dtype and op.
 
     Parameters
     ----------
     op : ReduceOp
     dtype : str
-        As in `gpucoll.types.DTYPES`.
+        One of `gpucoll.types.DTYPES`.
     name : str
         ``"NCCL"`` or ``"RCCL"``, for errors.
     version : tuple of int
-        The library's.
+        The library's version.
     world_size : int
-        How many ranks there are. One rank's average is its sum: NCCL has no kernel of its own for a
-        product of float8 (``ncclLaunchOneRank``), and an error would break the communicator.
+        Number of ranks. The average of a single rank is its sum: for one rank alone, NCCL has no
+        kernel that multiplies float8 (``ncclLaunchOneRank``), and its error would break the
+        communicator.
 
     Raises
     ------
     ArgumentTypeError
-        It cannot: why, and what to do.
+        The library cannot do it; the text gives the reason and a remedy.
     """
     op.check_dtype(dtype)
     if reason := lack(op, dtype, name, version, world_size):
@@ -115,12 +116,12 @@ def reduction(
 
 
 def lack(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...], world_size: int) -> str:
-    """Return why the library cannot reduce this dtype so; empty where it can. See `reduction`."""
+    """Return why the library lacks this reduction; empty if it has it. See `reduction`."""
     return _refusal(op, dtype, version, is_alone=world_size == 1 and name == "NCCL")
 
 
 def _refusal(op: ReduceOp, dtype: str, version: tuple[int, ...], *, is_alone: bool) -> str:
-    """Return why the library has no such reduction, and what to do; empty where it has."""
+    """Return why the library lacks this reduction, and what to do; empty if it has it."""
     to_host = "or copy to the host, where it works"
     if op.function is not None:
         return f"its operations are fixed; use a built-in one, {to_host}"

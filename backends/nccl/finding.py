@@ -1,12 +1,12 @@
-"""Finds the vendor's library.
+"""Find the vendor's library.
 
-It is looked for in this order, and the first one found is used or refused; a worse one is never
-taken quietly instead:
+It is searched for in the following order. The first copy found is used or refused; no later one
+silently takes its place:
 
 1. the copy that this process has loaded already (PyTorch's, CuPy's): two copies of NCCL in one
    process share neither communicators nor memory, and are a known source of crashes;
 2. the path in ``GPUCOLL_NCCL_LIBRARY`` (``GPUCOLL_RCCL_LIBRARY``);
-3. the vendor's wheel, wherever it lies on Python's path;
+3. the vendor's wheel, anywhere on Python's path;
 4. what the system's loader finds.
 """
 
@@ -25,7 +25,7 @@ from gpucoll.errors import BackendUnavailableError
 __all__ = ["candidates", "load", "vendor_of"]
 
 _VENDORS = {"nccl": "gpucoll.backends.nccl.vendor", "rccl": "gpucoll.backends.rccl.vendor"}
-"""Where the records are; named and not imported: RCCL's package stands on this one."""
+"""The modules of the vendors' records, by name: RCCL's package imports this one."""
 FOUND_BY_LOADER = "the system's loader finds it"
 
 
@@ -47,7 +47,7 @@ def candidates(vendor: Vendor) -> Iterator[Candidate]:
 
 @functools.cache
 def load(vendor_name: str) -> Library:
-    """Return the vendor's library: one copy for the whole process, found when first asked for.
+    """Return the vendor's library: one copy per process, found at the first call.
 
     Parameters
     ----------
@@ -57,7 +57,8 @@ def load(vendor_name: str) -> Library:
     Raises
     ------
     BackendUnavailableError
-        There is none, or it cannot serve: cause and remedy. It is looked for again next time.
+        There is none, or it is not usable; the text gives cause and remedy. The next call searches
+        again.
     """
     vendor = vendor_of(vendor_name)
     if config.cpu_only():

@@ -1,4 +1,4 @@
-"""What a call enqueues, as data: copies, fills and kernels, and calls of the library, in phases."""
+"""The content of a call as data: copies, fills, kernels and calls of the library, in phases."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from gpucoll.backends.gpu.steps import Step
 
 FunctionArguments = tuple[int | None, ...]
-"""Of a function of NCCL's, but for the communicator and the stream, which come last."""
+"""Arguments of an NCCL function, without the communicator and the stream, which come last."""
 
 
 class Phase(NamedTuple):
-    """What is enqueued together.
+    """A part of a call that is enqueued together.
 
     Attributes
     ----------
     calls : sequence of (str, FunctionArguments)
-        Functions by name; several are made within one ncclGroupStart and ncclGroupEnd.
+        The functions, by name; several run between one ncclGroupStart and ncclGroupEnd.
     before, after : sequence of Step
-        What is enqueued before and after them.
+        Steps that are enqueued before and after the functions.
     """
 
     calls: tuple[tuple[str, FunctionArguments], ...] = ()
@@ -28,19 +28,20 @@ class Phase(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One collective with its buffers, ready to be enqueued as often as wanted.
+    """One collective with its buffers, ready to be enqueued any number of times.
 
     Attributes
     ----------
     phases : callable
-        Returns them, given the address of scratch memory and the stream; they live until they are
-        done.
+        Returns the phases, given the address of the scratch memory and the stream. They live until
+        they are done.
     scratch_bytes : int
-        How much of that is needed; one with any is not part of a group of the library's.
+        Size of the scratch memory. A launch that needs any cannot be part of a group of the
+        library.
     factor : (bytes, int), optional
-        Of a premultiplied sum: the element and its type; `OPERATION` stands for the op.
+        For a premultiplied sum: the element and its type; `OPERATION` stands for the op.
     call : (str, FunctionArguments), optional
-        Where one call is all that there is to it: that call. Such a launch is the fastest.
+        For a launch that consists of one call: that call. Such a launch is the fastest.
     """
 
     phases: Callable[[int, int], Iterable[Phase]]
@@ -50,6 +51,6 @@ class Launch(NamedTuple):
 
 
 def plain(*calls: tuple[str, FunctionArguments]) -> Launch:
-    """Return a launch of these calls."""
+    """Return a launch that consists of these calls."""
     phases = (Phase(calls),) if calls else ()
     return Launch(lambda *_: phases, call=calls[0] if len(calls) == 1 else None)

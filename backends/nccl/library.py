@@ -1,4 +1,4 @@
-"""One copy of the vendor's library: its functions, and errors of its codes."""
+"""One copy of the vendor's library: its functions, and exceptions for its codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ERRORS: dict[int, type[GpucollError]] = {
     ncclResult_t.ncclRemoteError: PeerLostError,
     ncclResult_t.ncclTimeout: DeadlineError,
 }
-"""What a code is raised as; every other one is a BackendError."""
+"""The exception for each code; every other code is a BackendError."""
 
 
 class Candidate(NamedTuple):
@@ -35,11 +35,11 @@ class Candidate(NamedTuple):
     path: str
     """A path, or a name for the loader."""
     reason: str
-    """Why this one: the sentence that the doctor prints."""
+    """Why this copy is used: the sentence that the doctor prints."""
 
 
 def is_same_file(path: str, other: str) -> bool:
-    """Return whether both are there, and one file."""
+    """Return whether both paths exist and are the same file."""
     try:
         return os.path.samefile(path, other)
     except OSError:
@@ -47,16 +47,17 @@ def is_same_file(path: str, other: str) -> bool:
 
 
 class Functions:
-    """The library's functions, by their names in the table; 0 (ncclSuccess) or a code comes back.
+    """The library's functions, by their names in the table. They return 0 (ncclSuccess) or a code.
 
-    One that this copy lacks raises BackendUnavailableError, which says what brings it.
+    A function that this copy lacks raises BackendUnavailableError, which names the version that has
+    it.
     """
 
     def __init__(self, library: Library, bound: dict[str, Any]) -> None:
         self.__dict__.update(bound)
         self._library = library
 
-    def __getattr__(self, name: str) -> Any:  # of those that are not bound
+    def __getattr__(self, name: str) -> Any:  # for functions that are not bound
         if name.startswith("_"):
             raise AttributeError(name)
         library = self._library
@@ -74,25 +75,25 @@ class Library:
     Parameters
     ----------
     vendor : Vendor
-        Whose it is.
+        The library's vendor.
     candidate : Candidate
-        Which copy.
+        The copy to load.
 
     Attributes
     ----------
     path, reason : str
-        Where it was loaded from, and why this one.
+        The path from which it was loaded, and why.
     version : tuple of int
-        What it says of itself: (major, minor, patch).
+        The version that it reports: (major, minor, patch).
     functions : Functions
-        What it can do.
+        Its functions.
     absent : tuple of str
         Functions of the table that it lacks.
 
     Raises
     ------
     BackendUnavailableError
-        It cannot be loaded, is too old, or lacks what its version should have.
+        It cannot be loaded, is too old, or lacks functions that its version should have.
     """
 
     def __init__(self, vendor: Vendor, candidate: Candidate) -> None:
@@ -132,12 +133,12 @@ class Library:
 
     @property
     def version_text(self) -> str:
-        """The version as people write it: ``"2.28.9"``."""
+        """The version as dotted text: ``"2.28.9"``."""
         return _spelled(self.version)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Paths of other copies that are in this process now."""
+        """Paths of other copies that are loaded in this process now."""
         copies = loaded_copies(self.vendor.pattern)
         return tuple(path for path in copies if not is_same_file(path, self.path))
 
@@ -171,12 +172,12 @@ class Library:
     # --- errors -----------------------------------------------------------------------------------
 
     def check(self, code: int, what: str, communicator: int = 0) -> None:
-        """Raise what a code means; nothing for success."""
+        """Raise the exception for a code; do nothing for success."""
         if code:
             raise self.error(code, what, communicator)
 
     def error(self, code: int, what: str, communicator: int = 0) -> GpucollError:
-        """Return the exception for a code, in the library's own words; `what` names the call."""
+        """Return the exception for a code, with the library's own text; `what` names the call."""
         return _ERRORS.get(code, BackendError)(self._explanation(code, what, communicator))
 
     def unavailable(self, code: int, what: str, communicator: int = 0) -> BackendUnavailableError:
@@ -198,7 +199,7 @@ class Library:
     # --- communicators ----------------------------------------------------------------------------
 
     def unique_id(self) -> bytes:
-        """Return a new unique id, 128 bytes: one rank makes it, and every rank joins with it."""
+        """Return a new unique id of 128 bytes: one rank makes it, and all ranks join with it."""
         made = ncclUniqueId()
         code = self.functions.ncclGetUniqueId(ctypes.byref(made))
         if code:
@@ -206,7 +207,7 @@ class Library:
         return bytes(made)
 
     def async_error(self, communicator: int) -> int:
-        """Return the code of what has gone wrong on a communicator, or 0, or `IN_PROGRESS`."""
+        """Return the code of an error on a communicator, or 0, or `IN_PROGRESS`."""
         found = ctypes.c_int()
         code = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(found))
         return code or found.value
@@ -217,7 +218,7 @@ def _spelled(version: Version) -> str:
 
 
 def _path_of(vendor: Vendor, name: str) -> str:
-    """Return the path of what was opened by a path or by a name for the loader."""
+    """Return the path of a library that was opened by a path or by a name for the loader."""
     if os.path.sep in name:
         return name
     return next(
@@ -227,7 +228,7 @@ def _path_of(vendor: Vendor, name: str) -> str:
 
 
 def _version_of(vendor: Vendor, candidate: Candidate, bound: dict[str, Any]) -> Version:
-    """Return the version that the library tells: major * 10000 + minor * 100 + patch."""
+    """Return the version that the library reports: major * 10000 + minor * 100 + patch."""
     value = ctypes.c_int()
     if "ncclGetVersion" not in bound or bound["ncclGetVersion"](ctypes.byref(value)):
         raise BackendUnavailableError(

@@ -1,16 +1,16 @@
 """Memory that the library can use without a copy: allocated by it, or registered with it.
 
-Registered buffers let NCCL move data straight between GPUs (NVLink, NVLink SHARP, GPUDirect RDMA)
-where it otherwise goes through buffers of its own. Memory of ncclMemAlloc has the properties that
-every such way needs.
+With registered buffers NCCL can move data directly between GPUs (NVLink, NVLink SHARP, GPUDirect
+RDMA); otherwise it goes through NCCL's own buffers. Memory of ncclMemAlloc has the properties that
+all of these paths need.
 
-Who dies first does not matter. An array that dies hands its memory to `Registrations`, which gives
-it back when `collect` is called: garbage may be collected anywhere, inside a group or while a graph
-is captured, where the library may not be called. When the communicator goes first, its
-registrations end with it, and memory whose last array dies after that is left to the process's
-other communicators (`gpucoll.backends.gpu.abandoned`): giving it back waits for the whole GPU,
-which would end any capture that is under way on it, in whichever thread and mode. At the
-interpreter's end nothing is called any more: the driver takes everything back with the process.
+Arrays and communicator may die in any order. An array that dies hands its memory to
+`Registrations`, which frees it when `collect` is called. Garbage may be collected anywhere, inside
+a group or while a graph is captured, and the library may not be called there. If the communicator
+dies first, its registrations end with it. Memory whose last array dies after that is left to the
+process's other communicators (`gpucoll.backends.gpu.abandoned`), because freeing it waits for the
+whole GPU and would end any capture under way on it, in every thread and mode. At the interpreter's
+end nothing is called any more: the driver frees everything with the process.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ __all__ = ["Memory", "Registration", "Registrations"]
 
 UNGUARDED = contextlib.nullcontext()
 _IDLE_S = 2.0
-"""How long the GPU has for what is on it, before somebody else goes on."""
+"""How long the GPU has to finish its present work before other work is done."""
 
 
 class Memory:
-    """A piece of GPU memory of ncclMemAlloc; whatever stands on it must hold it.
+    """A piece of GPU memory of ncclMemAlloc; everything that uses it must hold this object.
 
     Attributes
     ----------
     address, size_bytes : int
-        Where it lies; at least as large as asked for.
+        Its address, and its size, which is at least the requested one.
     held : list of Registration
-        With the communicator that it was made for; none where the library has no registration.
+        Its registrations with the communicator for which it was made; empty if the library has no
+        registration.
     """
 
     def __init__(self, device: Device, address: int, size_bytes: int) -> None:
@@ -64,28 +65,28 @@ class Memory:
 
 
 class Registration:
-    """A piece of memory that a communicator knows."""
+    """A piece of memory that is registered with a communicator."""
 
     def __init__(self, registrations: Registrations, handle: int, window: int) -> None:
         self._registrations = registrations
         self.handle = handle
         self.window = window
-        """Its number among the communicator's symmetric windows, from 1; 0: none of them."""
+        """Its number among the communicator's symmetric windows, from 1; 0: it is none."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the communicator still knows the memory."""
+        """Whether the memory is still registered with the communicator."""
         return self in self._registrations.open
 
     def close(self) -> None:
-        """End it; nothing where it has ended already. The memory stays."""
+        """End the registration if it has not ended yet. The memory stays."""
         self._registrations.deregister(self)
 
 
 class Registrations:
-    """What a communicator knows of memory, and the memory that was allocated for it.
+    """The memory registered with a communicator, and the memory allocated for it.
 
-    Every method belongs to the communicator's thread, outside of groups and captures.
+    Call every method from the communicator's thread, outside of groups and captures.
 
     Parameters
     ----------
@@ -94,8 +95,8 @@ class Registrations:
     device : Device
         The communicator's device.
     communicator : int
-        The communicator's handle. `close` must come before it is destroyed or aborted, and
-        `collect` after that.
+        The communicator's handle. Call `close` before it is destroyed or aborted, and `collect`
+        after that.
     """
 
     def __init__(self, library: Library, device: Device, communicator: int) -> None:
@@ -111,19 +112,20 @@ class Registrations:
     # --- memory of the library --------------------------------------------------------------------
 
     def allocate(self, size_bytes: int, *, is_registered: bool = True) -> Memory:
-        """Return new memory, registered with the communicator where the library can.
+        """Return new memory, registered with the communicator if the library can do that.
 
         Parameters
         ----------
         size_bytes : int
-            At least as much is taken, in whole pages of the GPU (2 MiB on most).
+            The size; it is rounded up to whole pages of the GPU (2 MiB on most).
         is_registered : bool
+            Whether to register it here; memory for a window is registered by `register_window`.
             Whether to register it; `register_window` does so for a window.
 
         Raises
         ------
         MemoryError
-            The GPU has no more.
+            The GPU has too little free memory.
         StateError
             The communicator is closed.
         """
@@ -139,18 +141,18 @@ class Registrations:
         return memory
 
     def _bury(self, address: int, held: list[Registration], process: int) -> None:
-        """Take over memory whose last user is gone; called by the garbage collector, anywhere."""
+        """Take over memory whose last user is gone; the garbage collector calls this anywhere."""
         if process != os.getpid():  # a forked child: the GPU's memory is the parent's
             return
         self._dead.append((address, held))
-        if self._is_closed:  # it collects nothing any more
+        if self._is_closed:  # it will not collect by itself any more
             abandoned.leave(self)
 
     def end(self) -> None:
-        """Give back what died after the communicator, for `abandoned`.
+        """Free memory that died after the communicator, for `abandoned`.
 
-        In a thread, for which nobody waits for long: what the GPU is busy with may go on only when
-        this rank does.
+        A thread does it, for which nothing waits long: the GPU's present work may depend on this
+        rank going on.
         """
         if not self._dead:
             return
@@ -159,26 +161,26 @@ class Registrations:
         thread.join(_IDLE_S)
 
     def _collect_all(self) -> None:
-        with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
+        with contextlib.suppress(GpucollError):  # a GPU that has failed frees nothing
             self.collect()
 
     def collect(
         self, lock: AbstractContextManager[Any] = UNGUARDED, windows: Container[int] = ()
     ) -> None:
-        """Give back the memory whose arrays are gone; of open windows, only those named.
+        """Free the memory whose arrays are gone; of open windows, only those in `windows`.
 
-        Where there is such memory, it waits for everything on the GPU first, as cudaFree does: the
-        library unmaps memory at once, and kernels of the user's may still be on their way to it.
+        If there is such memory, this first waits for all work on the GPU, as cudaFree does. The
+        library unmaps memory immediately, but kernels of the user may be about to use it.
 
         Parameters
         ----------
         lock : context manager
-            Held around calls of the library, and not while waiting: what the GPU is busy with may
-            end only when another thread gives the communicator up, for which it needs the lock.
+            Held around calls of the library, but not while waiting. The GPU's work may end only
+            when another thread gives the communicator up, and that thread needs the lock.
         windows : container of int
             Symmetric windows that all ranks end now.
         """
-        dead = self._take_dead(windows)  # what dies from here on has not been waited for
+        dead = self._take_dead(windows)  # the wait below does not cover memory that dies later
         if not dead:
             return
         try:
@@ -193,7 +195,7 @@ class Registrations:
                 give_back(self.library, self.device, address)
 
     def _take_dead(self, windows: Container[int]) -> list[tuple[int, list[Registration]]]:
-        """Return what nobody uses any more; another thread may be taking some of it, too."""
+        """Return memory that nothing uses any more; another thread may take part of it, too."""
         taken: list[tuple[int, list[Registration]]] = []
         kept: list[tuple[int, list[Registration]]] = []
         with contextlib.suppress(IndexError):
@@ -206,13 +208,13 @@ class Registrations:
 
     @property
     def dead_windows(self) -> list[int]:
-        """Numbers of the windows that this rank has no more use for."""
+        """Return the numbers of the windows that this rank no longer uses."""
         return [window for _, held in tuple(self._dead) for window in _open_windows(held)]
 
     # --- registering ------------------------------------------------------------------------------
 
     def register(self, address: int, size_bytes: int) -> Registration | None:
-        """Register memory of the user's; None where the library cannot.
+        """Register memory of the user; return None if the library cannot do that.
 
         The caller keeps the memory alive until the registration is closed.
 
@@ -221,7 +223,7 @@ class Registrations:
         StateError
             The communicator is closed.
         BackendError
-            The library refuses this memory, in its own words.
+            The library refuses this memory; the text is the library's own.
         """
         self._check_open("register memory")
         if not self.library.has("ncclCommRegister"):
@@ -235,7 +237,7 @@ class Registrations:
         return self._opened(made)
 
     def register_memory(self, memory: Memory) -> None:
-        """Register memory of `allocate`; nothing where the library cannot."""
+        """Register memory of `allocate`, if the library can do that."""
         registration = self.register(memory.address, memory.size_bytes)
         if registration is not None:
             memory.held.append(registration)
@@ -250,10 +252,10 @@ class Registrations:
         memory : Memory
             Not registered yet.
         settle : callable
-            Waits, under a deadline, while the library says that it is in progress; returns the code
-            in the end.
+            Waits, under a deadline, while the library reports that it is in progress; returns the
+            final code.
         """
-        made = self._window = ctypes.c_void_p()  # filled in when it has settled, so it is kept
+        made = self._window = ctypes.c_void_p()  # kept, because it is filled in when it has settled
         with self.device:
             code = self.library.functions.ncclCommWindowRegister(
                 self._communicator,
@@ -271,14 +273,14 @@ class Registrations:
             memory.held.append(registration)
 
     def _opened(self, handle: ctypes.c_void_p, window: int = 0) -> Registration | None:
-        if not handle.value:  # NCCL declines quietly where registration is of no use to it
+        if not handle.value:  # NCCL returns no handle if registration is of no use to it
             return None
         registration = Registration(self, handle.value, window)
         self.open.add(registration)
         return registration
 
     def deregister(self, registration: Registration) -> None:
-        """End a registration; nothing where it has ended already."""
+        """End a registration if it has not ended yet."""
         if registration not in self.open:
             return
         self.open.remove(registration)
@@ -289,16 +291,16 @@ class Registrations:
         self.library.check(code, name, self._communicator)
 
     def close(self, *, is_aborting: bool = False) -> None:
-        """End every registration. What the communicator makes of it no longer matters.
+        """End every registration; errors of the communicator no longer matter.
 
-        Memory is not given back here: that would wait for kernels that may hang until the
-        communicator is aborted. `collect` does so afterwards.
+        Memory is not freed here: that would wait for kernels that may hang until the communicator
+        is aborted. `collect` frees it afterwards.
 
         Parameters
         ----------
         is_aborting : bool
-            The communicator is about to be aborted, and may hang in any other call; it lets go of
-            what it knows by itself.
+            The communicator is about to be aborted. Any other call on it may hang, and the abort
+            ends its registrations anyway.
         """
         self._is_closed = True
         if is_aborting:

@@ -1,4 +1,4 @@
-"""The network that the vendor's library uses between hosts: chosen where the user has not."""
+"""The network that the vendor's library uses between hosts, chosen if the user has not done so."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpucoll.topology.gpu_network import described_nic, exactly, machine_of, set
 __all__ = ["choose_interface", "describe"]
 
 _chosen: list[str] = []
-"""What NCCL_SOCKET_IFNAME was set to here; the library reads it once in a process."""
+"""The value that NCCL_SOCKET_IFNAME was set to here; the library reads it once per process."""
 
 
 def choose_interface(interface: str, root: Path = FILE_SYSTEM) -> None:
-    """Have the library use the interface that links the hosts, unless the user has said which.
+    """Make the library use the interface that links the hosts, unless the user chose one.
 
-    Before the library first looks: when a unique id is made, or a rank joins.
+    Call this before the library reads the setting: when a unique id is made, or a rank joins.
     """
     if setting_of(config.NCCL_SOCKET_IFNAME, os.environ, root) is None:
         _chosen[:] = [exactly(interface)]
@@ -26,14 +26,14 @@ def choose_interface(interface: str, root: Path = FILE_SYSTEM) -> None:
 
 
 def describe(interface: str, pci_address: str, root: Path = FILE_SYSTEM) -> dict[str, str]:
-    """Return what is worth knowing of a GPU's way to other hosts: name -> sentence.
+    """Return facts about a GPU's path to other hosts: name -> sentence.
 
     Parameters
     ----------
     interface : str
-        By which this host is linked to the others.
+        The interface by which this host is linked to the others.
     pci_address : str
-        Where the GPU sits.
+        The GPU's PCI address.
     root : Path
         The file system whose ``/sys`` and ``/etc`` are read.
     """

@@ -1,8 +1,8 @@
 """The C interface of NCCL and RCCL: types named as in ``nccl.h``, and one row per function.
 
-Source: ``nccl.h`` of NCCL 2.32.3, and the versions that brought each function. RCCL has the same
-enumerations and prototypes; a CUDA stream and a HIP stream are opaque pointers alike, so that one
-table serves both. What RCCL calls otherwise is in `gpucoll.backends.rccl.vendor`.
+Source: ``nccl.h`` of NCCL 2.32.3, and the versions that introduced each function. RCCL has the same
+enumerations and prototypes, and CUDA streams and HIP streams are both opaque pointers, so one table
+serves both. RCCL's different names are in `gpucoll.backends.rccl.vendor`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ncclResult_t(IntEnum):
 
 
 class ncclDataType_t(IntEnum):
-    """What elements are."""
+    """The type of elements."""
 
     ncclInt8 = 0
     ncclUint8 = 1
@@ -58,7 +58,7 @@ class ncclDataType_t(IntEnum):
 
 
 class ncclRedOp_t(IntEnum):
-    """How values are reduced; numbers above are made by ncclRedOpCreatePreMulSum."""
+    """How values are reduced; ncclRedOpCreatePreMulSum creates larger numbers."""
 
     ncclSum = 0
     ncclProd = 1
@@ -84,17 +84,17 @@ NCCL_WIN_REQUIRED_ALIGNMENT: Final = 4096
 
 
 class ncclUniqueId(Structure):
-    """What rank 0 makes and every rank joins with; passed by value."""
+    """The id that rank 0 makes and every rank joins with; passed by value."""
 
     _fields_ = (("internal", c_byte * NCCL_UNIQUE_ID_BYTES),)
 
 
 class ncclConfig_t(Structure):
-    """How a communicator is made: the prefix of the structure that every version reads alike.
+    """How a communicator is made: the prefix of the structure that is the same in every version.
 
-    The library copies as much as `size` says, and takes its own defaults for what is newer than
-    `version`. Later versions append; RCCL appends other members than NCCL, so nothing beyond this
-    prefix may be sent to a library whose own layout is not known.
+    The library copies `size` bytes, and uses its own defaults for members newer than `version`.
+    Later versions append members; RCCL appends other members than NCCL. So nothing beyond this
+    prefix may be passed to a library whose own layout is not known.
     """
 
     _fields_ = (
@@ -112,7 +112,7 @@ class ncclConfig_t(Structure):
 
 CONFIG_PREFIX_BYTES: Final = 48
 CONFIG_PREFIX_VERSION: Final = 21700
-"""The version that brought what the prefix holds, but for `splitShare`, which is never set."""
+"""The version that introduced the prefix's members, except `splitShare`, which is never set."""
 assert sizeof(ncclConfig_t) == CONFIG_PREFIX_BYTES
 
 
@@ -196,4 +196,4 @@ PROTOTYPES: Final = (
     Prototype("ncclGroupStart", ()),
     Prototype("ncclGroupEnd", ()),
 )
-"""What gpucoll calls; a row without `since` is in every version that is served."""
+"""The functions that gpucoll calls; one without `since` is in every supported version."""

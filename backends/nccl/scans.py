@@ -1,7 +1,7 @@
-"""Scans as a reduce_scatter of blocks: block s is this rank's x where it counts for rank s.
+"""Scans as a reduce_scatter of blocks: block s is this rank's x if it counts for rank s.
 
-Elsewhere it is the op's identity. The blocks lie in scratch memory; a large input is worked through
-in pieces.
+Otherwise the block is the op's identity. The blocks lie in scratch memory; a large input is
+processed in pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRATCH_BYTES = 64 << 20
 
 
 def scan(request: Request, place: Place, library: Library, reduced: Reduction | None) -> Launch:
-    """Return how a scan or an exclusive scan is enqueued."""
+    """Return the launch of a scan or an exclusive scan."""
     x, out = request.source, request.destination
     assert x is not None
     assert out is not None

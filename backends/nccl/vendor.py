@@ -1,4 +1,4 @@
-"""What tells one vendor's collectives library from the other's, and NVIDIA's values of it."""
+"""What distinguishes one vendor's collectives library from the other's, with NVIDIA's values."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ class Vendor(NamedTuple):
     """A vendor's collectives library."""
 
     name: str
-    """What people call it; in lower case the backend's name."""
+    """Its common name; in lower case the backend's name."""
     device_kind: str
-    """Of the GPUs that it serves, as in a Buffer's ``device``."""
+    """The kind of GPUs that it serves, as in a Buffer's ``device``."""
     variable: str
     """The environment variable that names a copy."""
     pattern: str
     """Matches the file name of any copy."""
     wheels: tuple[str, ...]
-    """Where Python packages keep theirs: patterns of paths, looked for on Python's path."""
+    """Where Python packages keep their copies: patterns of paths, searched on Python's path."""
     file_names: tuple[str, ...]
-    """For the loader, in this order."""
+    """File names for the loader, in this order."""
     minimum: Version
-    """Older ones are refused."""
+    """The oldest version that is accepted."""
     prototypes: tuple[Prototype, ...]
     spellings: Mapping[str, Sequence[str]]
-    """Name in the table -> the symbols to look for, where there is more than one."""
+    """Name in the table -> the symbols to look for, if there are several."""
     remedy: str
-    """What to do where there is none."""
+    """What to do if there is no library."""
     variables_to_mention: Mapping[str, str]
-    """Environment variable -> what to say where it is set."""
+    """Environment variable -> the note to print if it is set."""
     variables_to_set: Mapping[str, str]
-    """Environment variable that should be 1 -> what to say where it is not."""
+    """Environment variable that should be 1 -> the note to print if it is not."""
 
 
 BLOCKING = (
@@ -54,7 +54,7 @@ NCCL = Vendor(
     pattern=r"libnccl\.so(\.2.*)?",
     wheels=("nvidia/nccl/lib/libnccl.so.2",),
     file_names=("libnccl.so.2",),
-    # 2.18 brought ncclCommSplit, and is the first with all of the configuration's prefix.
+    # 2.18 introduced ncclCommSplit, and is the first version with the complete prefix.
     minimum=(2, 18, 0),
     prototypes=PROTOTYPES,
     spellings=MappingProxyType({}),

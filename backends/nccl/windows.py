@@ -1,12 +1,13 @@
 """Memory of all ranks together: a symmetric window, which NCCL's fastest kernels need.
 
-Registering one is collective, so the ranks agree on it over the control channel first: a rank that
-has no memory left, or asks for another size, is heard of before the library is called.
+Registering a window is collective. So the ranks first agree over the control channel: if a rank has
+too little memory or requests another size, all learn of it before the library is called.
 
-Ending one is not, but each rank's NCCL places the next window by what it has ended so far, and a
-window must have the same place on all ranks (``ncclSpaceAlloc`` in NCCL's ``dev_runtime.cc``: the
-place is where multicast finds it). Arrays die when each rank's garbage collection pleases. So the
-ranks end windows together, before they make the next one, and only those that are dead on all.
+Ending a window is not collective. But each rank's NCCL places the next window according to those
+that it has ended so far, and a window must have the same place on all ranks (``ncclSpaceAlloc`` in
+NCCL's ``dev_runtime.cc``: multicast finds it by its place). Arrays die whenever each rank's garbage
+collector runs. So the ranks end windows together, before they make the next one, and only windows
+that are dead on all ranks.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ def allocate(
     size_bytes: int,
     timeout_s: float | None,
 ) -> Memory:
-    """Return this rank's part of a new window; every rank calls it.
+    """Return this rank's part of a new window; every rank must call it.
 
-    Where a rank's library has no windows (before NCCL 2.27), it is registered memory on all.
+    If any rank's library has no windows (before NCCL 2.27), all ranks get registered memory
+    instead.
 
     Raises
     ------
     MemoryError
-        A rank's GPU has no more: the same on every rank.
+        A rank's GPU has too little free memory; all ranks raise the same error.
     MismatchError
-        The ranks ask for different sizes. Nothing was allocated.
+        The ranks request different sizes. Nothing was allocated.
     BackendError
-        The library failed at it; the communicator is broken.
+        The library failed to make the window; the communicator is broken.
     """
     registrations, group = backend.registrations, issuer.group
     issuer.synchronize()
@@ -70,7 +72,7 @@ def allocate(
 
 
 def _dead_on_all(channel: Channel, mine: list[int], timeout_s: float | None) -> frozenset[int]:
-    """Return the windows that no rank has any use for."""
+    """Return the windows that no rank uses any more."""
     return frozenset(mine).intersection(*bootstrap.exchange(channel, mine, timeout_s))
 
 
@@ -81,7 +83,7 @@ def _agree(
     has_windows: bool,
     timeout_s: float | None,
 ) -> bool:
-    """Return whether every rank has windows; raise on all what stands against it on one."""
+    """Return whether every rank has windows; raise on all ranks if one of them has a problem."""
     everyone = bootstrap.exchange(channel, [size_bytes, problem, has_windows], timeout_s)
     sizes = [size for size, _, _ in everyone]
     if len(set(sizes)) > 1:

@@ -1,1 +1,1 @@
-"""What AMD's collectives library does differently from NVIDIA's (`gpucoll.backends.nccl`)."""
+"""The differences of AMD's collectives library from NVIDIA's (`gpucoll.backends.nccl`)."""

@@ -1,7 +1,7 @@
-"""AMD's values of what tells the libraries apart.
+"""AMD's values of the differences between the two libraries.
 
-Never executed on an AMD GPU so far: driven through a double with RCCL's names, and the enumerations
-compared with those of the `rocm-bindings-systems` wheel.
+Never executed on an AMD GPU so far: tested with a double that has RCCL's names, and with a
+comparison of the enumerations with those of the `rocm-bindings-systems` wheel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs inside every rank of every library measured: inputs, loops, and the command loop.
+"""The code that runs in every rank of every measured library: inputs, loops, and the command loop.
 
-Needs Python 3.10 and NumPy beside the library to be measured, and nothing else: see `__main__`.
+It needs only Python 3.10, NumPy and the measured library: see `__main__`.
 """

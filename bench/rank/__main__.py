@@ -1,10 +1,10 @@
-"""A rank of any library, as a process of its own: connects to the driver and does what it says.
+"""A rank of any library as a separate process, which executes the driver's commands.
 
-Run by path, by the Python of the environment in which the library lives::
+The Python of the library's environment runs this file by its path::
 
     /some/environment/bin/python .../gpucoll/bench/rank/__main__.py --library mpi --connect ...
 
-gpucoll is not installed there, so its two outer packages are given as empty ones.
+gpucoll is not installed there, so empty packages stand in for its two outer packages.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from types import ModuleType
 
 
 def reach_own_package(library: str) -> None:
-    """Make ``gpucoll.bench.rank`` importable, without gpucoll unless that is what is measured."""
+    """Make ``gpucoll.bench.rank`` importable, without gpucoll unless gpucoll is measured."""
     here = Path(__file__).parent
-    # Python put this folder first on the path, where its files would shadow other modules.
+    # Python puts this folder first on the path, where its files would shadow other modules.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").absolute() != here.absolute()]
     if library == "gpucoll":
         return

@@ -1,6 +1,6 @@
-"""The arrays that are measured: NumPy's on the host, CuPy's, PyTorch's or a test device's on a GPU.
+"""The measured arrays: NumPy's on the host, CuPy's, PyTorch's or a test device's on a GPU.
 
-Needs NumPy and the array library, nothing else of gpucoll: peers' ranks have these arrays too.
+Needs only NumPy and the array library, since the ranks of peers use these arrays, too.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ Array = Any
 
 
 class NoGpuError(Exception):
-    """There are too few GPUs, or there is no library for their arrays; the message says which."""
+    """There are too few GPUs, or their array library is missing; the message says which."""
 
 
 class Arrays(Protocol):
-    """One library's arrays, of one dimension.
+    """One-dimensional arrays of one library.
 
     Attributes
     ----------
     on_gpu : bool
-        Whether a call only enqueues: then what is timed ends with `wait`.
+        Whether calls only enqueue work, so that timed loops end with `wait`.
     number : int or None
-        Which GPU, as this process numbers it.
+        The number of the GPU in this process.
     """
 
     on_gpu: bool
     number: int | None
 
     def allocate(self, count: int, dtype: str) -> Array:
-        """Return an array of so many elements."""
+        """Return an array of `count` elements."""
         ...
 
     def kept_as(self, dtype: str) -> str:
-        """Return the dtype of the arrays: it, or the bench's storage of it."""
+        """Return the dtype of the arrays: `dtype`, or the bench's storage of it."""
         ...
 
     def typed(self, array: Array, dtype: str) -> Array:
-        """Return the array under its own dtype, where it is kept in the bench's storage of it."""
+        """Return a view of the array with its own dtype if it is kept in the bench's storage."""
         ...
 
     def edit(self, array: Array, change: Callable[[Array], object]) -> None:
-        """Have `change` write every element, in NumPy's array of the bench's storage."""
+        """Make `change` write every element, through a NumPy array in the bench's storage."""
         ...
 
     def read(self, array: Array) -> Array:
-        """Return the elements in NumPy's array of the bench's storage."""
+        """Return the elements as a NumPy array in the bench's storage."""
         ...
 
     def wait(self) -> None:
-        """Return when everything that has been enqueued is done."""
+        """Wait until everything that has been enqueued is done."""
         ...
 
     def versions(self) -> dict[str, str]:
-        """Return what to note about the array library and the GPU."""
+        """Return the version of the array library and the name of the GPU."""
         ...
 
 
@@ -77,11 +77,11 @@ class HostArrays:
         return np.empty(count, storage(dtype))
 
     def kept_as(self, dtype: str) -> str:
-        """Return the bench's storage."""
+        """Return the bench's storage of the dtype."""
         return str(storage(dtype))
 
     def typed(self, array: Array, dtype: str) -> Array:
-        """Return the array under its own dtype, which ml_dtypes may have to bring."""
+        """Return a view with the array's own dtype, which may need ml_dtypes."""
         return array.view(own_dtype(dtype)) if dtype in STORAGE else array
 
     def edit(self, array: Array, change: Callable[[Array], object]) -> None:
@@ -93,10 +93,10 @@ class HostArrays:
         return array
 
     def wait(self) -> None:
-        """Return: a call returns when it is done."""
+        """Do nothing: a call returns when it is done."""
 
     def versions(self) -> dict[str, str]:
-        """Return nothing."""
+        """Return an empty dictionary."""
         return {}
 
 
@@ -106,14 +106,14 @@ class DeviceArrays(HostArrays):
     on_gpu = True
 
     def edit(self, array: Array, change: Callable[[Array], object]) -> None:
-        """Copy what `change` has written to the GPU."""
+        """Let `change` write to a host array, and copy it to the GPU."""
         host = np.empty(len(array), array.dtype)
         change(host)
         array.set(host)
         self.wait()
 
     def read(self, array: Array) -> Array:
-        """Return a copy."""
+        """Return a copy in host memory."""
         return array.get()
 
 
@@ -158,17 +158,17 @@ class TorchArrays:
         return dtype
 
     def typed(self, array: Array, dtype: str) -> Array:
-        """Return the tensor: it is of its dtype."""
+        """Return the tensor, which has its own dtype."""
         return array
 
     def edit(self, array: Array, change: Callable[[Array], object]) -> None:
-        """Copy what `change` has written to the GPU."""
+        """Let `change` write to a host array, and copy it to the GPU."""
         host = np.empty(len(array), storage(str(array.dtype).removeprefix("torch.")))
         change(host)
         self._bytes(array).copy_(self.torch.from_numpy(host.view(np.uint8)))
 
     def read(self, array: Array) -> Array:
-        """Return a copy."""
+        """Return a copy in host memory."""
         dtype = storage(str(array.dtype).removeprefix("torch."))
         return self._bytes(array).cpu().numpy().view(dtype)
 
@@ -205,12 +205,12 @@ class HostDeviceArrays(DeviceArrays):
         self._arrays.synchronize()
 
     def versions(self) -> dict[str, str]:
-        """Return that it is no GPU."""
+        """Return a text that there is no GPU."""
         return {"GPU": "none: Host devices, made of host memory and threads"}
 
 
 TEST_ARRAY = "host-device"
-"""What arrays of a test device are called: no time of theirs says anything about a GPU."""
+"""The test device's kind of arrays, whose times are meaningless for GPUs."""
 
 KINDS: dict[str, Callable[[int], Arrays]] = {
     "numpy": lambda rank: HostArrays(),
@@ -218,18 +218,18 @@ KINDS: dict[str, Callable[[int], Arrays]] = {
     "torch": TorchArrays,
     TEST_ARRAY: HostDeviceArrays,
 }
-"""Library -> its arrays for a local rank, on the GPU with that number if there are so many."""
+"""Library -> function that returns its arrays for a local rank, on that rank's GPU if possible."""
 
 
 def open_arrays(library: str, local_rank: int) -> Arrays:
-    """Return a library's arrays; those on a GPU for the one of this rank."""
+    """Return a library's arrays, on this rank's GPU if it has GPU arrays."""
     return KINDS[library](local_rank)
 
 
 def own_gpu(rank: int, count: int, library: str) -> int:
-    """Return which of the GPUs that a library sees is a rank's."""
+    """Return the number of this rank's GPU among those that a library sees."""
     if not count:
-        raise NoGpuError(f"{library} sees no GPU: is it a build for CPUs?")
+        raise NoGpuError(f"{library} finds no GPU: is it a CPU build?")
     return rank % count
 
 

@@ -1,4 +1,4 @@
-"""NCCL through CuPy's own bindings: what a program does that has them and no gpucoll."""
+"""NCCL through CuPy's own bindings, as a program without gpucoll would use it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MESSAGES = ("send_recv", "ping_pong", "stream")
 
 
 class CupyNccl:
-    """A communicator of ``cupy.cuda.nccl`` on the GPU of this rank; calls go on the null stream."""
+    """A communicator of ``cupy.cuda.nccl`` on this rank's GPU; calls use the null stream."""
 
     def __init__(self, rank: int, world_size: int, store: str, timeout_s: float) -> None:
         self.arrays: Arrays = CupyArrays(rank)
@@ -40,16 +40,16 @@ class CupyNccl:
         self._one = self.arrays.allocate(1, "float32")
 
     def _meet(self, store: Path, timeout_s: float) -> Any:
-        """Return the communicator's identifier, which rank 0 makes and leaves in a file."""
+        """Return the communicator's identifier, which rank 0 creates and writes to a file."""
         if self.rank == 0:
-            made = self.nccl.get_unique_id()  # a tuple of CuPy 13, bytes of CuPy 14
+            made = self.nccl.get_unique_id()  # a tuple in CuPy 13, bytes in CuPy 14
             store.with_suffix(".new").write_bytes(pickle.dumps(made))
             os.replace(store.with_suffix(".new"), store)
             return made
         deadline_s = time.monotonic() + timeout_s
         while not store.exists():
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"rank 0 has not come within {timeout_s:g} s")
+                raise TimeoutError(f"rank 0 has not arrived within {timeout_s:g} s")
             time.sleep(0.01)
         return pickle.loads(store.read_bytes())
 
@@ -64,7 +64,7 @@ class CupyNccl:
         return self.arrays.allocate(count, dtype)
 
     def loop(self, call: Call) -> Loop | None:
-        """Return the loop around the communicator's method, where it has it."""
+        """Return the loop around the communicator's method, or None if it has none."""
         if call.variant != "private" or call.collective not in (*SERVED, *MESSAGES):
             return None
         if call.redop != "none" and (call.redop not in OPERATIONS or call.dtype not in DATATYPES):
@@ -92,7 +92,7 @@ class CupyNccl:
         return partial(getattr(self.comm, name), source, destination, *arguments, 0)
 
     def described(self, array: Array, call: Call) -> tuple[int, int]:
-        """Return count and datatype of an array: bytes, where it is only moved and has none."""
+        """Return count and datatype of an array. If there is no such datatype, moves use bytes."""
         if call.dtype in DATATYPES:
             return len(array), getattr(self.nccl, f"NCCL_{DATATYPES[call.dtype]}")
         return array.nbytes, self.nccl.NCCL_UINT8
@@ -128,11 +128,11 @@ class CupyNccl:
         return move
 
     def path(self) -> str:
-        """Return which way the last call took, which this library does not say."""
+        """Return the path of the last call, which this library does not report."""
         return ""
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has called this."""
         place = self._one.data.ptr
         self.comm.allReduce(place, place, 1, self.nccl.NCCL_FLOAT32, self.nccl.NCCL_SUM, 0)
         self.arrays.wait()

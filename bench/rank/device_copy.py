@@ -1,4 +1,4 @@
-"""The copy within a GPU that calls on its arrays are compared with."""
+"""The copy within a GPU with which calls on its arrays are compared."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Copies"]
 
 
 class Copies:
-    """Loops of copies, by the driver, on the stream on which the calls go.
+    """Loops of copies by the driver, on the stream of the calls.
 
-    What is copied is the larger of a call's two arrays, whose size is the call's; where to is kept
-    from one loop to the next.
+    The source is the larger of a call's two arrays, whose size is that of the call. The destination
+    is kept from one loop to the next.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Copies:
         self._destination: Array = None
 
     def loop(self, call: Call, arrays: Arrays) -> Loop:
-        """Return the loop of copies of as many bytes as a call has."""
+        """Return the loop of copies that are as large as the call."""
         from gpucoll import devices
         from gpucoll.arrays.libraries import library_of
         from gpucoll.arrays.streams import current_stream
@@ -31,7 +31,7 @@ class Copies:
         source = max(call.source, call.destination, key=len)
         sort = len(source), call.dtype
         if self._sort != sort:
-            self._destination = None  # before there is another one
+            self._destination = None  # free it before the next one is allocated
             self._destination, self._sort = arrays.allocate(*sort), sort
         given, written = (library_of(x, "x").look(x, "x") for x in (source, self._destination))
         kind, _, number = given.template.device.partition(":")
@@ -42,12 +42,12 @@ class Copies:
         copies = repeated(copy, wait=partial(_wait, arrays, source, self._destination))
 
         def run(reps: int) -> float:
-            with device:  # whatever the array library has left current in this thread
+            with device:  # the array library may have made another device current in this thread
                 return copies(reps)
 
         return run
 
 
 def _wait(arrays: Arrays, *_kept: Array) -> None:
-    """Wait for the copies of arrays, which live as long as the loop."""
+    """Wait for the copies; the arguments keep their arrays alive as long as the loop."""
     arrays.wait()

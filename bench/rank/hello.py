@@ -1,8 +1,8 @@
-"""A program that says hello, started by a library's own launcher; it says what that has taken.
+"""A minimal program for a library's own launcher, which reports the resources that it took.
 
-Run by path: ``hello.py LIBRARY WHAT FOLDER``, with gpucoll or mpi, startup or memory, and where
-each rank leaves a file of JSON. It imports nothing that a program of its kind would not: what it
-takes is the library's.
+It is run by its path: ``hello.py LIBRARY WHAT FOLDER``. LIBRARY is gpucoll or mpi, WHAT is startup
+or memory, and each rank leaves a JSON file in FOLDER. It imports nothing that such a program would
+not import, so that only the library's resources are measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-TYPE_CHECKING = False  # typing's own is an import that a hello would not have
+TYPE_CHECKING = False  # the one in typing would be an import that such a program does not have
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,7 +19,7 @@ DUPLICATES = 4
 
 
 def main(library: str, what: str, folder: str) -> None:
-    """Meet the other ranks, add the ranks' numbers up, and leave."""
+    """Meet the other ranks, make one all-reduce, and leave."""
     begun = time.perf_counter()
     comm = (Own if library == "gpucoll" else Mpi)(is_memory=what == "memory")
     stages = [used()] if what == "memory" else []
@@ -49,7 +49,7 @@ class Own:
         self.comm = self.init()
 
     def described(self) -> dict[str, Any]:
-        """Return who this rank is, and what all have added up."""
+        """Return this rank, the world size, and the sum over all ranks."""
         from gpucoll.version import __version__
 
         comm = self.comm
@@ -61,13 +61,13 @@ class Own:
         }
 
     def duplicate(self) -> None:
-        """Make communicators of all ranks, and use each."""
+        """Make duplicates of the communicator, and use each."""
         for _ in range(DUPLICATES):
             self.duplicates.append(self.comm.duplicate())
             self.duplicates[-1].all_reduce(1)
 
     def used_by_all(self) -> dict[str, int]:
-        """Return what is used when every rank has come here, before one goes on."""
+        """Return the resources in use when every rank has arrived, before any rank continues."""
         self.comm.barrier()
         found = used()
         self.comm.barrier()
@@ -83,7 +83,7 @@ class Mpi:
     """MPI through mpi4py."""
 
     def __init__(self, is_memory: bool) -> None:
-        if is_memory:  # what comes with the import is not the communicator's
+        if is_memory:  # the resources of the import do not belong to the communicator
             import mpi4py
 
             mpi4py.rc.initialize = False
@@ -93,13 +93,13 @@ class Mpi:
         self.duplicates: list[Any] = []
 
     def join(self) -> None:
-        """Meet the other ranks, where the import has not."""
+        """Meet the other ranks, unless the import has done so."""
         if not self.mpi.Is_initialized():
             self.mpi.Init_thread()
         self.comm = self.mpi.COMM_WORLD
 
     def described(self) -> dict[str, Any]:
-        """Return who this rank is, and what all have added up."""
+        """Return this rank, the world size, and the sum over all ranks."""
         comm = self.comm
         return {
             "rank": comm.Get_rank(),
@@ -109,13 +109,13 @@ class Mpi:
         }
 
     def duplicate(self) -> None:
-        """Make communicators of all ranks, and use each."""
+        """Make duplicates of the communicator, and use each."""
         for _ in range(DUPLICATES):
             self.duplicates.append(self.comm.Dup())
             self.duplicates[-1].allreduce(1)
 
     def used_by_all(self) -> dict[str, int]:
-        """Return what is used when every rank has come here, before one goes on."""
+        """Return the resources in use when every rank has arrived, before any rank continues."""
         self.comm.Barrier()
         found = used()
         self.comm.Barrier()
@@ -127,7 +127,7 @@ class Mpi:
 
 
 def used() -> dict[str, int]:
-    """Return the shared memory of the whole machine, and what this process uses."""
+    """Return the shared memory of the whole machine, and the resources of this process."""
     return {
         "shared_bytes": field("/proc/meminfo", "Shmem"),
         "private_bytes": status("RssAnon"),
@@ -137,12 +137,12 @@ def used() -> dict[str, int]:
 
 
 def status(name: str) -> int:
-    """Return a figure of this process, in bytes."""
+    """Return a memory figure of this process, in bytes."""
     return field("/proc/self/status", name)
 
 
 def field(path: str, name: str) -> int:
-    """Return a figure of a file of the kernel's, in bytes."""
+    """Return a figure from a file of the kernel's, in bytes."""
     with open(path) as lines:
         for line in lines:
             if line.startswith(name + ":"):
@@ -151,8 +151,8 @@ def field(path: str, name: str) -> int:
 
 
 def write(found: dict[str, Any], path: str) -> None:
-    """Leave what was found, whole or not at all."""
-    import json  # not before it was measured
+    """Write the results completely or not at all."""
+    import json  # imported only after the measurement
 
     with open(path + ".part", "w") as file:
         json.dump(found, file)

@@ -1,7 +1,7 @@
-"""Inputs from which every result follows exactly, and the count of elements that differ from it.
+"""Inputs from which every result follows exactly, and counts of elements that differ from it.
 
-The values repeat with a prime period, so that a chunk which lands in the wrong place is seen, and
-are small whole numbers, so that sums are exact in every dtype, in whatever order they are made.
+The values repeat with a prime period, so that a misplaced chunk is detected. They are small whole
+numbers, so that sums are exact in every dtype and in any order.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = [
     "values",
 ]
 
-Array = Any  # numpy's generic array types say nothing here: the dtype is known at run time only
+Array = Any  # numpy's generic array types are of no use here: the dtype is only known at run time
 
 PERIOD = 1013
 """Elements until the pattern repeats: a prime, so no chunk or slice size is a multiple of it."""
 
 STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-"""What stands in for dtypes that NumPy alone does not have: the same bits as unsigned integers."""
+"""Stand-ins for dtypes that NumPy itself lacks: unsigned integers with the same bits."""
 
 EXACT_TO = {
     "bool": 1, "int8": 127, "uint8": 255, "int16": 32767, "float16": 2048, "bfloat16": 256,
     "float8_e4m3fn": 16, "float8_e5m2": 8,
 }  # fmt: skip
-"""Up to where every whole number has its value in the dtype; the others go beyond any need."""
+"""The limit up to which a dtype represents every whole number; other dtypes go beyond any need."""
 
 FOLDS: dict[str, Any] = {
     "sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -52,27 +52,27 @@ LOGICAL = ("land", "lor", "lxor")
 
 
 ASYNC = "async_"
-"""Before the name of a collective: started, then waited for."""
+"""Prefix of a collective's name: started, then waited for."""
 
 RESULTS_OF = {
     "overlap": "all_reduce", "overlap_sleep": "all_reduce", "isend_irecv": "send_recv",
     "probe_recv": "ping_pong", "recv_unknown": "ping_pong", "producer_consumer": "",
 }  # fmt: skip
-"""Patterns whose arrays and results are a collective's, or that have none."""
+"""Patterns with a collective's arrays and results, or without any."""
 
 
 def plain(name: str) -> str:
-    """Return the collective whose arrays and results a pattern has; a collective is its own."""
+    """Return the collective whose arrays and results a pattern, or the collective itself, has."""
     return RESULTS_OF.get(name, name.removeprefix(ASYNC).removesuffix("_object"))
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether it is no collective, and no message, alone: see `bench.patterns`."""
+    """Return whether a name is more than a collective or a message: see `bench.patterns`."""
     return plain(name) != name
 
 
 def storage(dtype: str) -> np.dtype[Any]:
-    """Return the NumPy dtype in which the bench keeps arrays of `dtype`."""
+    """Return the NumPy dtype in which the bench stores arrays of `dtype`."""
     return np.dtype(STORAGE.get(dtype, dtype))
 
 
@@ -82,30 +82,31 @@ def values(redop: str, dtype: str, rank: int, ranks: int) -> Array:
     exact_to = EXACT_TO.get(dtype, 1 << 20)
     signed = not dtype.startswith("u") and dtype != "bool"
     if redop == "prod":
-        # One rank brings a two in every other element, and everyone signs: never beyond -2 to 2.
+        # In each element one rank at most has a two, the others have ones, all with signs: results
+        # lie within -2 and 2.
         real = np.where((i + rank) % (2 * ranks) == 0, 2, 1)
         real = real * np.where((i // 3 + rank) % 2, -1, 1) if signed else real
         real = real & 1 if dtype == "bool" else real
         turns = np.array([1, 1j, -1, -1j])[(i + rank) % 4]
         return real * turns if dtype.startswith("complex") else real
     if redop == "avg":
-        # Every rank has the same value, but for pairs of ranks that are one above and one below.
+        # All ranks have the same value, except that pairs of ranks have one more and one less.
         beside = 0 if rank == ranks - 1 and ranks % 2 else 1 - 2 * (rank % 2)
         real = 1 + i % max(1, min(96, exact_to // ranks - 1)) + beside
     elif redop in LOGICAL:
         real = i // (rank + 1) % 2
     else:
-        # As many different values as still add up exactly; with more ranks than the dtype can
-        # count, only some bring any.
+        # Use as many values as add up exactly. With more ranks than the dtype can count, only some
+        # ranks contribute.
         different = max(2, min(97, exact_to // ranks + 1))
         real = (i * (rank + 1) + 3 * rank) % different * (rank % -(-ranks // exact_to) == 0)
     return real + 1j * real[::-1] if dtype.startswith("complex") else real
 
 
 def lengths(collective: str, count: int, ranks: int) -> tuple[int, int]:
-    """Return how many elements a rank's input and output have: `count`, or a block of them.
+    """Return the numbers of elements of a rank's input and output: `count`, or a block of it.
 
-    The same on every rank, though off the root one of the two may lie idle.
+    They are the same on every rank, although one of the two may be unused off the root.
     """
     block = count // ranks
     collective = plain(collective)
@@ -116,7 +117,7 @@ def lengths(collective: str, count: int, ranks: int) -> tuple[int, int]:
 
 
 def in_place_pair(source: Array, destination: Array, block: int) -> tuple[Array, Array]:
-    """Return input and output in the larger array alone, where the smaller one is a `block`."""
+    """Return input and output within the larger array, where the smaller one is a `block` of it."""
     if len(source) == len(destination):
         return source, source
     small, large = sorted((source, destination), key=len)
@@ -127,10 +128,10 @@ def in_place_pair(source: Array, destination: Array, block: int) -> tuple[Array,
 def expected(
     collective: str, redop: str, dtype: str, root: int, rank: int, ranks: int, size: int
 ) -> list[Array]:
-    """Return what a rank's output of `size` elements consists of.
+    """Return the expected contents of a rank's output of `size` elements.
 
-    One period, in a wide dtype, for each of the equal parts of the output; none where the rank gets
-    nothing, or (rank 0 of an exclusive scan in MPI) nothing that is defined.
+    The result has one period, in a wide dtype, for each of the equal parts of the output. It is
+    empty if the rank gets nothing, or nothing defined (rank 0 of an exclusive scan in MPI).
     """
     given = [values("sum" if redop == "none" else redop, dtype, one, ranks) for one in range(ranks)]
     match plain(collective):
@@ -160,11 +161,11 @@ def expected(
             return [given[1 - rank]] if rank < 2 else []
         case "stream":
             return [given[0]] if rank == 1 else []
-    raise ValueError(f"nothing is known of the results of {collective}")
+    raise ValueError(f"the results of {collective} are not known")
 
 
 def folded(redop: str, dtype: str, given: list[Array]) -> Array:
-    """Return one period of the reduction of the ranks' inputs."""
+    """Return one period of the reduction of all ranks' inputs."""
     result = given[0]
     for one in given[1:]:
         result = FOLDS[redop](result, one)
@@ -177,7 +178,7 @@ def folded(redop: str, dtype: str, given: list[Array]) -> Array:
 
 
 def encode(wide: Array, dtype: str) -> Array:
-    """Return values of a wide dtype in the bench's storage of `dtype`. They must be exact there."""
+    """Convert values that are exact in `dtype` from a wide dtype to the bench's storage."""
     if dtype == "bfloat16":
         return (wide.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if dtype in STORAGE:

@@ -1,4 +1,4 @@
-"""Jobs that rank 0 gives out as Python objects, one at a time to each rank, which answers it."""
+"""Jobs that rank 0 sends to the other ranks as Python objects, one at a time, and their results."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, Protocol
 __all__ = ["RESULT", "STOP", "TASK", "JobMessages", "Jobs"]
 
 TASK, RESULT, STOP = 1, 2, 3
-"""Tags."""
+"""Tags of the messages."""
 
 Job = dict[str, Any]
 
 
 class JobMessages(Protocol):
-    """Messages of objects, as a program would send them with a library."""
+    """Messages of objects, in the form that a program would use with a library."""
 
     def give(self, job: Job | None, worker: int) -> None:
-        """Send a job to a rank, or None: that there are no more."""
+        """Send a job to a rank, or None if there are no more."""
         ...
 
     def take_result(self) -> tuple[Job, int]:
-        """Return the next result of any rank, and which rank's it is."""
+        """Return the next result of any rank, and that rank."""
         ...
 
     def take_job(self) -> Job | None:
-        """Return what rank 0 has given."""
+        """Return the job that rank 0 has sent."""
         ...
 
     def give_result(self, result: Job) -> None:
@@ -34,12 +34,12 @@ class JobMessages(Protocol):
 
 
 class Jobs:
-    """The loop of jobs that are given out, done and answered; a call is a job.
+    """The loop that distributes jobs and collects their results; one call is one job.
 
     Attributes
     ----------
     wrong : int
-        Results of the last loop that are not right, or did not come.
+        Number of results of the last loop that were wrong or missing.
     """
 
     def __init__(self, rank: int, ranks: int, messages: JobMessages) -> None:
@@ -47,7 +47,7 @@ class Jobs:
         self._rank, self._ranks, self._messages = rank, ranks, messages
 
     def __call__(self, reps: int) -> float:
-        """Do so many jobs; return the seconds that they took."""
+        """Do `reps` jobs; return the seconds that they took."""
         if self._rank:
             begun = time.perf_counter()
             self._work()

@@ -1,4 +1,4 @@
-"""What the bench asks of a library, whichever it is: one small class for each."""
+"""The interface of a measured library: one small class for each library implements it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from gpucoll.bench.rank.arrays import Arrays
 
 __all__ = ["Array", "Call", "Library", "Loop"]
 
-Array = Any  # numpy's generic array types say nothing here: the dtype is known at run time only
+Array = Any  # numpy's generic array types are of no use here: the dtype is only known at run time
 
 Loop = Callable[[int], float]
-"""Make a call so many times, with nothing in between; return the seconds that all of them took."""
+"""Makes a call a number of times with nothing in between; returns the total seconds."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A collective with everything that it is called with.
+    """A collective with all its arguments.
 
     `source` and `destination` are arrays in the bench's storage of `dtype` (see `inputs.STORAGE`;
-    PyTorch's on a GPU: of `dtype`), as long as `inputs.lengths` says on every rank; in place they
-    are the same array, or the smaller is a block of the larger one. `variant` is what a library has
-    beside its plain call on ordinary arrays ("private"): "symmetric", "plan", "fused", "torch",
-    "limit"; or a part of a pattern: "blocking", "work". `work_s` is how long a rank works beside an
-    asynchronous call. With a `list_length` the arrays are so many of equal size, one after another,
-    and the call is made on each of them.
+    PyTorch's arrays on a GPU have `dtype` itself), with the lengths that `inputs.lengths` gives for
+    every rank. In place they are the same array, or the smaller is a block of the larger one.
+
+    `variant` is "private" for a plain call on ordinary arrays. Others are what a library offers in
+    addition ("symmetric", "plan", "fused", "torch", "limit") and parts of a pattern ("blocking",
+    "work"). `work_s` is how long a rank works during an asynchronous call. With a `list_length` the
+    arrays consist of that many arrays of equal size, one after another, and the call is made on
+    each of them.
     """
 
     collective: str
@@ -41,7 +43,7 @@ class Call:
     work_s: float = 0.0
 
     def pieces(self) -> list[Call]:
-        """Return the call on each array of the list; on one array, this call."""
+        """Return the calls on each array of the list; without a list, this call."""
         if self.list_length == 1:
             return [self]
         sources = list(self.source.reshape((self.list_length, -1)))
@@ -54,16 +56,16 @@ class Call:
 
 
 class Library(Protocol):
-    """One library, joined to its other ranks already.
+    """One library that has joined its other ranks.
 
     Attributes
     ----------
     rank, world_size : int
-        As the library itself numbers its ranks.
+        The numbers that the library itself uses.
     reduce_scatter_block : int
-        The block of its input where an in-place reduce_scatter leaves its result.
+        The block of its input where an in-place reduce_scatter puts its result.
     arrays : Arrays
-        What kind of arrays it is measured with.
+        The kind of arrays that it is measured with.
     """
 
     arrays: Arrays
@@ -72,25 +74,25 @@ class Library(Protocol):
     reduce_scatter_block: int
 
     def versions(self) -> dict[str, str]:
-        """Return what to note about the library: its version, and what decides about its speed."""
+        """Return the versions of the library and of the parts that determine its speed."""
         ...
 
     def allocate(self, placement: str, count: int, dtype: str) -> Array:
-        """Return an array of `arrays`' kind, "private" or "symmetric"."""
+        """Return an array of the kind of `arrays`, "private" or "symmetric"."""
         ...
 
     def loop(self, call: Call) -> Loop | None:
-        """Return the tightest loop there is around the call, or None: the library has no such."""
+        """Return the tightest loop around the call; None if the library has no such call."""
         ...
 
     def path(self) -> str:
-        """Return which way the last call took, empty where the library does not say."""
+        """Return the path that the last call took; empty if the library does not report it."""
         ...
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has called this."""
         ...
 
     def close(self) -> None:
-        """Leave the other ranks in good order."""
+        """Leave the other ranks in an orderly way."""
         ...

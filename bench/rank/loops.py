@@ -1,7 +1,7 @@
-"""The loops that are timed: calls with nothing between them, whatever they take.
+"""The timed loops: calls with nothing between them.
 
-timeit's own loop is used: the call stands in it as a program would have it, with its arguments in
-local variables. Unpacking a tuple would cost as much as a tenth of the quickest call.
+They use timeit's own loop. The call is written as in a program, with its arguments in local
+variables, since unpacking a tuple would cost up to a tenth of the fastest call.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = [
 Wait = Callable[[], None]
 
 WINDOW = 8
-"""Messages of a stream to each reply."""
+"""Messages in a stream before each reply."""
 
 
 def timed(statement: str, wait: Wait | None = None, **names: Any) -> Loop:
-    """Return the loop around a statement in which `names` may be used.
+    """Return the loop around a statement that may use `names`.
 
-    Where its calls only enqueue, `wait` waits for all of them, within the time that is taken.
+    If its calls only enqueue, `wait` waits for all of them, within the measured time.
     """
     setup = "\n".join(f"{name} = names[{name!r}]" for name in names) or "pass"
     loop = timeit.Timer(statement, setup, globals={"names": names}).timeit
@@ -52,10 +52,10 @@ def timed(statement: str, wait: Wait | None = None, **names: Any) -> Loop:
 
 
 def repeated(*calls: partial[Any], wait: Wait | None = None, then: str = "") -> Loop:
-    """Return the loop that makes a call, or several of one function one after another.
+    """Return the loop that makes a call, or several calls of one function after another.
 
-    A `partial` only describes a call here: the loop itself calls its function. `then` is what is
-    done with each result, as ``.wait()``.
+    A `partial` only describes a call: the loop itself calls the function. `then` is code that is
+    applied to each result, such as ``.wait()``.
     """
     statement, arguments = described(calls[0])
     names = [name for name in arguments if name != "function"]
@@ -67,7 +67,7 @@ def repeated(*calls: partial[Any], wait: Wait | None = None, then: str = "") -> 
 
 
 def described(call: partial[Any]) -> tuple[str, dict[str, Any]]:
-    """Return a call as a statement, and the names in it: ``function``, then the arguments'."""
+    """Return a call as a statement, and the names in it: ``function`` and the arguments."""
     positional = {f"argument_{number}": value for number, value in enumerate(call.args)}
     passed = [*positional, *(f"{name}={name}" for name in call.keywords)]
     names = {"function": call.func, **positional, **call.keywords}
@@ -84,9 +84,9 @@ def ping_pong(
     receiving: str = "receive(destination, other)",
     **names: Any,
 ) -> Loop:
-    """Return the loop of messages from rank 0 to rank 1 and back; a call is one of the two ways.
+    """Return the loop of messages from rank 0 to rank 1 and back; each direction is a call.
 
-    `receiving` is how one is received, and `names` what is named in it besides.
+    `receiving` is the code that receives a message, and `names` are further names in it.
     """
     names |= {"send": send, "receive": receive, "source": source, "destination": destination}
     steps = ["send(source, other)", receiving]
@@ -107,10 +107,10 @@ def stream(
     reply: Array,
     wait: Wait | None = None,
 ) -> Loop:
-    """Return the loop of messages from rank 0 to rank 1; a call is one of them.
+    """Return the loop of messages from rank 0 to rank 1; each message is a call.
 
-    After each `WINDOW` of them comes a small `reply`: no sender is further ahead than that. The
-    last window is finished, and counted in part.
+    A small `reply` follows each `WINDOW` messages, so that a sender is never further ahead. The
+    last window is completed, but only part of it is counted.
     """
     names = {"send": send, "receive": receive, "reply": reply}
     if rank == 0:
@@ -130,7 +130,7 @@ def stream(
 
 
 def keeping(loop: Loop, kept: list[Any], use: Callable[[Any], object]) -> Loop:
-    """Return a loop after which `use` gets what its last call has left in `kept`, untimed."""
+    """Return a loop after which `use` gets, untimed, what its last call left in `kept`."""
 
     def run(reps: int) -> float:
         kept[0] = None
@@ -143,5 +143,5 @@ def keeping(loop: Loop, kept: list[Any], use: Callable[[Any], object]) -> Loop:
 
 
 def idle(reps: int) -> float:
-    """Take no part: the next barrier is where this rank waits."""
+    """Do nothing: this rank waits in the next barrier."""
     return 0.0

@@ -1,4 +1,4 @@
-"""MPI through mpi4py: MPICH, Open MPI and Intel MPI alike."""
+"""MPI through mpi4py: MPICH, Open MPI and Intel MPI."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ OPERATIONS = {
     "band": "BAND", "bor": "BOR", "bxor": "BXOR", "land": "LAND", "lor": "LOR", "lxor": "LXOR",
 }  # fmt: skip
 
-LOGICAL = ("land", "lor", "lxor")  # defined on integers and MPI_C_BOOL, which has no others
+# defined on integers and MPI_C_BOOL; other types have no logical reductions
+LOGICAL = ("land", "lor", "lxor")
 
 
 OUT_OF_PLACE = ("send_recv", "ping_pong", "stream")
@@ -40,7 +41,7 @@ class MessagePassing:
     arrays: Arrays = HostArrays()
 
     def __init__(self) -> None:
-        # Initialises MPI as every user of mpi4py gets it; MPI4PY_RC_THREAD_LEVEL changes that.
+        # Initialise MPI as for every user of mpi4py; MPI4PY_RC_THREAD_LEVEL changes it.
         self.mpi: Any = importlib.import_module("mpi4py.MPI")
         self.comm = self.mpi.COMM_WORLD
         self.rank: int = self.comm.Get_rank()
@@ -61,7 +62,7 @@ class MessagePassing:
         return self.arrays.allocate(count, dtype)
 
     def loop(self, call: Call) -> Loop | None:
-        """Return the loop around the upper-case method, with the buffers described beforehand."""
+        """Return the loop around the upper-case method, with prepared buffer descriptions."""
         if call.variant not in ("private", "blocking", "work"):
             return None
         if call.collective == "barrier":
@@ -77,7 +78,7 @@ class MessagePassing:
         return repeated(*[self.method(piece) for piece in call.pieces()])
 
     def served(self, call: Call) -> partial[Any] | None:
-        """Return the method with its arguments; None where MPI has no such call."""
+        """Return the method with its arguments; None if MPI has no such call."""
         return self.method(call) if defined(call) else None
 
     def method(self, call: Call) -> partial[Any]:
@@ -119,16 +120,17 @@ class MessagePassing:
         return stream(*ends, reply)
 
     def described(self, array: Array, call: Call) -> list[Any]:
-        """Return the quickest of mpi4py's buffer descriptions: it need not ask NumPy again."""
-        wrap = getattr(self.mpi, "buffer", None) or self.mpi.memory  # the name before mpi4py 4
+        """Return mpi4py's fastest buffer description, which needs no further query of NumPy."""
+        # memory is the name before mpi4py 4
+        wrap = getattr(self.mpi, "buffer", None) or self.mpi.memory
         return [wrap(array), getattr(self.mpi, DATATYPES[call.dtype])]
 
     def path(self) -> str:
-        """Return which way the last call took, which this library does not say."""
+        """Return the path of the last call, which this library does not report."""
         return ""
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has called this."""
         self.comm.Barrier()
 
     def close(self) -> None:
@@ -137,14 +139,14 @@ class MessagePassing:
 
 
 def mpi_version(text: str) -> str:
-    """Return the short form of what an MPI says of itself."""
+    """Return the short form of an MPI's version text."""
     text = " ".join(text.split())
     known = re.match(r"MPICH Version: \S+|Open MPI v[^,\s]+|Intel\(R\) MPI Library \S+", text)
     return known[0] if known else text.rstrip("\0")[:60]
 
 
 def defined(call: Call) -> bool:
-    """Return whether MPI has the call: this way round, and this reduction on this datatype."""
+    """Return whether MPI has the call on this side, with this reduction and datatype."""
     if call.in_place and call.collective in OUT_OF_PLACE:
         return False
     if not call.in_place and call.collective == "broadcast":

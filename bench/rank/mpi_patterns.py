@@ -1,4 +1,4 @@
-"""Patterns as programs of mpi4py write them."""
+"""Patterns, as programs for mpi4py write them."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OBJECTS = {
 
 
 def pattern(mpi: Any, call: Call, method: Method, described: Callable[[Any], Any]) -> Loop | None:
-    """Return the loop of a pattern; None: there is none on this side.
+    """Return the loop of a pattern; None if it has no such side.
 
     Parameters
     ----------
     mpi : module
-        mpi4py's.
+        mpi4py's MPI module.
     call : Call
     method : callable
-        A collective's call -> the method and its arguments, None where there is none.
+        Maps a collective's call to the method and its arguments, or to None if there is none.
     described : callable
-        An array -> its buffer description.
+        Maps an array to its buffer description.
     """
     comm, name = mpi.COMM_WORLD, call.collective
     if name.startswith((ASYNC, "overlap")):
@@ -59,7 +59,7 @@ def pattern(mpi: Any, call: Call, method: Method, described: Callable[[Any], Any
 
 
 def started(comm: Any, call: partial[Any]) -> partial[Any]:
-    """Return the nonblocking form of a method: ``Iallreduce`` of ``Allreduce``."""
+    """Return the nonblocking form of a method, such as ``Iallreduce`` for ``Allreduce``."""
     name = "I" + call.func.__name__.lower()
     return partial(getattr(comm, name), *call.args, **call.keywords)
 
@@ -112,23 +112,23 @@ def between_two(mpi: Any, call: Call, described: Callable[[Any], Any]) -> Loop:
 
 
 class Objects:
-    """Jobs as mpi4py's messages of Python objects."""
+    """Jobs as messages of Python objects in mpi4py."""
 
     def __init__(self, mpi: Any) -> None:
         self._comm, self._status = mpi.COMM_WORLD, mpi.Status()
         self._anybody, self._anything = mpi.ANY_SOURCE, mpi.ANY_TAG
 
     def give(self, job: Job | None, worker: int) -> None:
-        """Send a job to a rank, or None: that there are no more."""
+        """Send a job to a rank, or None if there are no more."""
         self._comm.send(job, worker, STOP if job is None else TASK)
 
     def take_result(self) -> tuple[Job, int]:
-        """Return the next result of any rank, and which rank's it is."""
+        """Return the next result of any rank, and that rank."""
         result = self._comm.recv(None, self._anybody, RESULT, self._status)
         return result, self._status.source
 
     def take_job(self) -> Job | None:
-        """Return what rank 0 has given."""
+        """Return the job that rank 0 has sent."""
         job: Job | None = self._comm.recv(None, 0, self._anything)
         return job
 

@@ -1,4 +1,4 @@
-"""Collectives of Python objects, each of which carries part of an array, so that it is checked."""
+"""Collectives of Python objects; each object contains part of an array, so it can be checked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpucoll.bench.rank.loops import keeping, timed
 __all__ = ["objects"]
 
 LARGE_BYTES = 1024
-"""From here on an object carries a NumPy array, below bytes: small objects are seldom arrays."""
+"""From this size on an object contains a NumPy array; smaller objects contain bytes."""
 
 
 def objects(call: Call, rank: int, ranks: int, function: Callable[..., Any]) -> Loop | None:
-    """Return the loop around a library's function: ``function(object)``, or with the root behind.
+    """Return the loop around ``function(object)``, or ``function(object, root)``, of a library.
 
     A scatter gets the list of the ranks' objects on the root, None elsewhere.
     """
@@ -42,13 +42,13 @@ def objects(call: Call, rank: int, ranks: int, function: Callable[..., Any]) -> 
 
 
 def packed(values: Array) -> dict[str, Any]:
-    """Return an object that carries the values."""
+    """Return an object that contains the values."""
     data = values if values.nbytes >= LARGE_BYTES else values.tobytes()
     return {"id": 7, "name": "job 7", "data": data}
 
 
 def unpack(result: Any, destination: Array) -> None:
-    """Write what an object, or a list of them, carries into an array."""
+    """Write the contents of an object, or of a list of objects, to an array."""
     results = result if isinstance(result, list) else [result]
     for one, part in zip(results, np.split(destination, len(results)), strict=True):
         data = one["data"]

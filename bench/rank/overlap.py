@@ -1,4 +1,4 @@
-"""A call beside work of the caller's: started, worked, waited for; and each of the two alone."""
+"""A call that overlaps with work of its caller, and each of the two alone."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpucoll.bench.rank.loops import described, repeated, timed
 __all__ = ["overlap"]
 
 ELEMENTS = 2048
-"""Of the arrays worked on: they stay in the nearest cache, whatever the other CPUs do."""
+"""Size of the arrays for the work: they stay in the nearest cache, whatever other CPUs do."""
 PASSES = 200
 TRIALS = 7
 
 
 def overlap(call: Call, start: partial[Any], then: str, blocking: partial[Any]) -> Loop:
-    """Return the loop of a part of the pattern, by the call's variant.
+    """Return the loop of the part of the pattern that the call's variant names.
 
     Parameters
     ----------
     start, then
-        How the call is started; what is done with what that returns, as ``.wait()``.
+        The function that starts the call, and code applied to its result, such as ``.wait()``.
     blocking
-        The same call without anything beside it.
+        The same call without any work.
     """
     if call.variant == "blocking":
         return repeated(blocking)
@@ -41,7 +41,7 @@ def overlap(call: Call, start: partial[Any], then: str, blocking: partial[Any]) 
 
 
 def numpy_work(seconds: float) -> Callable[[], None]:
-    """Return a function that has NumPy compute for so long, on one CPU; it is told by trying."""
+    """Return a function that keeps NumPy computing for `seconds` on one CPU, by calibration."""
     values, roots = np.linspace(1.0, 2.0, ELEMENTS), np.empty(ELEMENTS)
 
     def compute(passes: int) -> None:

@@ -30,9 +30,9 @@ class Own:
     Parameters
     ----------
     comm : Communicator
-        Measured, and closed at the end.
+        The measured communicator, which is closed at the end.
     arrays : Arrays
-        What kind of arrays it is measured with.
+        The kind of arrays that it is measured with.
     """
 
     def __init__(self, comm: Any, arrays: Arrays | None = None) -> None:
@@ -45,10 +45,10 @@ class Own:
         self.reduce_scatter_block = self.rank
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of gpucoll and of what its kernels come from."""
+        """Return the versions of gpucoll and of the libraries below it."""
         found = {"library": f"gpucoll {gpucoll_version()}"}
         if self.arrays.on_gpu:
-            facts = self.comm.describe().facts  # the direct backend is over no library
+            facts = self.comm.describe().facts  # the direct backend uses no library
             library = facts.get("GPU library") or facts["GPU arrays"].partition(":")[0]
             over = library.partition(" (")[0]
             return {"library": f"{found['library']} over {over}", **self.arrays.versions()}
@@ -60,7 +60,7 @@ class Own:
         return found
 
     def allocate(self, placement: str, count: int, dtype: str) -> Array:
-        """Return an ordinary array, or one in the memory that the ranks share."""
+        """Return an ordinary array, or one in memory that the ranks share."""
         if placement != "symmetric":
             return self.arrays.allocate(count, dtype)
         if self.arrays.on_gpu:
@@ -69,7 +69,7 @@ class Own:
         return self.comm.empty(count, self.arrays.kept_as(dtype))
 
     def loop(self, call: Call) -> Loop | None:
-        """Return the loop around the method, the plan, or the kernel alone (the memory limit)."""
+        """Return the loop around the method, the plan, or (as memory limit) the kernel alone."""
         if call.in_place and call.collective in OUT_OF_PLACE:
             return None
         if call.variant == "limit":
@@ -96,7 +96,7 @@ class Own:
         return repeated(*calls, wait=self.wait)
 
     def typed(self, call: Call) -> Call:
-        """Return the call with its arrays under their own dtype, or as tensors of their memory."""
+        """Return the call with arrays of its own dtype, or with tensors over their memory."""
 
         def typed(array: Array) -> Array:
             if call.variant == "torch":
@@ -108,7 +108,7 @@ class Own:
         return replace(call, source=source, destination=source if same else typed(call.destination))
 
     def is_served(self, call: Call) -> bool:
-        """Return whether the GPU vendor's library reduces this dtype so; the same on all ranks."""
+        """Return whether the GPU vendor's library supports this reduction and dtype."""
         from gpucoll.errors import ArgumentTypeError
 
         if call.redop == "none":
@@ -120,12 +120,12 @@ class Own:
         return True
 
     def method(self, call: Call, prefix: str = "") -> partial[Any]:
-        """Return the communicator's method with its arguments: a collective, or how it is planned.
+        """Return the communicator's method for a collective or its plan, with its arguments.
 
-        Off the root of a rooted call, what is not needed there is not given.
+        Off the root of a rooted call, arguments that are not needed there are omitted.
         """
         x, out = call.source, call.destination
-        redop = sys.intern(call.redop)  # the very object that a literal in a program is
+        redop = sys.intern(call.redop)  # the same object as a literal in a program
         root, at_root = call.root, call.root == self.rank
         after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
         calls: dict[str, tuple[Any, ...]] = {
@@ -152,13 +152,13 @@ class Own:
         return stream(*ends, call.destination[:1], self.wait)
 
     def path(self) -> str:
-        """Return which way the last call took, as `describe` says of ranks of one host."""
+        """Return the path of the last call, which `describe` reports for ranks of one host."""
         if self.arrays.on_gpu or not hasattr(self.comm, "describe"):
             return ""
         return str(self.comm.describe().facts.get("last call on this rank", ""))
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has called this."""
         self.comm.barrier()
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class Own:
 
 
 def joined(library: str, local_rank: int, timeout_s: float, backend: str = "auto") -> Own:
-    """Join the other ranks, to be measured with a library's arrays; on a GPU, with this rank's."""
+    """Join the other ranks, to be measured with a library's arrays (on this rank's GPU)."""
     import gpucoll
 
     arrays = open_arrays(library, local_rank)
@@ -175,29 +175,30 @@ def joined(library: str, local_rank: int, timeout_s: float, backend: str = "auto
 
 
 def tensor(array: Array, dtype: str) -> Array:
-    """Return PyTorch's tensor of an array's memory."""
+    """Return a PyTorch tensor over an array's memory."""
     torch = importlib.import_module("torch")
     return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, dtype))
 
 
 def gpucoll_version() -> str:
-    """Return the version of the gpucoll that is being measured."""
+    """Return the version of the gpucoll that is measured."""
     from gpucoll.version import __version__
 
     return __version__
 
 
 PREFETCH_BYTES = 1024
-"""Lines are taken for writing this far ahead: without it a copy of 64 MiB takes a fifth longer."""
+"""Cache lines are prefetched for writing this far ahead; otherwise a copy of 64 MiB takes a fifth
+longer."""
 
 
 def streaming(call: Call) -> Loop:
-    """Return the loop that moves the bytes which no such call can do without, and nothing else.
+    """Return a loop that moves only the bytes which every such call must move.
 
-    A rank must read as many bytes as its input has and write as many as its output has: in place
-    ``x = x + x``, out of place a copy; in float32 or bytes whatever the dtype, for it is the
-    memory's limit. That holds where both are of one size on every rank: what a root alone must move
-    is no limit of the others, nor is a block that one of a rank's arrays consists of.
+    A rank must read its whole input and write its whole output. In place this is ``x = x + x``, out
+    of place a copy, always as float32 or bytes, because it measures the memory's limit. The limit
+    applies only if both sizes are the same on every rank. What only a root must move does not limit
+    the other ranks, and neither does a block that makes up one of a rank's arrays.
     """
     from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS, reduce_kernel
 

@@ -1,4 +1,4 @@
-"""Patterns in gpucoll's own calls."""
+"""Patterns, written with gpucoll's own calls."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Method = Callable[[Call], "partial[Any]"]
 
 
 def pattern(comm: Any, call: Call, method: Method) -> Loop | None:
-    """Return the loop of a pattern; None: there is none on this side.
+    """Return the loop of a pattern; None if it has no such side.
 
     Parameters
     ----------
     comm : Communicator
     call : Call
-        Of arrays in their own dtype.
+        A call on arrays of their own dtype.
     method : callable
-        A collective's call -> the method and its arguments.
+        Maps a collective's call to the method and its arguments.
     """
     name = call.collective
     if name.startswith((ASYNC, "overlap")):
@@ -73,7 +73,7 @@ def between_two(comm: Any, call: Call) -> Loop:
 
 
 def both_ways(comm: Any, call: Call) -> Loop:
-    """Return the loop that receives from one rank while it sends to another, and waits for both."""
+    """Return the loop that receives from one rank while sending to another, and waits for both."""
     import gpucoll
 
     return timed(
@@ -90,13 +90,13 @@ def both_ways(comm: Any, call: Call) -> Loop:
 
 
 def wait_one_by_one(works: list[Any]) -> None:
-    """Wait for every Work."""
+    """Wait for each Work."""
     for work in works:
         work.wait()
 
 
 def messages_of(comm: Any) -> JobMessages:
-    """Return how jobs are sent: as objects, where this version has messages of objects."""
+    """Return how jobs are sent: as objects, if this version has messages of objects."""
     return ObjectMessages(comm) if hasattr(comm, "send_object") else ArrayMessages(comm)
 
 
@@ -109,16 +109,16 @@ class ObjectMessages:
         self._comm, self._anybody, self._anything = comm, ANY_SOURCE, ANY_TAG
 
     def give(self, job: Job | None, worker: int) -> None:
-        """Send a job to a rank, or None: that there are no more."""
+        """Send a job to a rank, or None if there are no more."""
         self._comm.send_object(job, worker, STOP if job is None else TASK)
 
     def take_result(self) -> tuple[Job, int]:
-        """Return the next result of any rank, and which rank's it is."""
+        """Return the next result of any rank, and that rank."""
         result, message = self._comm.recv_object(self._anybody, RESULT, info=True)
         return result, message.source
 
     def take_job(self) -> Job | None:
-        """Return what rank 0 has given."""
+        """Return the job that rank 0 has sent."""
         job: Job | None = self._comm.recv_object(0, self._anything)
         return job
 
@@ -128,7 +128,7 @@ class ObjectMessages:
 
 
 class ArrayMessages:
-    """Jobs as arrays of bytes, whose size the receiver asks for."""
+    """Jobs as arrays of bytes, which are received without knowing their size."""
 
     def __init__(self, comm: Any) -> None:
         from gpucoll.types import ANY_SOURCE, ANY_TAG
@@ -136,17 +136,17 @@ class ArrayMessages:
         self._comm, self._anybody, self._anything = comm, ANY_SOURCE, ANY_TAG
 
     def give(self, job: Job | None, worker: int) -> None:
-        """Send a job to a rank, or None: that there are no more."""
+        """Send a job to a rank, or None if there are no more."""
         self._comm.send(pickled(job), worker, STOP if job is None else TASK)
 
     def take_result(self) -> tuple[Job, int]:
-        """Return the next result of any rank, and which rank's it is."""
+        """Return the next result of any rank, and that rank."""
         source = self._comm.probe(self._anybody, RESULT).source
         result: Job = pickle.loads(self._comm.recv(source=source, tag=RESULT))
         return result, source
 
     def take_job(self) -> Job | None:
-        """Return what rank 0 has given."""
+        """Return the job that rank 0 has sent."""
         tag = self._comm.probe(0, self._anything).tag
         job: Job | None = pickle.loads(self._comm.recv(source=0, tag=tag))
         return job

@@ -18,20 +18,20 @@ from gpucoll.bench.rank.session import Session
 __all__ = ["main"]
 
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
-"""Where the mpiexecs say which rank this is, before MPI is up."""
+"""Variables in which mpiexecs pass this rank's number, before MPI is initialised."""
 
 PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank until the driver says ``finish`` or goes away."""
+    """Run one rank until the driver sends ``finish`` or is gone."""
     options = parse(arguments)
     end_with_parent()
-    # Ctrl-C is the driver's: it tells the ranks to end, in good order.
+    # Only the driver handles Ctrl-C: it tells the ranks to end in an orderly way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank = options.rank if options.rank is not None else rank_from_environment()
     if options.cpus:
-        # Before the library starts, which looks at the mask and may start threads.
+        # Before the library starts, because it reads the affinity mask and may start threads.
         cpus = [int(cpu) for cpu in options.cpus.split(",")]
         os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
     with socket.socket(socket.AF_UNIX) as connection:
@@ -59,21 +59,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--connect", required=True, help="name of the driver's abstract socket")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--cpus", default="", help="CPU of rank 0, of rank 1...; empty: any")
-    parser.add_argument("--store", default="", help="file in which a library's ranks meet")
-    parser.add_argument("--array", default="numpy", help="whose arrays: numpy, cupy or torch")
-    parser.add_argument("--backend", default="auto", help="what moves arrays on GPUs")
+    parser.add_argument("--cpus", default="", help="CPU of rank 0, of rank 1...; empty for any CPU")
+    parser.add_argument("--store", default="", help="file through which a library's ranks meet")
+    parser.add_argument("--array", default="numpy", help="kind of arrays: numpy, cupy or torch")
+    parser.add_argument("--backend", default="auto", help="backend for arrays on GPUs")
     parser.add_argument("--timeout-s", type=float, default=60.0)
     return parser.parse_args(arguments)
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this rank when the process that started it dies, however that is."""
+    """Make the kernel kill this rank when the process that started it ends, for whatever reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def rank_from_environment() -> int:
-    """Return this rank as its mpiexec says it, or 0."""
+    """Return this rank's number from its mpiexec's variables, or 0."""
     for name in RANK_VARIABLES:
         if name in os.environ:
             return int(os.environ[name])
@@ -118,9 +118,9 @@ def say(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def serve(connection: socket.socket, session: Session) -> None:
-    """Answer commands until ``finish``, or until the driver is gone.
+    """Answer commands until ``finish`` arrives or the driver is gone.
 
-    The wait is a blocking read: a rank takes no CPU time while another library is measured.
+    It waits in a blocking read, so a rank takes no CPU time while another library is measured.
     """
     say(connection, session.describe())
     with connection.makefile("rb") as lines:

@@ -1,4 +1,4 @@
-"""One rank's side of the measurement: answers the driver's commands, one at a time."""
+"""One rank's part in the measurement: answers the driver's commands, one at a time."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ CHECKED_JOBS = 50
 
 
 class Session:
-    """Holds the arrays and loops of the size at hand, and runs them when it is told to.
+    """Holds the arrays and loops of the current size, and runs them on command.
 
     Every command is a dictionary with ``do``, the name of a method below, and that method's
-    arguments; every answer one with what was asked for, or with ``error``. Case names are
-    ``variant/placement of the result``, as ``symmetric/in_place``.
+    arguments. Every answer has the results, or ``error``. Case names are ``variant/placement of the
+    result``, such as ``symmetric/in_place``.
 
     Parameters
     ----------
     library : Library
-        What is measured.
+        The measured library.
     """
 
     def __init__(self, library: Library) -> None:
         self.library = library
         self.calls: dict[str, Call] = {}
         self.loops: dict[str, Loop] = {}
-        gc.disable()  # a collection in the middle of a loop would be counted as the library's
+        gc.disable()  # a collection during a loop would be counted as the library's time
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Carry a command out; an exception becomes an answer too."""
+        """Execute a command; turn an exception into an answer, too."""
         arguments = dict(command)
         try:
             methods: dict[str, Callable[..., dict[str, Any]]] = {
@@ -60,7 +60,7 @@ class Session:
             }
 
     def describe(self) -> dict[str, Any]:
-        """Return who this rank is, where it may run, and the library's versions."""
+        """Return this rank, its CPUs, and the library's versions."""
         library = self.library
         return {
             "rank": library.rank,
@@ -70,7 +70,7 @@ class Session:
         }
 
     def bind(self, cpu: int) -> dict[str, Any]:
-        """Have this thread, and those that it starts, run on one CPU."""
+        """Bind this thread, and those that it starts later, to one CPU."""
         os.sched_setaffinity(0, {cpu})
         return {}
 
@@ -85,9 +85,9 @@ class Session:
         list_length: int = 1,
         work_s: float = 0.0,
     ) -> dict[str, Any]:
-        """Allocate and touch the arrays, build the loops; return the cases that there are."""
+        """Allocate and touch the arrays, build the loops; return the names of the cases."""
         self.release()
-        if dtype == "none":  # a barrier, jobs: nothing to allocate, and no other side of it
+        if dtype == "none":  # a barrier, or jobs: there is nothing to allocate, and only one side
             call = Call(collective, "private", dtype, redop, root, None, None, in_place=False)
             self.add("private/out_of_place", call)
             return {"cases": list(self.loops)}
@@ -103,7 +103,7 @@ class Session:
         return {"cases": list(self.loops)}
 
     def add(self, case: str, call: Call) -> None:
-        """Build the loop of a case, if the library has it."""
+        """Build the loop of a case if the library supports it."""
         loop = self.library.loop(call)
         if loop is not None:
             self.calls[case] = call
@@ -112,7 +112,7 @@ class Session:
     def arrays(
         self, placement: str, collective: str, count: int, dtype: str
     ) -> dict[str, tuple[Any, Any]]:
-        """Return input and output, of ones, out of place and in place."""
+        """Return input and output, filled with ones, out of place and in place."""
         library = self.library
         source, destination = (
             library.allocate(placement, length, dtype)
@@ -128,7 +128,7 @@ class Session:
         }
 
     def check(self, case: str) -> dict[str, Any]:
-        """Make the call once on inputs whose result is known; return how many elements differ."""
+        """Make the call once on inputs with a known result; return how many elements are wrong."""
         call, rank, ranks = self.calls[case], self.library.rank, self.library.world_size
         if call.source is None:
             return self.check_jobs(self.loops[case])
@@ -145,32 +145,32 @@ class Session:
         path = self.library.path()
         periods = [inputs.encode(part, call.dtype) for part in parts]
         wrong = inputs.count_wrong(arrays.read(call.destination), periods)
-        if not call.in_place:  # an input that was written to
+        if not call.in_place:  # the call must not write to its input
             wrong += inputs.count_wrong(arrays.read(call.source), [given])
         arrays.edit(call.source, partial(inputs.fill_with_one, dtype=call.dtype))
         return {"wrong": wrong, "path": path} if path else {"wrong": wrong}
 
     def check_jobs(self, loop: Any) -> dict[str, Any]:
-        """Run a loop that counts itself what is wrong."""
+        """Run a loop that counts its own wrong results."""
         loop(CHECKED_JOBS)
         return {"wrong": loop.wrong}
 
     def measure(self, case: str, reps: int) -> dict[str, Any]:
-        """Return the seconds of `reps` calls with nothing between them, begun by all at once.
+        """Return the seconds of `reps` calls in direct succession, which all ranks start at once.
 
-        And the seconds of CPU time that all threads of this process took meanwhile.
+        Also return the seconds of CPU time that all threads of this process took for them.
         """
         loop = self.loops[case]
-        loop(1)  # other libraries have used the caches since
+        loop(1)  # other libraries have used the caches since the last call
         self.library.barrier()
         cpu_begun = time.process_time()
         seconds = loop(reps)
         cpu_seconds = time.process_time() - cpu_begun
-        self.library.barrier()  # nobody goes to sleep while a peer may still need it
+        self.library.barrier()  # no rank goes to sleep while a peer may still need it
         return {"seconds": seconds, "cpu_seconds": cpu_seconds}
 
     def release(self) -> dict[str, Any]:
-        """Let go of the arrays and loops."""
+        """Release the arrays and loops."""
         self.calls.clear()
         self.loops.clear()
         return {}

@@ -20,7 +20,7 @@ from gpucoll.bench.rank.torch_patterns import pattern
 __all__ = ["Gloo", "TorchNccl"]
 
 REDUCED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""What both reduce; others are moved as bytes."""
+"""dtypes that both backends reduce; others are moved as bytes."""
 
 IN_PLACE = ("all_reduce", "reduce", "broadcast")
 OUT_OF_PLACE = ("all_to_all", "send_recv", "ping_pong", "stream")
@@ -28,14 +28,14 @@ ABSENT = ("scan", "exclusive_scan")
 
 
 class Distributed:
-    """A process group of torch.distributed; a subclass for each of its backends."""
+    """A process group of torch.distributed, with a subclass for each backend."""
 
     backend: str
     operations: ClassVar[dict[str, str]]
     """Reduction -> its name in torch.distributed."""
     arrays: Arrays
     wait: Callable[[], None] | None = None
-    """Where calls only enqueue: what waits for them."""
+    """Waits for the calls, if they only enqueue."""
 
     def __init__(self, rank: int, world_size: int, store: str, timeout_s: float) -> None:
         self.torch: Any = importlib.import_module("torch")
@@ -51,7 +51,7 @@ class Distributed:
         )
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the backend, where it has one, and of torch."""
+        """Return the versions of the backend, if it has one, and of torch."""
         raise NotImplementedError
 
     def allocate(self, placement: str, count: int, dtype: str) -> Array:
@@ -59,7 +59,7 @@ class Distributed:
         return self.arrays.allocate(count, dtype)
 
     def loop(self, call: Call) -> Loop | None:
-        """Return the loop around torch.distributed's function, where it has it."""
+        """Return the loop around torch.distributed's function, or None if there is none."""
         if call.variant not in ("private", "blocking", "work"):
             return None
         if call.collective == "barrier":
@@ -74,13 +74,13 @@ class Distributed:
         return repeated(*[self.function(piece) for piece in call.pieces()], wait=self.wait)
 
     def has(self, call: Call) -> bool:
-        """Return whether there is such a call: this way round, and this reduction of this dtype."""
+        """Return whether the call exists on this side, with this reduction and dtype."""
         if call.collective in (*ABSENT, *(OUT_OF_PLACE if call.in_place else IN_PLACE)):
             return False
         return call.redop == "none" or (call.redop in self.operations and call.dtype in REDUCED)
 
     def served(self, call: Call) -> partial[Any] | None:
-        """Return the function with its arguments; None where there is no such call."""
+        """Return the function with its arguments; None if there is no such call."""
         return self.function(call) if self.has(call) else None
 
     def function(self, call: Call) -> partial[Any]:
@@ -104,7 +104,7 @@ class Distributed:
         return partial(function, *arguments)
 
     def renamed(self, name: str) -> Any:
-        """Return a function on whole tensors by its name of today, or by what it was before."""
+        """Return a function on whole tensors by its current name, or by its former one."""
         before = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
         found = getattr(self.distributed, f"{name}_single", None)
         return found or getattr(self.distributed, before[name])
@@ -122,19 +122,19 @@ class Distributed:
         return self.ring(source, after, destination, before)
 
     def ring(self, source: Any, after: int, destination: Any, before: int) -> Loop:
-        """Return the loop that sends to one rank and receives from another, at once."""
+        """Return the loop that sends to one rank while receiving from another."""
         raise NotImplementedError
 
     def tensor(self, array: Array, call: Call) -> Any:
-        """Return an array as a tensor of the call's dtype, or of bytes where that is only moved."""
+        """Return an array as a tensor of the call's dtype, or of bytes if it is only moved."""
         raise NotImplementedError
 
     def path(self) -> str:
-        """Return which way the last call took, which this library does not say."""
+        """Return the path of the last call, which this library does not report."""
         return ""
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has called this."""
         self.distributed.barrier()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Distributed:
 
 
 class Gloo(Distributed):
-    """torch's Gloo, over this host's loopback interface; tensors are views of NumPy's arrays."""
+    """torch's Gloo over this host's loopback interface; tensors are views of NumPy arrays."""
 
     backend = "gloo"
     operations: ClassVar = {
@@ -153,15 +153,15 @@ class Gloo(Distributed):
     arrays: Arrays = HostArrays()
 
     def __init__(self, rank: int, world_size: int, store: str, timeout_s: float) -> None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name to be looked up
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: avoid a name lookup
         super().__init__(rank, world_size, store, timeout_s)
 
     def versions(self) -> dict[str, str]:
-        """Return torch's version: Gloo has none that can be asked for."""
+        """Return torch's version; Gloo does not report one."""
         return {"library": f"Gloo in torch {self.torch.__version__}"}
 
     def ring(self, source: Any, after: int, destination: Any, before: int) -> Loop:
-        """Send without waiting for it, receive, then wait for the sending."""
+        """Start the send, receive, then wait for the send."""
         return timed(
             "sending = send(source, after)\nreceive(destination, before)\nsending.wait()",
             send=self.distributed.isend,
@@ -201,7 +201,7 @@ class TorchNccl(Distributed):
         return {"library": f"NCCL {found} in torch.distributed", **self.arrays.versions()}
 
     def ring(self, source: Any, after: int, destination: Any, before: int) -> Loop:
-        """Have both in one group of NCCL's, which alone would wait for each other."""
+        """Put both into one group of NCCL's, since separately they would wait for each other."""
         distributed = self.distributed
         operations = [
             distributed.P2POp(distributed.isend, source, after),
@@ -215,5 +215,5 @@ class TorchNccl(Distributed):
         )
 
     def tensor(self, array: Array, call: Call) -> Any:
-        """Return the tensor, as bytes where it is only moved."""
+        """Return the tensor, or a view of its bytes if it is only moved."""
         return array if call.dtype in REDUCED else array.view(self.torch.uint8)

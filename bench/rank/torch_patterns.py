@@ -1,4 +1,4 @@
-"""Patterns that torch.distributed has: what it has of them, with tensors on the host."""
+"""The patterns that torch.distributed supports, with tensors on the host."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Method = Callable[[Call], "partial[Any] | None"]
 def pattern(
     distributed: Any, call: Call, function: Method, tensor: Callable[[Any], Any]
 ) -> Loop | None:
-    """Return the loop of a pattern; None: torch.distributed has none such.
+    """Return the loop of a pattern; None if torch.distributed does not support it.
 
     Parameters
     ----------
     distributed : module
-        torch's.
+        torch.distributed.
     call : Call
     function : callable
-        A collective's call -> the function and its arguments, None where there is none.
+        Maps a collective's call to the function and its arguments, or to None if there is none.
     tensor : callable
-        An array -> a tensor of its memory.
+        Maps an array to a tensor over its memory.
     """
     name, rank, ranks = call.collective, distributed.get_rank(), distributed.get_world_size()
     if name.startswith((ASYNC, "overlap")):
@@ -45,7 +45,7 @@ def pattern(
     if name.endswith("_object"):
         return objects(call, rank, ranks, partial(OBJECTS[name], distributed))
     if name != "isend_irecv" or call.in_place:
-        return None  # there is no probe, and no message of objects from anybody
+        return None  # there is no probe, and no message of objects from any source
     return timed(
         "receiving = receive(destination, before)\nsending = send(source, after)\n"
         "receiving.wait()\nsending.wait()",
@@ -73,7 +73,7 @@ def gather(distributed: Any, given: Any, root: int) -> list[Any] | None:
 
 
 def scatter(distributed: Any, given: list[Any] | None, root: int) -> Any:
-    """Return this rank's object of the root's."""
+    """Return this rank's item of the root's list."""
     found = [None]
     distributed.scatter_object_list(found, given, root)
     return found[0]

@@ -1,10 +1,10 @@
-"""Principal components of a Dask array, by one all_reduce between the workers.
+"""Principal components of a Dask array, with one all_reduce between the workers.
 
     python examples/engines/dask_principal_components.py     # a cluster of this machine alone
 
-Dask makes the array's blocks and keeps them on the workers. The function that runs on every worker
-takes its part of them and adds up what the covariance needs; one all_reduce of three arrays later
-all ranks have the components.
+Dask makes the array's blocks and keeps them on the workers. A function runs on every worker and
+computes the sums for the covariance from the worker's part of the blocks. After one all_reduce of
+three arrays, all ranks have the components.
 """
 
 import dask.array
@@ -17,7 +17,7 @@ ROWS, COLUMNS, CHUNK = 6000, 8, 1000
 
 
 def components(comm, scheduler):
-    """Return the covariance's eigenvalues, from the blocks that are this rank's part."""
+    """Return the covariance's eigenvalues, computed from this rank's part of the blocks."""
     with Client(scheduler, set_as_default=False) as client:
         mine = client.gather(client.get_dataset("blocks")[comm.rank :: comm.world_size])
     rows = np.concatenate(mine) if mine else np.empty((0, COLUMNS))
@@ -29,7 +29,7 @@ def components(comm, scheduler):
 
 
 def main():
-    """Make the blocks, run on every worker, compare with one process."""
+    """Make the blocks, run the function on every worker, and compare with one process."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,

@@ -1,10 +1,10 @@
-"""Least squares on the actors of a Ray cluster: each has a part of the rows, one all_reduce a step.
+"""Least squares on the actors of a Ray cluster: each has some rows; a step is one all_reduce.
 
     python examples/engines/ray_least_squares.py     # a cluster of this machine alone
     ray job submit -- python examples/engines/ray_least_squares.py
 
-One worker is killed on the way; the others shrink the communicator and go on, with the rows divided
-anew among those who are left.
+One worker is killed during the training. The others shrink the communicator, divide the rows among
+the remaining workers, and continue.
 """
 
 import os
@@ -28,7 +28,7 @@ def rows_of(rank, world_size):
 
 
 def train(comm, deadly_step):
-    """Return the weights, and how many ranks there were in the end."""
+    """Return the weights, and the number of ranks at the end."""
     weights, step = np.zeros(COLUMNS), 0
     inputs, targets = rows_of(comm.rank, comm.world_size)
     while step < STEPS:
@@ -39,7 +39,8 @@ def train(comm, deadly_step):
         except gpucoll.PeerLostError:
             comm = comm.shrink(timeout_s=10)
             inputs, targets = rows_of(comm.rank, comm.world_size)
-            continue  # the step once more: all_reduce ends on no rank before all have come
+            # repeat the step: all_reduce completes on no rank before every rank has called it
+            continue
         weights, step = weights - 0.5 * gradient, step + 1
     n_ranks = comm.world_size
     comm.close()
@@ -47,7 +48,7 @@ def train(comm, deadly_step):
 
 
 def main():
-    """Train twice, once with a loss on the way."""
+    """Train twice, once with the loss of a worker."""
     ray.init(ignore_reinit_error=True)
     with Workers(3, num_cpus=0.5) as workers:
         whole = workers.run(train, (None,))

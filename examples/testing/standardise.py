@@ -10,7 +10,7 @@ import gpucoll
 
 
 def standardise(comm: gpucoll.Communicator, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return this rank's rows, standardised by the columns of the whole table."""
+    """Return this rank's rows, standardised with the columns of the whole table."""
     count = comm.all_reduce(len(rows))
     if count == 0:
         raise ValueError("the table has no rows on any rank")
@@ -20,7 +20,7 @@ def standardise(comm: gpucoll.Communicator, rows: np.ndarray[Any, Any]) -> np.nd
 
 
 def standardise_file(source: str, target: str) -> None:
-    """Standardise a table in a file: every rank reads and writes its part of the rows."""
+    """Standardise a table in a file; every rank reads and writes its part of the rows."""
     with gpucoll.init() as comm:
         table = np.load(source, mmap_mode="r")
         parts = np.array_split(np.arange(len(table)), comm.world_size)

@@ -1,4 +1,4 @@
-"""The tests of `standardise`: on one machine, without a launcher, a GPU or MPI."""
+"""Tests of `standardise` that need one machine, and no launcher, GPU or MPI."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from standardise import standardise, standardise_file
 
 @pytest.fixture
 def table():
-    """Return a table with four columns; it is made in every rank, the same in each."""
+    """Return a table with four columns; every rank makes the same table."""
     return np.random.default_rng(7).normal(5.0, 3.0, size=(100, 4))
 
 
 def parts(table, world_size):
-    """Return the table's rows by rank, unevenly."""
+    """Return the table's rows for each rank, in parts of unequal size."""
     cuts = [len(table) * rank**2 // world_size**2 for rank in range(1, world_size)]
     return np.split(table, cuts)
 
@@ -52,7 +52,8 @@ def test_files(comm, table, tmp_path):
         np.save(source, table)
     comm.barrier()
 
-    standardise_file(str(source), str(target))  # calls gpucoll.init() itself: the same ranks
+    # this calls gpucoll.init() itself, with the same ranks
+    standardise_file(str(source), str(target))
 
     written = np.load(target)
     assert written.shape == table.shape

@@ -1,15 +1,15 @@
-"""Hugging Face Accelerate on CPUs: its loop over batches, its data loader, its model.
+"""Hugging Face Accelerate on CPUs, with its loop over batches, its data loader, its model.
 
-Accelerate chooses "gloo" on CPUs by itself, and refuses other names there; but it takes a process
-group that is there already. So the one line that is new comes before `Accelerator`:
+On CPUs Accelerate chooses "gloo" and refuses other names, but it accepts an existing process group.
+So the only new line comes before `Accelerator`:
 
     pip install scikit-learn accelerate
     torchrun --nproc-per-node 2 examples/torch/accelerate_digits.py
     torchrun --nproc-per-node 2 examples/torch/accelerate_digits.py --backend gloo
 
-(On GPUs `kwargs_handlers=[InitProcessGroupKwargs(backend="gpucoll")]` should do the same, by its
-code: nobody has run that.) Rank 0 then trains alone on whole batches: its loss curve is the same up
-to rounding.
+(On GPUs `kwargs_handlers=[InitProcessGroupKwargs(backend="gpucoll")]` should do the same according
+to Accelerate's code; this has not been run.) Rank 0 then trains alone on whole batches, and its
+loss curve is the same up to rounding.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def train(images, labels):
-    """Train as Accelerate's users do; return the mean loss of each epoch, over all ranks."""
+    """Train as users of Accelerate do; return the mean loss of each epoch, over all ranks."""
     accelerator = Accelerator(cpu=True)
     model = digits.network()
     batch = len(images) // digits.BATCHES // accelerator.num_processes

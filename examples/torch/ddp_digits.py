@@ -1,12 +1,12 @@
-"""DistributedDataParallel: every rank has a part of each batch, all have the same weights.
+"""DistributedDataParallel: every rank has a part of each batch, and all have the same weights.
 
-A network learns handwritten digits. The only word about gpucoll is the backend's name:
+A network learns handwritten digits. Only the name of the backend refers to gpucoll:
 
     pip install scikit-learn
     torchrun --nproc-per-node 2 examples/torch/ddp_digits.py
     torchrun --nproc-per-node 2 examples/torch/ddp_digits.py --backend gloo
 
-Rank 0 then trains alone on whole batches: its loss curve is the same up to rounding.
+Rank 0 then trains alone on whole batches, and its loss curve is the same up to rounding.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def accuracy_of(model, images, labels):
-    """Return the fraction of the images that are recognised; every rank looks at some of them."""
+    """Return the fraction of the images that are recognised; every rank tests some of them."""
     mine = slice(dist.get_rank(), None, dist.get_world_size())
     with torch.no_grad():
         right = (model(images[mine]).argmax(1) == labels[mine]).sum()

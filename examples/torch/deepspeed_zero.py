@@ -1,13 +1,13 @@
 """DeepSpeed on CPUs: ZeRO divides the optimizer's state, then the gradients, then the weights.
 
-The same network learns the same digits with stage 1 (the state), 2 (gradients, too) and 3 (weights,
-too). DeepSpeed is told nothing but the backend's name, by `init_distributed`:
+The same network learns the same digits with stage 1 (the state), 2 (also the gradients) and 3 (also
+the weights). DeepSpeed only gets the backend's name, through `init_distributed`:
 
     pip install scikit-learn deepspeed
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 examples/torch/deepspeed_zero.py
     DS_ACCELERATOR=cpu torchrun --nproc-per-node 2 examples/torch/deepspeed_zero.py --backend gloo
 
-Rank 0 then trains alone on whole batches: its loss curve is the same up to rounding.
+Rank 0 then trains alone on whole batches, and its loss curve is the same up to rounding.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-# Else DeepSpeed compiles a shared-memory all_reduce, for its inference, which takes half a minute.
+# Otherwise DeepSpeed takes half a minute to compile a shared-memory all_reduce for inference.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 

@@ -1,7 +1,7 @@
-"""Handwritten digits and a network for them: what several programs of this folder train.
+"""Handwritten digits and a network for them, which several programs of this folder train.
 
-The digits come with scikit-learn (`pip install scikit-learn`). Numbers are float64: then the losses
-of several ranks differ from those of one process in the last digits only, and an error shows.
+The digits come with scikit-learn (`pip install scikit-learn`). Numbers are float64. So the losses
+of several ranks differ from those of one process only in the last digits, and an error is visible.
 """
 
 import torch
@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 TRAINING_IMAGES = 1440
-BATCHES = 12  # of 120 images each: 2, 3, 4, 5, 6 or 8 ranks get parts of the same length
+BATCHES = 12  # of 120 images each, which divide equally among 2, 3, 4, 5, 6 or 8 ranks
 EPOCHS = 5
 
 
@@ -23,7 +23,7 @@ def load(dtype=torch.float64):
 
 
 def network(hidden=64, dtype=torch.float64):
-    """Return a network with two hidden layers: the same on every rank, since the seed is."""
+    """Return a network with two hidden layers; the seed makes it the same on every rank."""
     torch.manual_seed(0)
     layers = [nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh()]
     return nn.Sequential(*layers, nn.Linear(hidden, 10)).to(dtype)
@@ -35,20 +35,20 @@ def optimizer_of(model):
 
 
 def parts(images, labels, rank=0, world_size=1):
-    """Yield the images and labels of each batch that are this rank's: by default all of them."""
+    """Yield this rank's images and labels of each batch; by default all of them."""
     for batch in range(BATCHES):
         mine = slice(batch + BATCHES * rank, None, BATCHES * world_size)
         yield images[mine], labels[mine]
 
 
 def batch_after_batch(images, labels):
-    """Return the same images and labels in another order: one batch behind the other."""
+    """Return the same images and labels in another order, one batch after the other."""
     batches = list(parts(images, labels))
     return tuple(torch.cat(column) for column in zip(*batches, strict=True))
 
 
 def mean_over_ranks(value):
-    """Return the mean of what the ranks give."""
+    """Return the mean of the ranks' values."""
     dist.all_reduce(value)
     return value / dist.get_world_size()
 
@@ -82,13 +82,13 @@ def compare_with_one_process(losses, images, labels):
 
 
 def rounding(losses, images, labels):
-    """Return how far apart, relative to the losses, rounding alone can bring two curves.
+    """Return the relative difference between two loss curves that rounding alone can cause.
 
-    Of float64: a sum over the 120 images of a batch that is added up in another order is off by at
+    In float64, a sum over the 120 images of a batch that is added up in another order is off by at
     most 120 u = 1.4e-14 of the sum of the magnitudes, which may be some hundred times the sum. The
-    60 steps add that up: 1e-10. Of float32 such a bound says little: there it is ten times what
-    lies between one process that computes in float32 and the same in float64, whose curve is given.
-    A gradient that is wrong, or missing, changes the losses by over 1e-2.
+    60 steps add that up: 1e-10. In float32 such a bound is of little use. There the result is ten
+    times the difference between one process that computes in float32 and one in float64, whose
+    curve is given. A wrong or missing gradient changes the losses by over 1e-2.
     """
     if images.dtype == torch.float64:
         return 1e-10

@@ -1,13 +1,13 @@
-"""FSDP2 (fully_shard): every rank holds a part of each weight, of its gradient and of its momentum.
+"""FSDP2 (fully_shard): every rank has a part of each weight, of its gradient and its momentum.
 
-Before a layer is used its weights are gathered (all_gather), and afterwards its gradients are
-added up, each rank keeping its part (reduce_scatter):
+Before a layer is used, an all_gather collects its weights. Afterwards a reduce_scatter adds up its
+gradients, of which each rank keeps its part:
 
     pip install scikit-learn
     torchrun --nproc-per-node 2 examples/torch/fsdp_digits.py
     torchrun --nproc-per-node 2 examples/torch/fsdp_digits.py --backend gloo
 
-Rank 0 then trains alone on whole batches: its loss curve is the same up to rounding.
+Rank 0 then trains alone on whole batches, and its loss curve is the same up to rounding.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def sharded(model):
-    """Divide every layer of a model over the ranks."""
+    """Divide every layer of a model among the ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
         if isinstance(layer, nn.Linear):

@@ -1,11 +1,11 @@
-"""Lightning on CPUs: its Trainer, with DDPStrategy told the backend's name.
+"""Lightning on CPUs: its Trainer with a DDPStrategy that gets the backend's name.
 
     pip install scikit-learn lightning
     torchrun --nproc-per-node 2 examples/torch/lightning_digits.py
     torchrun --nproc-per-node 2 examples/torch/lightning_digits.py --backend gloo
 
-Without torchrun Lightning starts the second process itself. Rank 0 then trains alone on whole
-batches: its loss curve is the same up to rounding.
+Without torchrun, Lightning starts the second process itself. Rank 0 then trains alone on whole
+batches, and its loss curve is the same up to rounding.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 
 class Digits(LightningModule):
-    """The network, and what Lightning asks of it."""
+    """The network, with the methods that Lightning calls."""
 
     def __init__(self, images, labels):
         super().__init__()
@@ -41,7 +41,7 @@ class Digits(LightningModule):
         return loss
 
     def on_train_epoch_end(self):
-        """Note the mean loss over the epoch and the ranks."""
+        """Record the mean loss over the epoch and the ranks."""
         self.losses.append(float(self.all_gather(torch.stack(self.of_epoch)).mean()))
         self.of_epoch.clear()
 

@@ -1,14 +1,14 @@
-"""Megatron-Core's GPT on CPUs, tensor parallel, as far as it goes without a GPU.
+"""Megatron-Core's GPT on CPUs with tensor parallelism, as far as this works without a GPU.
 
-Megatron-Core's parallel layers, embedding and cross entropy divide a GPT over two ranks; only the
-core of its attention, which takes its memory from a GPU, is replaced, and PyTorch's own optimizer
-is used. Nothing is said about the backend but its name, to `init_process_group`:
+Megatron-Core's parallel layers, embedding and cross entropy divide a GPT among two ranks. Only the
+core of its attention, which allocates GPU memory, is replaced, and PyTorch's own optimizer is used.
+gpucoll is only named as the backend in `init_process_group`:
 
     pip install megatron-core
     torchrun --nproc-per-node 2 examples/torch/megatron_gpt.py
     torchrun --nproc-per-node 2 examples/torch/megatron_gpt.py --backend gloo
 
-Every rank then trains the whole model alone: the losses are the same up to rounding.
+Every rank then trains the whole model alone; the losses are the same up to rounding.
 """
 
 import argparse
@@ -26,20 +26,20 @@ TEXT = small_gpt.Config()
 
 
 class CausalAttention(torch.nn.Module):
-    """The core of attention for Megatron-Core: arrays of shape (length, batch, heads, width)."""
+    """The core of attention for Megatron-Core, on arrays of shape (length, batch, heads, width)."""
 
     def __init__(self, **_):
         super().__init__()
 
     def forward(self, query, key, value, *_, **__):
-        """Return what each position takes from those before, (length, batch, heads * width)."""
+        """Return what each position gets from earlier ones: (length, batch, heads * width)."""
         by_heads = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         heads = scaled_dot_product_attention(*by_heads, is_causal=True)
         return heads.permute(2, 0, 1, 3).flatten(2)
 
 
 def build(ranks):
-    """Return Megatron-Core's GPT, divided over so many ranks: the same weights for any number."""
+    """Return Megatron-Core's GPT for a number of ranks; the weights do not depend on it."""
     config = TransformerConfig(
         num_layers=2,
         hidden_size=64,
@@ -60,7 +60,7 @@ def build(ranks):
 
 
 def train(ranks, steps=15):
-    """Train a GPT that is divided over so many ranks; return the loss of each step."""
+    """Train a GPT that is divided among `ranks` ranks; return the loss of each step."""
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     model = build(ranks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -77,11 +77,11 @@ def train(ranks, steps=15):
 
 
 def main():
-    """Train on all ranks, then on each alone."""
+    """Train on all ranks, then on each rank alone."""
     losses, alone = train(dist.get_world_size()), train(1)
-    # A gradient is a sum over the 256 bytes of a batch, in float32: in another order it is off by
-    # at most 256 u = 1.5e-5 of the sum of the magnitudes. The loss, which such a gradient moves by
-    # a fifth, follows by less; 1e-4 has some to spare. A wrong gradient moves it by over 1e-2.
+    # A gradient is a float32 sum over the 256 bytes of a batch. Another order changes it by at most
+    # 256 u = 1.5e-5 of the sum of the magnitudes. Such a gradient moves the loss by a fifth, so the
+    # loss changes by less; 1e-4 leaves a margin. A wrong gradient changes the loss by over 1e-2.
     same = all(abs(a - b) <= 1e-4 * b for a, b in zip(losses, alone, strict=True))
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, backend {dist.get_backend()}")

@@ -1,12 +1,13 @@
-"""Pipeline parallelism: every rank has some layers, and sends what they give to the next rank.
+"""Pipeline parallelism: every rank has some layers, and sends their outputs to the next rank.
 
-A small GPT learns Python's manual, once with GPipe's schedule (all micro-batches forwards, then all
-backwards) and once with 1F1B (one forwards, one backwards, which holds fewer of them in memory):
+A small GPT learns Python's manual, once with GPipe's schedule (all micro-batches forward, then all
+backward) and once with 1F1B (one forward, one backward, which keeps fewer of them in memory):
 
     torchrun --nproc-per-node 2 examples/torch/pipeline_gpt.py
     torchrun --nproc-per-node 2 examples/torch/pipeline_gpt.py --backend gloo
 
-The last rank, which has the losses, then trains the whole model alone: the same up to rounding.
+The last rank, which has the losses, then trains the whole model alone, with the same losses up to
+rounding.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def stage_of(model, rank, world_size):
 
 
 def train(schedule_type, config, steps):
-    """Train over all ranks; return the loss of each step, on the last rank."""
+    """Train over all ranks; return the loss of each step on the last rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     stage = stage_of(small_gpt.build(config), rank, world_size)
     schedule = schedule_type(stage, MICRO_BATCHES, loss_fn=small_gpt.loss_of)

@@ -1,9 +1,9 @@
-"""A small GPT over bytes, built from a configuration, and text for it from Python's own manual.
+"""A small GPT over bytes, built from a configuration, and a text for it from Python's own manual.
 
-The parts of the attention and of the feed-forward network are linear layers of their own, so that
-tensor parallelism can divide each of them. The text is what `help("if")` shows: it comes with
-Python. Numbers are float64 by default: then the losses of several ranks differ from those of one
-process in the last digits only.
+The parts of the attention and of the feed-forward network are separate linear layers, so that
+tensor parallelism can divide each of them. The text is that of `help("if")`, which comes with
+Python. Numbers are float64 by default, so the losses of several ranks differ from those of one
+process only in the last digits.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Config:
 
 
 class Attention(nn.Module):
-    """Causal attention with as many heads as the weights have: a rank may hold some of them."""
+    """Causal attention with as many heads as the weights have: a rank may have some of them."""
 
     def __init__(self, config):
         super().__init__()
@@ -40,7 +40,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x):
-        """Return what each position, of shape (batch, length, width), takes from those before."""
+        """Return what each position gets from earlier ones; shape (batch, length, width)."""
         query, key, value = (
             layer(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
@@ -79,7 +79,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """What stands for each byte, and for its position."""
+    """A vector for each byte and for its position, added."""
 
     def __init__(self, config):
         super().__init__()
@@ -92,7 +92,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """From the last block to a score of each byte that may come next."""
+    """Maps the last block's output to a score for each byte that may come next."""
 
     def __init__(self, config):
         super().__init__()
@@ -105,25 +105,25 @@ class Head(nn.Module):
 
 
 def build(config, seed=0):
-    """Return a GPT as a sequence of its parts: the same on every rank, since the seed is."""
+    """Return a GPT as a sequence of its parts; the seed makes it the same on every rank."""
     torch.manual_seed(seed)
     blocks = [Block(config) for _ in range(config.layers)]
     return nn.Sequential(Embedding(config), *blocks, Head(config)).to(config.dtype)
 
 
 def loss_of(scores, targets):
-    """Return the mean cross entropy of the bytes that came."""
+    """Return the mean cross entropy of the actual next bytes."""
     return cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 def text():
-    """Return Python's manual, as far as `help` has it: a 1-d tensor of bytes."""
+    """Return Python's manual, as far as `help` contains it, as a 1-d tensor of bytes."""
     manual = "\n".join(topics[name] for name in sorted(topics))
     return torch.frombuffer(bytearray(manual.encode()), dtype=torch.uint8).long()
 
 
 def batches(config, number, size=8, seed=1):
-    """Yield inputs and targets, each (size, context): pieces of the text, drawn with the seed."""
+    """Yield inputs and targets, each (size, context): pieces of the text, chosen by the seed."""
     manual, random = text(), torch.Generator().manual_seed(seed)
     for _ in range(number):
         starts = torch.randint(len(manual) - config.context, (size, 1), generator=random)
@@ -150,12 +150,12 @@ def train(model, config, steps):
 
 
 def compare_with_one_process(losses, config):
-    """Print losses, and whether one process that trains the whole model has the same.
+    """Print losses, and whether one process that trains the whole model has the same ones.
 
-    The longest sums are those of a weight's gradient, over the 256 bytes of a batch: in another
-    order they are off by at most 256 u = 2.8e-14 of the sum of the magnitudes, which may be some
-    hundred times the sum. The steps, 20 at most, add that up: 1e-10. A part of a gradient that is
-    missing changes the loss by over 1e-4.
+    The longest sums are those of a weight's gradient, over the 256 bytes of a batch. Another order
+    changes them by at most 256 u = 2.8e-14 of the sum of the magnitudes, which may be some hundred
+    times the sum. The steps, 20 at most, add that up: 1e-10. If a part of a gradient is missing,
+    the loss changes by over 1e-4.
     """
     print(f"{dist.get_world_size()} ranks, backend {dist.get_backend()}")
     for step, loss in enumerate(losses):

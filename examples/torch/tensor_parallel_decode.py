@@ -1,15 +1,15 @@
-"""Inference of a language model on CPUs: tensor-parallel decoding, and how fast it is.
+"""Inference of a language model on CPUs: tensor-parallel decoding, with its speed.
 
 Each rank has some heads of each attention and some rows of each feed-forward network of a small
-GPT, and the keys and values of its heads. A step decodes one token of each sequence of the batch;
-after each attention and each feed-forward network stands an all_reduce of (batch, width) numbers,
-which is all the communication. Nothing was learned: what is decoded means nothing.
+GPT, and the keys and values of its heads. A step decodes one token of each sequence of the batch.
+The only communication is an all_reduce of (batch, width) numbers after each attention and each
+feed-forward network. The model is not trained, so the decoded text has no meaning.
 
     torchrun --nproc-per-node 2 examples/torch/tensor_parallel_decode.py
     torchrun --nproc-per-node 2 examples/torch/tensor_parallel_decode.py --beside gloo --rounds 9
 
-`--beside` decodes with another backend as well, the rounds of both taking turns, and tells whether
-the tokens are the same. Rank 0 then looks whether the whole model would have chosen them, too.
+`--beside` also decodes with other backends, in alternating rounds, and checks that the tokens are
+the same. Rank 0 then checks that the whole model would have chosen the same tokens.
 """
 
 import argparse
@@ -30,13 +30,13 @@ def divided(layer, axis, rank, world_size):
     part.weight = nn.Parameter(weight.contiguous())
     if axis == 0:
         part.bias = nn.Parameter(layer.bias.tensor_split(world_size)[rank].contiguous())
-    else:  # the sum over the ranks has it once
+    else:  # the sum over the ranks must include it once
         part.bias = nn.Parameter(layer.bias * (rank == 0))
     return part
 
 
 def divide(model, rank, world_size):
-    """Leave of a GPT's blocks what is this rank's."""
+    """Keep only this rank's part of a GPT's blocks."""
     for block in model[1:-1]:
         attention, feed_forward = block.attention, block.feed_forward
         for name in ("query", "key", "value"):
@@ -48,7 +48,7 @@ def divide(model, rank, world_size):
 
 
 class Decoder:
-    """A rank's part of a GPT, and what it keeps of the tokens that were decoded."""
+    """A rank's part of a GPT, with the keys and values of the tokens that were decoded."""
 
     def __init__(self, model, group, batch, number):
         self.embedding, *self.blocks, self.head = model
@@ -60,7 +60,7 @@ class Decoder:
         self.in_all_reduce_s = 0.0
 
     def step(self, tokens):
-        """Return the token after each of these, shape (batch,)."""
+        """Return the tokens that follow these, shape (batch,)."""
         x = self.embedding.byte(tokens) + self.embedding.position.weight[self.position]
         for block, keys, values in zip(self.blocks, self.keys, self.values, strict=True):
             normed = block.attention_norm(x)
@@ -70,7 +70,7 @@ class Decoder:
         return self.head(x).argmax(-1)
 
     def over_ranks(self, x):
-        """Return the sum over the ranks, and note how long it took."""
+        """Return the sum over the ranks, and record how long it took."""
         begin = time.perf_counter()
         dist.all_reduce(x, group=self.group)
         self.in_all_reduce_s += time.perf_counter() - begin
@@ -78,13 +78,13 @@ class Decoder:
 
 
 def kept_of(attention, batch, number):
-    """Return room for the keys, or the values, of a rank's heads: (batch, heads, number, width)."""
+    """Return memory for the keys or values of a rank's heads: (batch, heads, number, width)."""
     heads = attention.query.out_features // attention.head_width
     return torch.zeros(batch, heads, number, attention.head_width)
 
 
 def attend(attention, x, keys, values, position):
-    """Return what this position, shape (batch, width), takes from itself and those before."""
+    """Return what this position gets from itself and earlier ones; shape (batch, width)."""
     query, key, value = (
         layer(x).unflatten(-1, (-1, 1, attention.head_width))
         for layer in (attention.query, attention.key, attention.value)
@@ -98,7 +98,7 @@ def attend(attention, x, keys, values, position):
 
 @torch.inference_mode()
 def decode(model, group, first, number):
-    """Return the tokens, shape (batch, 1 + number), the time in seconds, and that in all_reduce."""
+    """Return the tokens, shape (batch, 1 + number), and the seconds in all and in all_reduce."""
     decoder = Decoder(model, group, len(first), number)
     tokens = [first]
     dist.barrier(group)
@@ -111,10 +111,10 @@ def decode(model, group, first, number):
 
 @torch.inference_mode()
 def would_choose(model, tokens):
-    """Return whether a whole model chooses these tokens, or others that score the same.
+    """Return whether a whole model chooses these tokens, or others with the same score.
 
-    Scores are of the size of 1, sums over a width of W, layer after layer: rounding in float32
-    moves them by some W u = 6e-8 W. The wrong token scores less by some tenths.
+    Scores are of the order of 1, from sums over a width of W in each layer, so rounding in float32
+    moves them by some W u = 6e-8 W. The score of a wrong token is lower by some tenths.
     """
     scores = model(tokens[:, :-1])
     chosen = scores.gather(-1, tokens[:, 1:, None])[..., 0]
@@ -151,7 +151,7 @@ def main(settings):
     for turn in range(settings.rounds + 1):
         for name in names:
             tokens[name], taken_s, within_s = decode(model, groups[name], first, settings.tokens)
-            if turn > 0:  # the first warms up
+            if turn > 0:  # the first round is a warm-up
                 times_s[name].append(taken_s)
                 in_all_reduce_s[name].append(within_s)
     if dist.get_rank() == 0:
@@ -172,7 +172,7 @@ def settings_of_command():
     parser.add_argument("--beside", nargs="*", default=[], help="other backends to take turns with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=16, help="sequences")
-    parser.add_argument("--tokens", type=int, default=64, help="of each sequence")
+    parser.add_argument("--tokens", type=int, default=64, help="number of tokens of each sequence")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)

@@ -1,12 +1,12 @@
 """Tensor parallelism: every rank has some heads of each attention and some rows of each network.
 
-A small GPT learns Python's manual. Of each layer that widens, a rank has some columns, of the next
-one the rows that fit, so that one all_reduce after each pair is all the communication:
+A small GPT learns Python's manual. Of each layer that widens, a rank has some columns; of the next
+layer it has the matching rows. So one all_reduce after each such pair is the only communication:
 
     torchrun --nproc-per-node 2 examples/torch/tensor_parallel_gpt.py
     torchrun --nproc-per-node 2 examples/torch/tensor_parallel_gpt.py --backend gloo
 
-Rank 0 then trains the whole model alone: its losses are the same up to rounding.
+Rank 0 then trains the whole model alone, and its losses are the same up to rounding.
 """
 
 import argparse

@@ -1,15 +1,15 @@
 """Hugging Face Transformers' Trainer on CPUs: a tiny Llama, built from a configuration.
 
 Nothing is downloaded: the model begins with random weights and learns Python's manual by bytes.
-`TrainingArguments(ddp_backend=...)` takes no other name than "gloo" where it is told `use_cpu`, but
-a process group that is there already is taken as it is. So the one line that is new comes first:
+With `use_cpu`, `TrainingArguments(ddp_backend=...)` accepts only "gloo", but Trainer uses an
+existing process group as it is. So the only new line comes first:
 
     pip install transformers accelerate
     torchrun --nproc-per-node 2 examples/torch/transformers_trainer.py
     torchrun --nproc-per-node 2 examples/torch/transformers_trainer.py --backend gloo
 
-(On GPUs `ddp_backend="gpucoll"` should do the same, by its code: nobody has run that.) Rank 0 then
-trains alone on whole batches: its weights are the same up to rounding.
+(On GPUs `ddp_backend="gpucoll"` should do the same according to the Trainer's code; this has not
+been run.) Rank 0 then trains alone on whole batches, and its weights are the same up to rounding.
 """
 
 import argparse
@@ -26,14 +26,14 @@ LEARNING_RATE = 0.05
 
 
 def tiny_llama():
-    """Return a model of 90 thousand weights: the same on every rank, since the seed is."""
+    """Return a model of 90 thousand weights; the seed makes it the same on every rank."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=256, num_attention_heads=4, **sizes))
 
 
 def pieces_of_text():
-    """Return pieces of the manual as Trainer wants them, in the order in which they are learned."""
+    """Return pieces of the manual in the Trainer's format, in training order."""
     (inputs, _), *_ = small_gpt.batches(small_gpt.Config(), 1, size=STEPS * BATCH)
     return [{"input_ids": piece, "labels": piece} for piece in inputs]
 
@@ -66,16 +66,17 @@ def train_alone(model, pieces):
         batch = torch.stack([piece["input_ids"] for piece in pieces[first : first + BATCH]])
         optimizer.zero_grad()
         model(batch, labels=batch).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # as Trainer does
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # Trainer does this, too
         optimizer.step()
 
 
 def same_weights(model, expected, start):
     """Return whether two models' weights are the same up to rounding.
 
-    A gradient is a sum over the 256 bytes of a batch, in float32: in another order it is off by at
-    most 256 u = 1.5e-5 of the sum of the magnitudes, which may be some ten times the sum: 1e-3 of
-    what the training moved, with some to spare. A rank's part that is missing moves it by tenths.
+    A gradient is a float32 sum over the 256 bytes of a batch. Another order changes it by at most
+    256 u = 1.5e-5 of the sum of the magnitudes, which may be some ten times the sum. The bound is
+    therefore 1e-3 of the change by training, with a margin. A rank's missing part changes it by
+    tenths.
     """
     off, moved = 0.0, 0.0
     models = (each.parameters() for each in (model, expected, start))

@@ -1,7 +1,7 @@
-"""Where kernels are in memory, and what callers must know of them. Imports no compiler by itself.
+"""The addresses of kernels, and facts that their callers need. Imports no compiler by itself.
 
-Those that most programs need are in the linked library of the cache; any other is compiled when it
-is first asked for, which imports LLVM, and kept there, too.
+Kernels that most programs need are in the linked library of the cache. Any other is compiled when
+its address is first requested, which imports LLVM; it is then kept in the cache, too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy.typing as npt
 from gpucoll.kernels.cpu import cache
 
 HALF_TYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""Accumulated in float32."""
+"""Dtypes that are accumulated in float32."""
 KEPT_COUNT = 1
-"""Of a keeping kernel: the word behind the result that says how many inputs follow."""
+"""For a keeping kernel: the word after the result that contains the number of kept inputs."""
 KEPT = 2
-"""Word at which they begin."""
+"""The word at which the kept inputs begin."""
 REDUCE_ARGUMENTS = 7
-"""Of reduce and scan kernels: so many words."""
+"""Number of arguments of reduce and scan kernels, each a word."""
 HAS_STRING_COPY = os.uname().machine == "x86_64"
 """Whether this processor has the instruction of `string_copy_kernel`."""
 ROW_WORDS = 7
-"""Of a row of the pack kernel's table."""
+"""Number of words in a row of the pack kernel's table."""
 
 _LINKED_DTYPES = ("float32", "float64", "int64", "int32")
 _LINKED_OPERATIONS = ("sum", "avg", "prod", "min", "max")
@@ -38,7 +38,7 @@ _compile_lock = threading.RLock()
 
 
 class CopyKind(NamedTuple):
-    """Which lines a copy prefetches: ``None``, for ``"read"`` or for ``"write"``."""
+    """The lines that a copy prefetches: ``None``, for ``"read"`` or for ``"write"``."""
 
     source: str | None
     destination: str | None
@@ -46,26 +46,26 @@ class CopyKind(NamedTuple):
 
 PLAIN = CopyKind(None, None)
 POSTED = CopyKind(None, "write")
-"""Private memory to a slot that others have read since: take its lines back early."""
+"""From private memory to a slot that others have read since: takes its lines back early."""
 INTO_SLOT = CopyKind("read", None)
-"""Private memory to my slot, whose lines this core still owns."""
+"""From private memory to my slot, whose lines this core still owns."""
 OUT_OF_SLOT = CopyKind("write", "write")
-"""My slot to private memory: take the slot's lines back for the next turn."""
+"""From my slot to private memory: takes the slot's lines back for the next turn."""
 OUT_OF_PEER = CopyKind("read", "write")
-"""A peer's memory to private memory: the peer writes there next."""
+"""From a peer's memory to private memory: the peer writes there next."""
 
 
 class Kernel(NamedTuple):
-    """A kernel by its name, and what makes its LLVM IR.
+    """A kernel by its name, with the function that makes its LLVM IR.
 
     Attributes
     ----------
     name : str
-        In the linked library, and in a debugger.
+        Its name in the linked library, and in a debugger.
     emitter : (str, str)
-        A module beside this one and its function; not imported until it is needed.
+        A module in this package and its function; the module is imported only when needed.
     arguments : tuple
-        Of that function.
+        The arguments of that function.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Kernel(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
     def emit(self) -> Any:
-        """Return the kernel as LLVM IR: a function of llvmlite's."""
+        """Return the kernel as LLVM IR: a function of llvmlite."""
         module = importlib.import_module(f"gpucoll.kernels.cpu.{self.emitter[0]}")
         make: Callable[..., Any] = getattr(module, self.emitter[1])
         return make(*self.arguments)
 
 
 def address_of(kernel: Kernel) -> int:
-    """Return a kernel's address: in a library, or of what is compiled now (5 to 30 ms)."""
+    """Return a kernel's address, from a library or by compiling it now (5 to 30 ms)."""
     with _compile_lock:
         library = cache.library()
         found = None if library is None else library.address(kernel.name)
@@ -104,7 +104,7 @@ def _linked(kernel: Kernel) -> bytes:
 
 
 def linked_kernels() -> Iterator[Kernel]:
-    """Return the kernels that the linked library has."""
+    """Yield the kernels that are in the linked library."""
     for kind in (PLAIN, POSTED, INTO_SLOT, OUT_OF_SLOT, OUT_OF_PEER):
         yield _copy(kind)
     yield from (_REFILL, _STREAMING_COPY, PACK)
@@ -146,13 +146,13 @@ def copy_kernel(kind: CopyKind) -> int:
 
 @functools.cache
 def streaming_copy_kernel() -> int:
-    """Return the address of a copy kernel for what is too large to be found in a cache later."""
+    """Return the address of a copy kernel for data too large to stay in a cache."""
     return address_of(_STREAMING_COPY)
 
 
 @functools.cache
 def string_copy_kernel() -> int:
-    """Return the address of a copy kernel by ``rep movsb``; where `HAS_STRING_COPY`."""
+    """Return the address of a copy kernel by ``rep movsb``; only if `HAS_STRING_COPY`."""
     return address_of(_STRING_COPY)
 
 
@@ -166,20 +166,20 @@ def refill_kernel() -> int:
 def reduce_kernel(dtype: str, operation: str) -> int:
     """Return the address of the kernel for this dtype and operation.
 
-    For complex dtypes the kernel's count is of real and imaginary parts.
+    For complex dtypes the kernel counts real and imaginary parts.
     """
     return address_of(_reduce(dtype, operation))
 
 
 @functools.cache
 def keeping_kernel(operation: str) -> int:
-    """Return the address of the kernel of int64 that keeps the inputs, too."""
+    """Return the address of the int64 kernel that also keeps the inputs."""
     return address_of(_keeping(operation))
 
 
 @functools.cache
 def scan_kernel(dtype: str, operation: str, exclusive: bool) -> int:
-    """Return the address of the scan kernel for this dtype and operation; counts as reductions."""
+    """Return the address of the scan kernel for this dtype and operation; it counts likewise."""
     name = f"gpucoll_{'exclusive_' if exclusive else ''}scan_{operation}_{dtype}"
     return address_of(Kernel(name, ("scan", "emit_scan"), (dtype, operation, exclusive)))
 
@@ -191,27 +191,27 @@ def convert_kernel(source_dtype: str, dtype: str, scales: bool = False) -> int:
     return address_of(Kernel(name, ("convert", "emit_convert"), (source_dtype, dtype, scales)))
 
 
-# --- what callers must know ---------------------------------------------------------------------
+# --- facts for callers ----------------------------------------------------------------------------
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the size of an element that is no complex number."""
+    """Return the size of an element, or of a part of a complex one."""
     special = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
     return special[dtype] if dtype in special else np.dtype(dtype).itemsize
 
 
 def parts_per_element(dtype: str) -> int:
-    """Return how many counted parts one element has: two for complex dtypes."""
+    """Return how many counted parts an element has: two for complex dtypes."""
     return 2 if dtype.startswith("complex") else 1
 
 
 def changes_inputs(operation: str) -> bool:
-    """Return whether the kernel does something to each input before it combines them."""
+    """Return whether the kernel changes each input before it combines them."""
     return operation in ("scaled_sum", "land", "lor", "lxor")
 
 
 def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
-    """Return a kernel's parameters as the array that its address is taken of."""
+    """Return a kernel's parameters as an array, whose address the kernel gets."""
     if dtype.startswith(("int", "uint")):
         return np.array(values, dtype)
     plain = [value if value == value else math.nan for value in values]  # see `encode_pair`

@@ -1,6 +1,7 @@
-"""Between scaled numbers and the codes of a block format, as LLVM IR, for vectors of any length.
+"""Conversion between scaled numbers and codes of a block format, as LLVM IR, for any vector length.
 
-What is rounded is float32 within the format's limits; `docs/compression.md` has the formats.
+The input to rounding is float32 within the format's limits; `docs/compression.md` describes the
+formats.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from llvmlite import ir
 from gpucoll.kernels.cpu.codegen import F32, I8, I32, constant, vector
 from gpucoll.kernels.cpu.elements import NarrowFloat, elements
 
-_CHANCES = 65536  # a fraction is a chance of this many
+_CHANCES = 65536  # a fraction is a chance in this number
 _MAGNITUDE = 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """One byte an element: an integer or a float of 8 bits.
+    """A format with one byte per element: an 8-bit integer or float.
 
     Attributes
     ----------
     limit : float
         The greatest magnitude of a code.
     greatest_scale : float or None
-        Below what a quotient can be, where the limit times that would overflow.
+        A bound on the scale: the limit times a greater scale would overflow.
     narrow : NarrowFloat or None
-        The form of a float's bits.
+        The layout of a float's bits; None for integers.
     """
 
     name: str
@@ -37,21 +38,21 @@ class BlockFormat:
 
     @property
     def least_magnitude(self) -> float:
-        """Below it, blocks are scaled as if it were their greatest magnitude."""
+        """A block with a smaller greatest magnitude is scaled as if it had this one."""
         return self.limit * 2.0**-126
 
     def round(self, b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-        """Return codes to nearest even."""
+        """Return the codes, rounded to nearest even."""
         if self.narrow is not None:
             return elements()[self.name].store(b, x)
         floats, ints = x.type, vector(I32, x.type.count)
-        # Added to 1.5 * 2**23, a small number's integer part is left in the lowest bits, rounded.
+        # After adding 1.5 * 2**23, the lowest bits hold a small number's integer part, rounded.
         magic = constant(floats, 12582912.0)
         rounded = b.bitcast(b.fadd(x, magic), ints)
         return b.trunc(rounded, vector(I8, x.type.count))
 
     def round_by_chance(self, b: ir.IRBuilder, x: ir.Value, drawn: ir.Value) -> ir.Value:
-        """Return codes: the one above with the chance that the fraction is, in 1/65536."""
+        """Return the codes, rounded up with a chance equal to the fraction, in 1/65536."""
         ints = vector(I32, x.type.count)
         bits = b.bitcast(x, ints)
         if self.narrow is not None:
@@ -81,7 +82,7 @@ class BlockFormat:
         return b.trunc(code, vector(I8, ints.count))
 
     def widen(self, b: ir.IRBuilder, code: ir.Value) -> ir.Value:
-        """Return what codes mean before they are scaled."""
+        """Return the values of the codes before scaling."""
         if self.narrow is not None:
             return elements()[self.name].load(b, code)
         lanes = code.type.count
@@ -89,7 +90,7 @@ class BlockFormat:
 
 
 def _whole(b: ir.IRBuilder, magnitude: ir.Value, factor: float) -> ir.Value:
-    """Return a float's bits times a power of two, below 2**23, to the nearest whole number."""
+    """Return a float's bits times a power of two, below 2**23, to the nearest integer."""
     ints, floats = magnitude.type, vector(F32, magnitude.type.count)
     scaled = b.fmul(b.bitcast(magnitude, floats), constant(floats, float(factor)))
     lifted = b.fadd(scaled, constant(floats, 2.0**23))

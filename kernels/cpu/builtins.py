@@ -1,8 +1,8 @@
 """Machine code as a CPython built-in function.
 
-``PyCFunction_NewEx`` is public C API: given a method's definition (name, code, calling convention)
-and an object for ``self``, it makes a callable. The definition must outlive the callable, which may
-be anywhere by then, so definitions are kept for the life of the process: one per compiled entry.
+``PyCFunction_NewEx`` is public C API: from a method's definition (name, code, calling convention)
+and an object for ``self`` it makes a callable. The definition must outlive the callable, whose
+lifetime is unknown, so definitions are kept for the life of the process: one per compiled entry.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def capsule(address: int) -> Any:
-    """Return a capsule of an address: what `builtin` code finds its data by. Owns nothing."""
+    """Return a capsule of an address, by which `builtin` code finds its data. Owns nothing."""
     return _new_capsule(address, None, None)

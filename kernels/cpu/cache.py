@@ -1,10 +1,10 @@
-"""Where compiled loops are kept, and who compiles them. Imports no compiler.
+"""The cache of compiled loops, and which process compiles them. Imports no compiler.
 
-Numba's cache sees an edit of the cached function only, not of one that it calls in another module;
-so the folder is named after a hash of every source that takes part, of the versions of what
-compiles it, and of the processor. One process of the host compiles what is missing or damaged, and
-the others wait for it. Since the loops are code, they are loaded only from a folder that nobody
-else can write to.
+Numba's cache only notices an edit of the cached function, not of one that it calls in another
+module. So the folder is named after a hash of every source involved, of the versions of the
+compilers, and of the processor. One process of the host compiles loops that are missing or damaged,
+and the others wait for it. Because loops are code, they are loaded only from a folder that no other
+user can write to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -30,12 +29,13 @@ if TYPE_CHECKING:
 
     from gpucoll.kernels.cpu.library import Library
     from gpucoll.kernels.cpu.private_folder import PrivateFolder
+    from gpucoll.progress import Progress
 
 N_ELSEWHERE = 3
-"""The last modules take as long to compile as all others: a second process does these."""
+"""The last modules take as long to compile as all others, so a second process compiles them."""
 
 
-# --- which folder ---------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 
 _private: PrivateFolder | None = None
@@ -44,17 +44,17 @@ _why_private = ""
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return the folder of the loops compiled from exactly these sources, made if need be.
+    """Return the folder of the loops compiled from exactly these sources; make it if needed.
 
-    A file system without room for them counts as no folder: a launcher then makes one of its own
-    for all its ranks, where each would compile for itself.
+    A file system without room for them counts as having no folder. A launcher then makes one folder
+    for all its ranks, which would otherwise each compile for themselves.
 
     Raises
     ------
     ArgumentError
-        The user named a folder that cannot serve.
+        The folder that the user named is not usable.
     BackendUnavailableError
-        There is no folder at all that nobody else can write to.
+        There is no folder to which no other user can write.
     """
     problems = []
     if (named := config.cache_dir()) is not None:
@@ -87,7 +87,7 @@ def _folder_in(root: Path) -> Path:
 
 
 def _private_folder(why: str) -> Path:
-    """Return a folder of this process's own, or of the launcher that has started it."""
+    """Return a folder of this process, or of the launcher that started it."""
     global _private, _why_private
     from gpucoll.kernels.cpu.private_folder import PrivateFolder
 
@@ -101,7 +101,7 @@ def _private_folder(why: str) -> Path:
     except OSError as error:
         raise BackendUnavailableError(
             f"there is no folder for the compiled CPU kernels: {why}; {_text(error)}. They are "
-            f"code, so it must be one that nobody else can write to: name one by {config.CACHE_DIR}"
+            f"code, so no other user may be able to write to it: name one by {config.CACHE_DIR}"
         ) from None
 
 
@@ -109,7 +109,7 @@ def _refusal(named: Path, error: OSError) -> str:
     return (
         f"{config.CACHE_DIR}={named} cannot hold the compiled CPU kernels: {_text(error)}. They "
         "are code that this process runs, so the folder must belong to the user who runs it, and "
-        "neither it nor a folder above it may be open to others (but for sticky ones, as /tmp): "
+        "neither it nor a folder above it may be open to others (except sticky ones, as /tmp): "
         f"chmod go-w, name another folder, or unset {config.CACHE_DIR}"
     )
 
@@ -121,7 +121,7 @@ def _text(error: OSError) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return what processes that this one starts need, to use its folder where it is private."""
+    """Return the environment with which child processes use this one's private folder, if any."""
     return {} if _private is None else {config.LAUNCHER_CACHE: str(_private.path)}
 
 
@@ -137,12 +137,12 @@ _not_linked = ""
 
 
 def is_complete() -> bool:
-    """Return whether every loop is in the cache, as it was written."""
+    """Return whether every loop is in the cache and undamaged."""
     return loop_files.look(cache_folder()).is_complete
 
 
 class Compiler(Protocol):
-    """How loops come to be; Numba is imported when one of these is called."""
+    """Compiles loops; Numba is imported when one of its methods is called."""
 
     def compile(self, module: str) -> None:
         """Import a module and compile its loops, or load them one by one."""
@@ -150,22 +150,27 @@ class Compiler(Protocol):
     def compile_elsewhere(self, folder: Path) -> subprocess.Popen[bytes]:
         """Start a process that compiles the last modules into a folder."""
 
+    def extent(self, folder: Path | None) -> str:
+        """Return how many loops are compiled, by this process or into the folder: a thread asks."""
+
     def link(self, library: Path) -> None:
-        """Make one library of all loops; raise whatever stands against it."""
+        """Make one library of all loops; raise the error if that fails."""
 
 
-def prepare(modules: Sequence[str], compiler: Compiler) -> None:
-    """Have all loops ready; while the cache is incomplete, one process at a time compiles.
+def prepare(modules: Sequence[str], compiler: Compiler, is_alone: bool = False) -> None:
+    """Make all loops ready; while the cache is incomplete, one process at a time compiles.
 
-    That process says so on stderr, in one line before and one after. The others wait, and load
-    what it has linked; where this process may not run that, they load the loops one by one.
+    That process shows on stderr how far it is. The others wait, and load the library that it
+    linked. If a process may not run code from there, it loads the loops one by one.
 
     Parameters
     ----------
     modules : sequence of str
-        All that have loops.
+        All modules with loops.
     compiler : Compiler
         Compiles them.
+    is_alone : bool
+        Whether this is the only process of its program. If so, it also shows that it waits.
     """
     global _imported, _verified
     with _lock:
@@ -173,13 +178,13 @@ def prepare(modules: Sequence[str], compiler: Compiler) -> None:
             return
         folder = cache_folder()
         with loop_files.FolderLock(folder) as lock:
-            lock.take(alone=False)
+            _take(lock, is_alone, alone=False)
             found = loop_files.look(folder)
             if not found.is_complete:
-                lock.take(alone=True)
+                _take(lock, is_alone, alone=True)
                 found = loop_files.look(folder)
             if found.is_complete:
-                lock.take(alone=False)  # let others that have waited load at the same time
+                lock.take(alone=False)  # other waiting processes can load at the same time
                 _verified = folder
                 if library() is None:
                     _compile(modules, compiler)
@@ -189,18 +194,39 @@ def prepare(modules: Sequence[str], compiler: Compiler) -> None:
         _imported = True
 
 
-def _build(
-    folder: Path,
-    damage: str,
-    modules: Sequence[str],
-    compiler: Compiler,
-) -> None:
-    """Compile all loops, and keep them in the folder if that can be."""
-    global _building, _compiling
+def _take(lock: loop_files.FolderLock, shows: bool, *, alone: bool) -> None:
+    if lock.take(alone=alone, limit_s=0):
+        return
+    from gpucoll.progress import WAITING, Progress
+
+    with Progress(WAITING) if shows else contextlib.nullcontext():
+        lock.take(alone=alone)
+
+
+def _build(folder: Path, damage: str, modules: Sequence[str], compiler: Compiler) -> None:
+    """Compile all loops, and keep them in the folder if that is possible."""
+    from gpucoll.progress import Progress, say
+
     start = time.monotonic()
-    say(_beginning(folder, damage))
+    if damage or _why_private:
+        say(_reason(folder, damage))
+    once = "for this run alone" if _why_private else "for this machine, once"
+    with Progress(f"gpucoll: compiling {once}") as progress:
+        _fill(folder, modules, compiler, progress)
+        done = f"gpucoll: compiled the CPU kernels in {time.monotonic() - start:.0f} s"
+        if not _not_kept and not _not_linked:
+            progress.ended = f"{done}, into {folder}"
+    if _not_kept:
+        say(f"{done}, but cannot keep them: {_not_kept}")
+    elif _not_linked:
+        say(f"{done}, into {folder}, but ranks will start slowly: {_not_linked}")
+
+
+def _fill(folder: Path, modules: Sequence[str], compiler: Compiler, progress: Progress) -> None:
+    global _building, _compiling
     made = None
     _compiling = True
+    progress.extent = lambda: compiler.extent(made)
     try:
         made = _building = loop_files.begin(folder)
         loop_files.salvage(folder, made)
@@ -211,16 +237,13 @@ def _build(
             _compile_in_two_processes(modules, compiler, made)
         _compile(modules, compiler)
         if made is not None and _building is not None:
+            progress.extent = lambda: f"{compiler.extent(made)}, linking"
             _link(made, compiler)
             _keep(made, folder)
     finally:
         _building, _compiling = None, False
         if made is not None:
             loop_files.remove(made)
-    kept = f"but cannot keep them: {_not_kept}" if _not_kept else f"into {folder}"
-    if _not_linked and not _not_kept:
-        kept += f", but ranks will start slowly: {_not_linked}"
-    say(f"gpucoll: compiled the CPU kernels in {time.monotonic() - start:.0f} s, {kept}")
 
 
 def _link(made: Path, compiler: Compiler) -> None:
@@ -228,7 +251,7 @@ def _link(made: Path, compiler: Compiler) -> None:
     library = made / loop_files.LIBRARY
     try:
         compiler.link(library)
-    except Exception as error:  # other versions of Numba and LLVM: what they raise is not known
+    except Exception as error:  # the exceptions of other versions of Numba and LLVM are unknown
         _not_linked = f"{error}" or type(error).__name__
         library.unlink(missing_ok=True)
 
@@ -244,23 +267,22 @@ def _keep(made: Path, folder: Path) -> None:
         loop_files.remove_old(folder)
 
 
-def _beginning(folder: Path, damage: str) -> str:
+def _reason(folder: Path, damage: str) -> str:
+    """Return why loops are compiled that were kept before, or that will not be."""
     compiling, time_needed = "gpucoll: compiling the CPU kernels", "(10 s to a minute)"
     if damage:
         return f"{compiling} again {time_needed}: those in {folder} cannot be used, {damage} ..."
-    if _why_private:
-        return (
-            f"{compiling} for this run alone {time_needed}, since there is no folder to keep them "
-            f"in, {_why_private}; {config.CACHE_DIR} can name one ..."
-        )
-    return f"{compiling} once for this machine {time_needed} ..."
+    return (
+        f"{compiling} for this run alone {time_needed}, since there is no folder to keep them in, "
+        f"{_why_private}; {config.CACHE_DIR} can name one ..."
+    )
 
 
 def _compile_in_two_processes(modules: Sequence[str], compiler: Compiler, made: Path) -> None:
     with compiler.compile_elsewhere(made) as helper:
         try:
             _compile(modules[:-N_ELSEWHERE], compiler)
-            helper.wait()  # what it could not do is done afterwards
+            helper.wait()  # this process does what the helper could not do
         except BaseException:
             helper.kill()
             raise
@@ -272,29 +294,29 @@ def _compile(modules: Iterable[str], compiler: Compiler) -> None:
 
 
 def build_into(folder: Path) -> None:
-    """Keep the loops that this process compiles in a folder that another process fills."""
+    """Write the loops that this process compiles to a folder that another process fills."""
     global _building
     _building = own_folder(folder)
 
 
 def building() -> Path | None:
-    """Return the folder that loops are to be written to, if this process makes them."""
+    """Return the folder for compiled loops, if this process compiles them."""
     return _building
 
 
 def cannot_keep(error: OSError) -> None:
-    """Take note that the loops cannot be written: they serve this process all the same."""
+    """Note that the loops cannot be written; this process can use them nevertheless."""
     global _building, _not_kept
     _building, _not_kept = None, _text(error)
 
 
 def folder_to_load_from() -> Path | None:
-    """Return the folder with the loops, if they are all there and as they were written."""
+    """Return the folder with the loops, if they are complete and undamaged."""
     return _verified or _folder_found_complete()
 
 
 def library() -> Library | None:
-    """Return the linked library, unless there is none or this process is to compile."""
+    """Return the linked library, unless there is none or this process compiles it."""
     if _compiling or _building is not None:
         return None
     folder = folder_to_load_from()
@@ -312,15 +334,6 @@ def _library_in(folder: Path) -> Library | None:
 def _folder_found_complete() -> Path | None:
     folder = cache_folder()
     return folder if loop_files.look(folder).is_complete else None
-
-
-def say(line: str) -> None:
-    """Write a line to stderr, in one piece; what is started without one needs no words."""
-    try:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        return
 
 
 def _renew_in_child() -> None:

@@ -1,4 +1,4 @@
-"""The name under which compiled loops are kept: of all that their machine code depends on."""
+"""The name of a set of compiled loops: a hash of all that their machine code depends on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMPILED_FOLDERS = (
     "backends/cpu/host",
     "backends/gpu",
 )
-"""Where compiled functions are, below the package."""
+"""The folders with compiled functions, below the package."""
 _FURTHER_SOURCES = ("types.py", "arrays/numpy_struct.py")
 _VERSION_FILES = {"numba": "_version.py", "llvmlite": "_version.py", "numpy": "version.py"}
 _ABOUT_PROCESSOR = {
@@ -36,17 +36,17 @@ _ABOUT_PROCESSOR = {
 
 @functools.cache
 def key() -> str:
-    """Return the name of these loops: of the sources, what compiles them, and the processor.
+    """Return the name of these loops: a hash of sources, compilers and processor.
 
-    The linker is one of the sources. Neither the place of the package nor the age of its files
-    counts, so that the virtual environments of a user share what is compiled.
+    The linker is one of the sources. The place of the package and the age of its files do not
+    count, so that the virtual environments of a user share compiled code.
     """
     digest = blake2b(digest_size=32)
     for file in _source_files():
         digest.update(str(file.relative_to(_PACKAGE)).encode() + b"\0")
         digest.update(blake2b(file.read_bytes()).digest())
     versions = [version_of(name) for name in _VERSION_FILES]
-    # The second one has the name of the interpreter's binary interface.
+    # The second one contains the name of the interpreter's binary interface.
     python = (f"{sys.implementation.name} {sys.version.split()[0]}", EXTENSION_SUFFIXES[0])
     for text in (*versions, *python, processor(), config.code_settings()):
         digest.update(text.encode() + b"\0")
@@ -54,9 +54,10 @@ def key() -> str:
 
 
 def version_of(name: str) -> str:
-    """Return what names the version of an installed package: of the file in which it says so.
+    """Return the version of an installed package, read from the file that states it.
 
-    The package is not imported, and its metadata are not looked for: that takes 15 ms, this 0.1.
+    Neither imports the package nor searches for its metadata, which would take 15 ms; this takes
+    0.1.
     """
     found = importlib.util.find_spec(name)
     if found is None or not found.submodule_search_locations:
@@ -79,9 +80,9 @@ def _source_files() -> list[Path]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what machine code depends on: the first processor's model and features.
+    """Return the facts on which machine code depends: the first processor's model and features.
 
-    It says nothing of how fast it runs just now, or how many there are.
+    Its current speed and the number of processors are not included.
     """
     lines: list[str] = []
     try:

@@ -1,7 +1,7 @@
-"""Elements between memory and the type in which they are accumulated, one by one.
+"""Conversion of single elements between memory and the type in which they are accumulated.
 
-Numba has no half types: what it computes on is the accumulator, float32. The conversions are those
-of `gpucoll.kernels.cpu.elements`.
+Numba has no half types: it computes with the accumulator, float32. The conversions are those of
+`gpucoll.kernels.cpu.elements`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def accumulator_dtype(dtype: str) -> str:
 
 
 def accumulator_of(dtype: str) -> Any:
-    """Return the same as a Numba type."""
+    """Return the accumulator of a dtype as a Numba type."""
     return types.boolean if dtype == "bool" else getattr(types, accumulator_dtype(dtype))
 
 
 def _element(dtype: str) -> Element:
-    """Return the element without special instructions: Numba's target may lack the host's."""
+    """Return the element without special instructions, which Numba's target may lack."""
     if dtype != "float16":
         return elements()[dtype]
     form = NarrowFloat(5, 10)
@@ -43,9 +43,9 @@ def _element(dtype: str) -> Element:
 
 
 def _parts(b: ir.IRBuilder, element: Element, address: ir.Value, index: ir.Value) -> list[ir.Value]:
-    """Return pointers to the parts of element `index`: two of a complex one.
+    """Return pointers to the parts of element `index`: two for a complex one.
 
-    Indexed from one pointer, so that LLVM sees a step of one and can vectorise a loop.
+    All are indexed from one pointer, so that LLVM sees a stride of one and can vectorise a loop.
     """
     base = pointer(b, address, element.storage)
     if element.kind != "c":
@@ -56,7 +56,7 @@ def _parts(b: ir.IRBuilder, element: Element, address: ir.Value, index: ir.Value
 
 
 def _alignment(element: Element, is_aligned: bool) -> int:
-    """Return the alignment of an element's parts, or 1: processors of x86 do not care."""
+    """Return the alignment of an element's parts, or 1: for x86 processors it does not matter."""
     return element.size_bytes if is_aligned else 1
 
 
@@ -86,7 +86,7 @@ def load_element(dtype: str, is_aligned: bool = False) -> Any:
 
 @functools.cache
 def store_element(dtype: str, is_aligned: bool = False) -> Any:
-    """Return ``(address, index, accumulator)`` for Numba; half types are rounded here."""
+    """Return ``(address, index, accumulator)`` for Numba, which rounds half types."""
     element, accumulator = _element(dtype), accumulator_of(dtype)
     alignment = _alignment(element, is_aligned)
 
@@ -110,7 +110,7 @@ def store_element(dtype: str, is_aligned: bool = False) -> Any:
 
 
 def convert_to(kind: Any) -> Any:
-    """Return ``(number) -> kind`` for Numba: integers wrap, floats round, to bool it is truth."""
+    """Return ``(number) -> kind`` for Numba: integers wrap, floats round, bool tests nonzero."""
 
     @intrinsic
     def convert(typing_context: Any, number: Any) -> Any:
@@ -123,7 +123,7 @@ def convert_to(kind: Any) -> Any:
 
 
 def scratch_of(size_bytes: int) -> Any:
-    """Return ``() -> address`` for Numba, of so many bytes on the stack."""
+    """Return ``() -> address`` for Numba: the address of `size_bytes` on the stack."""
 
     @intrinsic
     def scratch(typing_context: Any) -> Any:

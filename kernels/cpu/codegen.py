@@ -1,7 +1,7 @@
-"""LLVM IR to machine code: one target machine, one loop builder, no optimisation passes needed.
+"""From LLVM IR to machine code: one target machine, one loop builder, no optimisation passes.
 
-The emitters write the vector code that they want, so compiling one kernel takes 5 to 20 ms and
-needs no cache on disk.
+The emitters write the final vector code, so a kernel compiles in 5 to 20 ms and needs no cache on
+disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ F32, F64 = ir.FloatType(), ir.DoubleType()
 VOID = ir.VoidType()
 CACHE_LINE_BYTES = 64
 
-_engines: list[Any] = []  # machine code lives as long as its engine: for the whole process
+_engines: list[Any] = []  # an engine owns its machine code: kept for the whole process
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def target_machine() -> Any:
     """Return the target machine of this processor, with all its features."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()  # else LLVM ends the process at `rep movsb`
+    llvm.initialize_native_asmparser()  # otherwise LLVM aborts the process at `rep movsb`
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
@@ -37,7 +37,7 @@ def target_machine() -> Any:
 
 
 def library_machine() -> Any:
-    """Return the same for code that is linked: position-independent, in the small code model."""
+    """Return a target machine for code that is linked: position-independent, small code model."""
     machine = target_machine()
     return llvm.Target.from_triple(machine.triple).create_target_machine(
         cpu=llvm.get_host_cpu_name(),
@@ -92,15 +92,15 @@ def function_type(returns: ir.Type, arguments: list[ir.Type]) -> ir.Type:
 
 
 def call_intrinsic(builder: ir.IRBuilder, name: str, arguments: list[ir.Value]) -> None:
-    """Call an intrinsic of LLVM's that returns nothing."""
+    """Call an LLVM intrinsic that returns nothing."""
     kinds = [argument.type for argument in arguments]
     function = builder.module.declare_intrinsic(name, (), ir.FunctionType(VOID, kinds))
     builder.call(function, arguments)
 
 
 def on_stack(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    """Return the address of a word on the function's stack that holds a value."""
-    with builder.goto_entry_block():  # once, also where this is in a loop
+    """Return the address of a word on the function's stack that contains a value."""
+    with builder.goto_entry_block():  # allocated once, even in a loop
         word = builder.alloca(value.type)
     builder.store(value, word)
     return builder.ptrtoint(word, I64)
@@ -133,11 +133,11 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, *, for_write: bool) -> No
 def counted_loop(
     builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: ir.Value, carried: list[Any]
 ) -> Iterator[tuple[ir.Value, list[ir.Value], list[Any]]]:
-    """Emit ``for i in range(start, stop, step)`` with values carried from turn to turn.
+    """Emit ``for i in range(start, stop, step)`` with values carried between iterations.
 
-    Yields the index, the carried values at the start of a turn and a list in which the body leaves
-    their values at its end (it starts as a copy of the former). After the loop, `carried` holds the
-    final values.
+    Yields the index, the carried values at the start of an iteration, and a list, initially a copy
+    of them, in which the body leaves their values at its end. After the loop, `carried` contains
+    the final values.
     """
     before = builder.block
     body = builder.append_basic_block("loop")

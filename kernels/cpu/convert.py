@@ -1,4 +1,4 @@
-"""Casts between float32 and the half types, of whole arrays, with an optional factor.
+"""Casts of whole arrays between float32 and the half types, with an optional factor.
 
 ``kernel(destination*, source*, count, scale*)``: widened to float32, multiplied, rounded once.
 """
@@ -34,7 +34,7 @@ _AHEAD_ELEMENTS = 1024
 def emit_convert(source_dtype: str, dtype: str, scales: bool) -> ir.Function:
     """Return the kernel ``(destination*, source*, count, scale*)``; addresses may be misaligned.
 
-    The scale is a float32, or for float64 a float64; without `scales` it is not read.
+    The scale is a float32, or a float64 for float64; without `scales` it is not read.
     """
     come, go = elements()[source_dtype], elements()[dtype]
     name = f"convert_{source_dtype}_{dtype}{'_scaled' if scales else ''}"
@@ -78,12 +78,12 @@ def _callable(address: int) -> Any:
 
 
 def cast(source: npt.NDArray[Any], destination: npt.NDArray[Any]) -> None:
-    """Cast between float32 and a half type, or two of these. Releases the GIL.
+    """Cast between float32 and a half type, or between two half types. Releases the GIL.
 
     Parameters
     ----------
     source, destination : ndarray
-        C-contiguous, of one size and any address. Rounded to nearest even; float16, bfloat16 and
+        C-contiguous, of equal size, at any address. Rounds to nearest even; float16, bfloat16 and
         float8_e5m2 overflow to infinity, float8_e4m3fn to NaN, as in ml_dtypes.
     """
     kernel = _callable(convert_kernel(source.dtype.name, destination.dtype.name))
@@ -91,9 +91,9 @@ def cast(source: npt.NDArray[Any], destination: npt.NDArray[Any]) -> None:
 
 
 def cast_array(source: npt.NDArray[Any], dtype: str, *, narrows: bool) -> npt.NDArray[Any]:
-    """Return float32 numbers as the bits of a half type, or such bits as float32. Releases the GIL.
+    """Return float32 numbers as the bits of a half type, or the reverse. Releases the GIL.
 
-    The bits are unsigned integers: NumPy alone has no such dtypes.
+    The bits are unsigned integers, because NumPy itself has no such dtypes.
     """
     bits = np.dtype(f"u{elements()[dtype].size_bytes}")
     held = np.ascontiguousarray(source, np.float32 if narrows else bits)

@@ -1,7 +1,7 @@
 """The copy kernels' code: ``kernel(destination, source, size_bytes, prefetch_bytes)``.
 
-Not ``memcpy``: what a copy between ranks costs is cache lines changing hands, and that is decided
-by which lines are prefetched in which state (`docs/decisions/0003-staged-ping-pong.md`).
+They replace ``memcpy``: the cost of a copy between ranks is cache lines that change hands, and it
+depends on which lines are prefetched in which state (`docs/decisions/0003-staged-ping-pong.md`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_STRING_BYTES = 2048
 def _touch(
     b: ir.IRBuilder, address: ir.Value, ahead: ir.Value, mode: str | None, size_bytes: int
 ) -> None:
-    """Prefetch the lines of a block, `ahead` bytes further on."""
+    """Prefetch the lines of a block that lies `ahead` bytes further on."""
     if mode is None:
         return
     start = b.add(address, ahead)
@@ -52,7 +52,7 @@ _SHAPES = [(16, 1), (4, 1), (1, 1)]
 
 
 def emit_copy(kind: CopyKind) -> ir.Function:
-    """Return a copy kernel that prefetches as `kind` says."""
+    """Return a copy kernel that prefetches according to `kind`."""
     function, b = new_function("copy", (I64, I64, I64, I64))
     _copy_blocks(b, kind, *function.args)
     b.ret_void()
@@ -80,9 +80,9 @@ def _copy_blocks(
 
 
 def emit_streaming_copy() -> ir.Function:
-    """Return a copy kernel for what is too large to be found in a cache afterwards.
+    """Return a copy kernel for data too large to stay in a cache.
 
-    Its stores pass by the caches: lines need not be read before they are written.
+    Its stores bypass the caches: lines need not be read before they are written.
     """
     function, b = new_function("copy_streaming", (I64, I64, I64, I64))
     destination, source, size_bytes, ahead = function.args
@@ -109,16 +109,16 @@ def emit_streaming_copy() -> ir.Function:
 
     shapes = [(vector_bytes(), _UNROLL), *_SHAPES]
     blocks(b, b.sub(size_bytes, head), shapes, streaming)
-    b.fence("seq_cst")  # such stores are not in order with others
+    b.fence("seq_cst")  # such stores are not ordered with others
     b.ret_void()
     return function
 
 
 def emit_string_copy() -> ir.Function:
-    """Return a copy kernel that leaves what is not small to ``rep movsb``. For x86-64 alone.
+    """Return a copy kernel that uses ``rep movsb`` unless data is small. Only for x86-64.
 
     The processor need not read a line that it writes as a whole. Others see its stores before any
-    store that follows. What is small goes as `POSTED` has it: the instruction begins slowly.
+    later store. Small data is copied as by `POSTED`, because the instruction starts slowly.
     """
     function, b = new_function("copy_string", (I64, I64, I64, I64))
     destination, source, size_bytes, ahead = function.args
@@ -137,7 +137,7 @@ def emit_string_copy() -> ir.Function:
 def emit_refill() -> ir.Function:
     """Return ``kernel(destination, slot, source, size_bytes, prefetch_bytes)``.
 
-    Copies the slot out and fills it anew in one pass: its lines change hands once for both.
+    Copies the slot out and refills it in one pass: its lines change hands once for both.
     """
     function, b = new_function("refill", (I64,) * 5)
     destination, slot, source, size_bytes, ahead = function.args

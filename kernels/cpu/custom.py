@@ -1,9 +1,9 @@
 """Kernels of a user's operation: reduce and scan kernels around a function that Numba compiles.
 
-They have the arguments of `gpucoll.kernels.cpu.reduce`; counts are of elements, for complex dtypes
-too, and the parameter and the prefetch distance are not used. Each block of elements is combined,
-in rank order, in an accumulator on the stack, which lets LLVM vectorise simple functions. What a
-block's destinations get is written after its sources have been read: they may be the same.
+They take the arguments of `gpucoll.kernels.cpu.reduce`, but count elements for complex dtypes, too,
+and ignore the parameter and the prefetch distance. Each block of elements is combined, in rank
+order, in an accumulator on the stack, so that LLVM can vectorise simple functions. A block's
+destinations are written after its sources have been read: they may be the same.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from gpucoll.types import ReduceOp
 BLOCK = 256
 _WIDEST_BYTES = 16
 _KEPT = 256
-"""Of kernels; some programs make a new function for every call."""
+"""How many kernels are kept; some programs make a new function for every call."""
 _SIGNATURE = types.void(*[types.int64] * 7)
 _compile_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Machine code, which lives as long as its owner."""
+    """Machine code that lives as long as its owner."""
 
     address: int
     owner: Any
@@ -49,7 +49,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class _Pieces:
-    """What the kernels of one function and dtype are made of; all but `scratch` work on a block."""
+    """The parts of the kernels of one function and dtype; all but `scratch` work on a block."""
 
     scratch: Any
     begin: Any
@@ -151,7 +151,7 @@ def custom_kernel(op: ReduceOp, dtype: str, which: str = "reduce") -> Kernel:
     Parameters
     ----------
     op : ReduceOp
-        Of `ReduceOp.custom`.
+        An op of `ReduceOp.custom`.
     dtype : str
         One of `gpucoll.types.DTYPES`.
     which : str
@@ -160,7 +160,7 @@ def custom_kernel(op: ReduceOp, dtype: str, which: str = "reduce") -> Kernel:
     Raises
     ------
     ArgumentTypeError
-        The function cannot be compiled for this dtype, gives another type, or can raise.
+        The function cannot be compiled for this dtype, returns another type, or can raise.
     """
     with _compile_lock:
         kernel = _MAKERS[which](_pieces(op, dtype))
@@ -170,22 +170,22 @@ def custom_kernel(op: ReduceOp, dtype: str, which: str = "reduce") -> Kernel:
 
 
 def _check_quiet(text: str, where: str) -> None:
-    """Refuse machine code, by its LLVM IR, that could raise an exception or call Python."""
+    """Refuse machine code that could raise an exception or call Python, judged by its LLVM IR."""
     keeps_exceptions = ".picklebuf" in text
     calls_python = text.count("call void @numba_gil_ensure(") > 1  # every C function has one
     if keeps_exceptions or calls_python:
         raise ArgumentTypeError(
-            f"{where}: what it calls can raise an exception (also for lack of memory) or needs "
-            "Python (print), and a collective cannot stop in the middle; functions that divide "
+            f"{where}: its function can raise an exception (also for lack of memory) or needs "
+            "Python (print), but a collective cannot stop in the middle; functions that divide "
             'can be compiled by numba.njit(error_model="numpy")'
         )
 
 
 def checked_function(op: ReduceOp, dtype: str) -> Any:
-    """Return the function compiled for the dtype's accumulator; refuse what cannot serve."""
+    """Return the function compiled for the dtype's accumulator; refuse unusable functions."""
     if function_digest(op.function, op.identity, op.commutative) != op.digest:
         raise ArgumentTypeError(
-            f"{op}: what its function uses has changed since ReduceOp.custom; make the op anew"
+            f"{op}: values that its function uses have changed since ReduceOp.custom: make a new op"
         )
     kind, function = accumulator_of(dtype), inline_typed(op.function)
     try:
@@ -199,18 +199,16 @@ def checked_function(op: ReduceOp, dtype: str) -> Any:
     if not _narrows(result, kind):
         hint = ""
         if kind == types.uint64 and isinstance(result, types.Float):
-            hint = (
-                " (some versions of Numba make it of uint64 and int: write numpy.uint64(10) for 10)"
-            )
+            hint = " (some versions of Numba do, for uint64 and int: write numpy.uint64(10) for 10)"
         raise ArgumentTypeError(
-            f"{op} of {dtype}: of two values of {kind} it makes {result}, which cannot be combined "
-            f"with the next rank's{hint}"
+            f"{op} of {dtype}: for two values of {kind} its function returns {result}, which "
+            f"cannot be combined with the next rank's{hint}"
         )
     return function
 
 
 def _narrows(result: Any, kind: Any) -> bool:
-    """Return whether a result is of the accumulator's kind, of whatever width, or a bool."""
+    """Return whether a result has the accumulator's kind, of any width, or is a bool."""
     if isinstance(result, types.Boolean):
         return True
     if isinstance(kind, types.Boolean | types.Integer):
@@ -221,7 +219,7 @@ def _narrows(result: Any, kind: Any) -> bool:
 
 
 def gist(error: Exception) -> str:
-    """Return the line or two of Numba's message that say what is wrong."""
+    """Return the line or two of Numba's message that state the problem."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("Raised from None", "")
     noise = ("Failed in ", "During: ", "File ", "<source missing", "- Resolution failure", "def ")
     lines = [line.strip() for line in text.splitlines()]

@@ -1,10 +1,10 @@
-"""How each dtype is loaded, accumulated and stored.
+"""The loading, accumulation and storing of each dtype.
 
-An `Element` says in which type a dtype lies in memory, in which one sums of it are held, and how to
-get from one to the other. Half types are held in float32 and rounded once, to nearest even.
+An `Element` has the type of a dtype in memory, the type in which its sums are held, and the
+conversions between them. Half types are held in float32 and rounded once, to nearest even.
 
-The conversions of the narrow floats are one pair of functions over (exponent bits, mantissa bits):
-no table, no branch, the same for a vector and a scalar.
+The conversions of narrow floats are one pair of functions of (exponent bits, mantissa bits):
+without tables or branches, the same for vectors and scalars.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _same(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 @dataclass(frozen=True)
 class Pairs:
-    """How two neighbours of 16 bits are taken from a word of 32 and put back, without shuffles."""
+    """Reads and writes two neighbours of 16 bits in a word of 32 bits, without shuffles."""
 
     load: Callable[[ir.IRBuilder, ir.Value], tuple[ir.Value, ir.Value]]
     store: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]
@@ -47,7 +47,7 @@ class Element:
     load: Convert = _same
     store: Convert = _same
     pairs: Pairs | None = None
-    """For vectors in reductions, where it is faster: see `NarrowFloat.encode_pair`."""
+    """For vectors in reductions, if that is faster: see `NarrowFloat.encode_pair`."""
 
     @property
     def size_bytes(self) -> int:
@@ -78,7 +78,7 @@ class NarrowFloat:
 
     @property
     def shift(self) -> int:
-        """How far the mantissa lies below float32's."""
+        """How far the mantissa must be shifted to float32's place."""
         return 23 - self.mantissa_bits
 
     @property
@@ -87,7 +87,7 @@ class NarrowFloat:
 
     @property
     def overflow_code(self) -> int:
-        """The magnitude of infinity, or where there is none, of NaN."""
+        """The magnitude of infinity or, without infinities, of NaN."""
         if not self.has_infinity:
             return self.magnitude_mask
         return self.magnitude_mask & ~((1 << self.mantissa_bits) - 1)
@@ -102,15 +102,15 @@ class NarrowFloat:
 
     @property
     def has_range_of_float32(self) -> bool:
-        """Whether the exponents are float32's (bfloat16): the bits alone convert."""
+        """Whether the exponents are float32's (bfloat16): then shifting the bits converts."""
         return self.exponent_bits == 8
 
     def decode(self, builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
         """Widen to float32, exactly.
 
-        A normal value's bits, shifted into float32's place, get its exponent. A subnormal one is a
-        small whole number: multiplying its bits as a float would be right too, but processors take
-        a hundred times longer for that.
+        A normal value's bits are shifted to float32's place and get its exponent. A subnormal value
+        is a small integer. Multiplying its bits as a float would also be correct, but takes
+        processors a hundred times longer.
         """
         lanes = _lanes(raw)
         ints, floats = vector(I32, lanes), vector(F32, lanes)
@@ -133,11 +133,11 @@ class NarrowFloat:
         return builder.bitcast(builder.or_(bits, sign), floats)
 
     def encode(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        """Round to nearest even; overflow goes to infinity or, where there is none, to NaN.
+        """Round to nearest even; overflow becomes infinity or, without infinities, NaN.
 
-        A normal result is rounded on the bits. A subnormal one is rounded by the processor: adding
-        2**(1 - bias + shift) leaves the result's integer multiple of the least subnormal in the
-        lowest mantissa bits.
+        A normal result is rounded by integer operations on its bits. A subnormal one is rounded by
+        the processor: after adding 2**(1 - bias + shift), the lowest mantissa bits hold the result
+        as a multiple of the least subnormal.
         """
         lanes = _lanes(value)
         ints, floats = vector(I32, lanes), vector(F32, lanes)
@@ -167,7 +167,7 @@ class NarrowFloat:
         return builder.trunc(builder.or_(code, sign), vector(self.storage, lanes))
 
     def _encode_bits(self, builder: ir.IRBuilder, value: ir.Value, bits: ir.Value) -> ir.Value:
-        """Round on the bits: the carry of a full mantissa gives the next exponent, or infinity."""
+        """Round the bits: the carry of a full mantissa gives the next exponent, or infinity."""
         ints = bits.type
         odd = builder.and_(builder.lshr(bits, constant(ints, self.shift)), constant(ints, 1))
         bump = builder.add(odd, constant(ints, (1 << (self.shift - 1)) - 1))
@@ -177,7 +177,7 @@ class NarrowFloat:
         return builder.trunc(code, vector(self.storage, _lanes(value)))
 
     def decode_pair(self, builder: ir.IRBuilder, words: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Widen the lower and the upper half of each word; for what has float32's range."""
+        """Widen the lower and the upper half of each word; only for float32's exponent range."""
         ints, floats = words.type, vector(F32, _lanes(words))
         lower = builder.shl(words, constant(ints, 16))
         upper = builder.and_(words, constant(ints, 0xFFFF0000))
@@ -186,9 +186,9 @@ class NarrowFloat:
     def encode_pair(self, builder: ir.IRBuilder, lower: ir.Value, upper: ir.Value) -> ir.Value:
         """Round two values into the halves of a word, to nearest even; see `decode_pair`.
 
-        They must come from operations on such values alone. A NaN among them then has lower bits
-        of zero, whether it was an operand or is the processor's own: rounding does not touch it,
-        and it needs no test.
+        The values must come from operations on such values only. A NaN among them then has zeros in
+        its lower bits, whether it was an operand or was produced by the processor: rounding does
+        not change it, and no test is needed.
         """
         ints = vector(I32, _lanes(lower))
         rounded = []
@@ -216,7 +216,7 @@ def _narrow(form: NarrowFloat) -> Element:
 
 
 def _float16() -> Element:
-    # Without the instructions LLVM would call a routine of compiler-rt, which is not there.
+    # Without these instructions LLVM would call a routine of compiler-rt, which is not available.
     if {"f16c", "fullfp16", "neon"} & host_features():
         return Element(ir.HalfType(), F32, "f", _half_to_float, _float_to_half)
     return _narrow(NarrowFloat(5, 10))
@@ -224,7 +224,7 @@ def _float16() -> Element:
 
 @functools.cache
 def elements() -> dict[str, Element]:
-    """Return the `Element` of every dtype that reductions work on, by the dtype's name."""
+    """Return the `Element` of every dtype that reductions support, by the dtype's name."""
     table: dict[str, Element] = {"bool": Element(I8, I8, "b")}
     for width, kind in ((8, I8), (16, I16), (32, I32), (64, I64)):
         table[f"int{width}"] = Element(kind, kind, "i")

@@ -1,11 +1,11 @@
-"""A shared library out of one relocatable object: the linker that a user's machine does not have.
+"""Make a shared library from one relocatable object: users' machines may lack a linker.
 
-What comes is position-independent code of LLVM's: code, constants, calls of functions elsewhere.
-No writable data, nothing thread-local, no constructors: an object that has them is a LinkError. The
-dynamic linker then has one thing to do, to fill in the table of addresses.
+The input is position-independent code from LLVM: code, constants, and calls of external functions.
+It has no writable or thread-local data and no constructors; an object with any of these is a
+LinkError. So the dynamic linker only has to fill in the table of addresses.
 
-The file is three segments: read-only (tables, constants), code, and the table of addresses, which
-is read-only, too, once it is filled.
+The file has three segments: read-only data (tables, constants), code, and the table of addresses,
+which also becomes read-only once it is filled in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SECTION_KINDS = (elf_object.PROGRAM_BITS, elf_object.UNWIND_X86)
 
 
 class Row(NamedTuple):
-    """A section of the file that is written; only debuggers and profilers read of it."""
+    """A section of the output file; only debuggers and profilers read sections."""
 
     name: str
     kind: int
@@ -48,7 +48,7 @@ def link(data: bytes) -> bytes:
     Raises
     ------
     LinkError
-        It has what cannot be linked here.
+        The object has something that cannot be linked here.
     """
     return _Library(read_object(data)).build()
 
@@ -58,7 +58,7 @@ def _up(value: int, to: int) -> int:
 
 
 def _hash(name: bytes) -> int:
-    """Return the hash of a name in a table of symbols (System V ABI, "Hash Table")."""
+    """Return the hash of a name in a symbol table (System V ABI, "Hash Table")."""
     value = 0
     for byte in name:
         value = (value << 4) + byte
@@ -68,7 +68,7 @@ def _hash(name: bytes) -> int:
 
 @dataclass
 class _Tables:
-    """What the dynamic linker reads: the names, and how it finds them."""
+    """The tables of the dynamic linker: the names, and the index by which it finds them."""
 
     names: list[str]
 
@@ -88,7 +88,7 @@ class _Tables:
 class _Library:
     def __init__(self, source: Object) -> None:
         if source.machine not in MACHINES:
-            raise LinkError(f"no processor that is known here: number {source.machine}")
+            raise LinkError(f"unknown processor: machine number {source.machine}")
         self.source = source
         self.machine: Machine = MACHINES[source.machine]
         self.kept = {number: self._content(number) for number in range(len(source.sections))}
@@ -116,8 +116,8 @@ class _Library:
             return bytearray()
         changes = section.flags & (elf_object.WRITABLE | elf_object.THREAD_LOCAL)
         if changes or section.kind not in _SECTION_KINDS:
-            raise LinkError(f"section {section.name} is not code, and no constants either")
-        end = bytes(4) if section.name == ".eh_frame" else b""  # for those who walk it
+            raise LinkError(f"section {section.name} is neither code nor constants")
+        end = bytes(4) if section.name == ".eh_frame" else b""  # terminates the table
         return bytearray(section.data + end)
 
     def _is_import(self, relocation: Relocation) -> bool:
@@ -134,7 +134,7 @@ class _Library:
             ):
                 raise LinkError(f"{symbol.name or 'a symbol without a name'} is not code")
 
-    # --- where what lies ---------------------------------------------------------------------
+    # --- layout ------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
         position = _FILE_HEADER_BYTES + _SEGMENTS * _SEGMENT_BYTES
@@ -185,7 +185,7 @@ class _Library:
             elif kind in self.machine.calls:
                 to = self.jumps + _JUMP_BYTES * self.jumped.index(number)
             else:
-                raise LinkError(f"relocation {kind} of {symbol.name}, which is elsewhere")
+                raise LinkError(f"relocation {kind} of {symbol.name}, which is external")
             here = self.place[section] + offset
             self.machine.apply(self.kept[section], offset, kind, here, to + addend)
 
@@ -239,7 +239,7 @@ class _Library:
         return made
 
     def _frame_header(self) -> bytes:
-        """Return where the unwinding tables are; without an index, so that they are walked."""
+        """Return the place of the unwinding tables, without an index: readers walk them."""
         here = self.dynamic_parts["frames"]
         for number, place in self.place.items():
             if self.source.sections[number].name == ".eh_frame":
@@ -257,7 +257,7 @@ class _Library:
             (7, parts["relocations"]),
             (8, len(self.in_table) * _RELOCATION_BYTES),
             (9, _RELOCATION_BYTES),
-            (30, 8),  # everything at once, when it is loaded
+            (30, 8),  # resolve all symbols when the library is loaded
             (0, 0),
         )
         return b"".join(struct.pack("<QQ", *pair) for pair in pairs)
@@ -268,14 +268,14 @@ class _Library:
         in_file = self.end - self.dynamic
         frames = self.dynamic_parts["frames"]
         code = self.code_end - self.code
-        segments = (  # kind, may be, where, size in the file, in memory, alignment
+        segments = (  # kind, permissions, place, size in the file, in memory, alignment
             (1, 4, 0, self.constants_end, self.constants_end, page),
             (1, 5, self.code, code, code, page),
             (1, 6, self.dynamic, in_file, whole, page),
             (2, 6, self.dynamic, _DYNAMIC_BYTES, _DYNAMIC_BYTES, 8),
             (0x6474E550, 4, frames, 12, 12, 4),
-            (0x6474E551, 6, 0, 0, 0, 16),  # a stack without code
-            (0x6474E552, 4, self.dynamic, whole, whole, 1),  # read-only when it is filled in
+            (0x6474E551, 6, 0, 0, 0, 16),  # a stack that is not executable
+            (0x6474E552, 4, self.dynamic, whole, whole, 1),  # read-only once it is filled in
         )
         return b"".join(
             struct.pack("<IIQQQQQQ", kind, flags, start, start, start, size, memory, alignment)
@@ -283,7 +283,7 @@ class _Library:
         )
 
     def _rows(self) -> tuple[bytes, bytes]:
-        """Return the sections' headers and their names."""
+        """Return the section headers and their names."""
         sections, parts, count = self.source.sections, self.dynamic_parts, len(self.kept)
         rows = [
             Row(

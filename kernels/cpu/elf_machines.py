@@ -1,7 +1,8 @@
-"""What differs between processors in ELF: relocations, and how to jump by way of a table.
+"""The differences between processors in ELF: relocations, and jumps through a table.
 
-Of x86-64 and arm64 each relocation that LLVM emits for position-independent code in the small code
-model (psABI of x86-64, 4.4; "ELF for the Arm 64-bit Architecture", 5.7). Others are a LinkError.
+For x86-64 and arm64 this covers every relocation that LLVM emits for position-independent code in
+the small code model (psABI of x86-64, 4.4; "ELF for the Arm 64-bit Architecture", 5.7). Others are
+a LinkError.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ class Machine(Protocol):
     ----------
     name : str
     page_bytes : int
-        The largest pages that its kernels have.
+        The largest page size of its kernels.
     table_entry, relative : int
-        What the dynamic linker is told for an entry of the address table: that it is the address
-        of a symbol, or of a place in the library.
+        The dynamic relocations for an entry of the address table: for the address of a symbol, or
+        of a place in the library.
     through_table : frozenset of int
-        Relocations that go by way of the address table.
+        Relocations that go through the address table.
     calls : frozenset of int
         Relocations of direct calls and jumps.
     """
@@ -39,17 +40,17 @@ class Machine(Protocol):
     calls: frozenset[int]
 
     def apply(self, data: bytearray, offset: int, kind: int, here: int, to: int) -> None:
-        """Fill in the place at `offset`, of address `here`, with the address `to`."""
+        """Fill in the place at `offset`, which has the address `here`, with the address `to`."""
 
     def jump(self, here: int, entry: int) -> bytes:
-        """Return code at address `here` that jumps to what an entry of the table holds."""
+        """Return code for address `here` that jumps to the address in a table entry."""
 
 
 def _pack(data: bytearray, offset: int, form: str, value: int) -> None:
     try:
         struct.pack_into(form, data, offset, value)
     except struct.error:
-        raise LinkError(f"a distance of {value} bytes is too far, or its place too near") from None
+        raise LinkError(f"a distance of {value} bytes does not fit into its place") from None
 
 
 class X86:
@@ -71,7 +72,7 @@ class X86:
         elif kind == self._far:
             _pack(data, offset, "<q", to - here)
         else:
-            raise LinkError(f"relocation {kind} of {self.name} is not known")
+            raise LinkError(f"relocation {kind} of {self.name} is unknown")
 
     def jump(self, here: int, entry: int) -> bytes:
         """See `Machine`."""
@@ -89,7 +90,7 @@ class Arm:
     calls = frozenset({282, 283})  # JUMP26, CALL26
     _pages = frozenset({275, 311})  # ADR_PREL_PG_HI21, ADR_GOT_PAGE
     _low_bits: ClassVar = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4, 312: 3}
-    """ADD_ABS_LO12_NC, then loads and stores of 1 to 16 bytes: how far their offset is shifted."""
+    """ADD_ABS_LO12_NC, then loads and stores of 1 to 16 bytes: the shift of their offset."""
 
     def apply(self, data: bytearray, offset: int, kind: int, here: int, to: int) -> None:
         """See `Machine`."""
@@ -114,7 +115,7 @@ class Arm:
         elif kind in self.calls:
             word |= self._within((to - here) >> 2, 26) & 0x3FFFFFF
         else:
-            raise LinkError(f"relocation {kind} of {self.name} is not known")
+            raise LinkError(f"relocation {kind} of {self.name} is unknown")
         _pack(data, offset, "<I", word)
 
     def jump(self, here: int, entry: int) -> bytes:
@@ -131,4 +132,4 @@ class Arm:
 
 
 MACHINES: dict[int, Machine] = {62: X86(), 183: Arm()}
-"""By the number that an object's header has."""
+"""By the number in an object's header."""

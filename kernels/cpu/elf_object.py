@@ -1,7 +1,7 @@
-"""A relocatable object in ELF, as LLVM emits one, read into sections, symbols and relocations.
+"""Read a relocatable ELF object, as LLVM emits it, into sections, symbols and relocations.
 
-Only what a linker of such objects needs: 64 bits, little-endian, relocations with addends. What
-is cut off or contradicts itself is a LinkError.
+Reads only what a linker of such objects needs: 64 bits, little-endian, relocations with addends. A
+truncated or inconsistent object is a LinkError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALLOCATED, EXECUTABLE, WRITABLE, THREAD_LOCAL = 0x2, 0x4, 0x1, 0x400
 PROGRAM_BITS, SYMBOL_TABLE, RELOCATIONS, NOTE, NO_BITS = 1, 2, 4, 7, 8
 UNWIND_X86 = 0x70000001
 _RELOCATABLE = 1
-_SPECIAL = 0xFF00  # section numbers from here on are none
+_SPECIAL = 0xFF00  # section numbers from here on are special values
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -24,11 +24,11 @@ _RELOCATION = struct.Struct("<QQq")
 
 
 class LinkError(ValueError):
-    """An object that cannot be linked here. The message says what it has."""
+    """An object that cannot be linked here. The message tells which content prevents it."""
 
 
 class Section(NamedTuple):
-    """A section: its data are empty where the file has none of it."""
+    """A section; its data is empty if the file contains none."""
 
     name: str
     kind: int
@@ -39,7 +39,7 @@ class Section(NamedTuple):
 
 
 class Symbol(NamedTuple):
-    """A symbol; `section` is None for one that is defined elsewhere."""
+    """A symbol; `section` is None for a symbol that is defined elsewhere."""
 
     name: str
     binding: int
@@ -50,7 +50,7 @@ class Symbol(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A place in a section that is to be filled in with the address of a symbol."""
+    """A place in a section that gets the address of a symbol."""
 
     section: int
     offset: int
@@ -61,7 +61,7 @@ class Relocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Object:
-    """What an object file has."""
+    """The content of an object file."""
 
     machine: int
     sections: list[Section]
@@ -69,7 +69,7 @@ class Object:
     relocations: list[Relocation]
 
     def needed(self) -> set[str]:
-        """Return the names of what is used and defined elsewhere."""
+        """Return the names that are used here and defined elsewhere."""
         used = {self.symbols[each.symbol] for each in self.relocations}
         return {symbol.name for symbol in used if symbol.section is None}
 
@@ -100,7 +100,7 @@ def _read(data: bytes) -> Object:
         if section.kind == RELOCATIONS:
             relocations += _relocations(section.data, header[7])
     if any(each.symbol >= len(symbols) for each in relocations):
-        raise LinkError("the object is damaged: a relocation of a symbol that is not there")
+        raise LinkError("the object is damaged: a relocation refers to a missing symbol")
     return Object(machine, sections, symbols, relocations)
 
 
@@ -108,7 +108,7 @@ def _section(data: bytes, header: tuple[int, ...], titles: int) -> Section:
     name, kind, flags, _, offset, size, _, _, alignment, _ = header
     held = b"" if kind == NO_BITS else data[offset : offset + size]
     if kind not in (0, NO_BITS) and len(held) != size:
-        raise LinkError("the object is damaged: a section ends behind its end")
+        raise LinkError("the object is damaged: a section ends after the end of the file")
     return Section(_text(data, titles + name), kind, flags, held, size, max(alignment, 1))
 
 

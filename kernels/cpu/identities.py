@@ -1,4 +1,4 @@
-"""The element that changes nothing: what an exclusive scan gives to the first rank."""
+"""The identities of operations: what an exclusive scan gives to the first rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NARROW_FLOATS = {
     "float8_e4m3fn": ("uint8", 0x38, 0x7E),
     "float8_e5m2": ("uint8", 0x3C, 0x7C),
 }
-"""Dtypes that NumPy alone does not have: their storage, and the bits of 1 and of the greatest."""
+"""Dtypes that NumPy itself lacks: their storage, and the bits of 1 and of the greatest value."""
 
 _ONE = ("prod", "land")
 
@@ -23,12 +23,12 @@ _ONE = ("prod", "land")
 def identity_of(dtype: str, operation: str) -> npt.NDArray[Any]:
     """Return the operation's identity as the bytes of one element.
 
-    For min and max it is the greatest and the least value: infinities where the dtype has them.
+    For min it is the greatest value, for max the least: infinities if the dtype has them.
 
     Raises
     ------
     ArgumentTypeError
-        The operation has none.
+        The operation has no identity.
     """
     if operation == "avg":
         raise ArgumentTypeError(
@@ -62,12 +62,12 @@ def _values(kind: np.dtype[Any]) -> dict[str, Any]:
 
 
 def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
-    """Return the identity that a user gave with an operation as the bytes of one element.
+    """Return the identity that a user gave with an operation, as the bytes of one element.
 
     Raises
     ------
     ArgumentTypeError
-        There is none, or it is not exactly a value of the dtype.
+        There is none, or the dtype cannot represent it exactly.
     """
     if value is None:
         raise ArgumentTypeError(
@@ -87,7 +87,7 @@ def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
 
 
 def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
-    """Return a number as the bytes of one element, and the number that they are."""
+    """Return a number as the bytes of one element, and the number that these represent."""
     with np.errstate(over="ignore"):
         if dtype in HALF_TYPES:
             from gpucoll.kernels.cpu.convert import cast_array  # imports LLVM
@@ -96,5 +96,5 @@ def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
             return bits, float(cast_array(bits, dtype, narrows=False)[0])
         kind = np.dtype(dtype)
         convert = {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind.kind]
-        made = np.array([convert(value)]).astype(kind)  # wraps; NumPy 1 warns of the direct way
+        made = np.array([convert(value)]).astype(kind)  # wraps; NumPy 1 warns if done directly
         return made, convert(made[0])

@@ -1,9 +1,9 @@
-"""Loops that other code calls by address: their code comes from the cache, or from Numba.
+"""Loops that other code calls by address: their machine code comes from the cache, or from Numba.
 
-What lies in the linked library of the cache (`gpucoll.kernels.cpu.library`) is found there by its
-name, and Numba is not even imported. So the decorators here only take note of what they decorate,
-and `types` names types; what Numba needs of either is made when Numba asks for it, by an attribute
-that it looks for (``_numba_type_``).
+Code in the linked library of the cache (`gpucoll.kernels.cpu.library`) is found there by its name,
+and Numba is not even imported. So the decorators here only record the functions that they decorate,
+and `types` only names types. Whatever Numba needs of either is made when Numba requests it, through
+an attribute that it looks for (``_numba_type_``).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["Inlined", "Loop", "compile_module", "compiled", "inline", "inline_ty
 
 
 class Kind:
-    """A type of compiled functions' arguments, by the name that Numba has for it."""
+    """A type of a compiled function's arguments, with Numba's name for it."""
 
     def __init__(self, name: str, c_type: Any) -> None:
         self.name = name
         self.c_type = c_type
 
     def __call__(self, *arguments: Kind) -> Signature:
-        """Return the signature of functions that return this."""
+        """Return the signature of functions that return this type."""
         return Signature(self, arguments)
 
     @property
     def numba(self) -> Any:
-        """The same as a type of Numba's."""
+        """The corresponding type of Numba."""
         from numba import types as numba_types
 
         return getattr(numba_types, self.name)
@@ -43,7 +43,7 @@ class Kind:
 
 
 class Signature:
-    """What a compiled function returns and takes."""
+    """The return type and argument types of a compiled function."""
 
     def __init__(self, returns: Kind, arguments: tuple[Kind, ...]) -> None:
         self.returns = returns
@@ -51,20 +51,20 @@ class Signature:
 
     @property
     def numba(self) -> Any:
-        """The same as a signature of Numba's."""
+        """The corresponding signature of Numba."""
         return self.returns.numba(*(kind.numba for kind in self.arguments))
 
     @property
     def prototype(self) -> Any:
-        """The same as a function type of ctypes'; calls release the interpreter."""
+        """The corresponding function type of ctypes; its calls release the interpreter."""
         return ctypes.CFUNCTYPE(self.returns.c_type, *(kind.c_type for kind in self.arguments))
 
 
 class ExternalFunction:
     """A function of libc or CPython that loops call.
 
-    These are all the functions that the linked library may come to need: whatever else it asked
-    for Numba would have put in, to raise an exception or to count references.
+    The linked library can need only these functions. Any other would have been inserted by Numba,
+    to raise an exception or to count references.
     """
 
     declared: set[str] = set()  # noqa: RUF012 (of all of them)
@@ -82,7 +82,7 @@ class ExternalFunction:
 
 
 class _Types:
-    """The types that loops have; ``from numba import types`` would import all of Numba."""
+    """The types of loops; ``from numba import types`` would import all of Numba."""
 
     int64 = Kind("int64", ctypes.c_int64)
     int32 = Kind("int32", ctypes.c_int32)
@@ -95,7 +95,7 @@ class _Types:
     float64 = Kind("float64", ctypes.c_double)
     float32 = Kind("float32", ctypes.c_float)
     void = Kind("void", None)
-    ExternalFunction: Any = ExternalFunction  # to be called in loops
+    ExternalFunction: Any = ExternalFunction  # for calls in loops
 
 
 types = _Types
@@ -112,7 +112,7 @@ class Inlined:
 
     @cached_property
     def dispatcher(self) -> Any:
-        """What Numba has of it."""
+        """Numba's dispatcher for the function."""
         from numba import types as numba_types
 
         made = inline_typed(self.py_func)
@@ -130,7 +130,7 @@ class Inlined:
 
 
 class Intrinsic:
-    """A function that loops call and whose LLVM IR is made by a function of Python's."""
+    """A function that loops call and whose LLVM IR a Python function makes."""
 
     def __init__(self, generate: Callable[..., Any], signature: Signature) -> None:
         self._generate = generate
@@ -140,7 +140,7 @@ class Intrinsic:
         self.__doc__ = generate.__doc__
 
     def _define(self, typing_context: Any, *arguments: Any) -> tuple[Any, Callable[..., Any]]:
-        """Return what Numba wants: the signature, and what makes the IR."""
+        """Return the signature and the function that makes the IR, as Numba needs them."""
         from gpucoll.kernels.cpu import codegen
 
         def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -169,7 +169,7 @@ class Intrinsic:
 
 
 class Loop:
-    """A compiled C function, by address."""
+    """A compiled C function, called by address."""
 
     def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
         self.__wrapped__ = self.py_func = function
@@ -198,7 +198,7 @@ class Loop:
 
     @cached_property
     def address(self) -> int:
-        """Where its code is."""
+        """The address of its code."""
         library = cache.library()
         found = library.address(self.symbol) if library is not None else None
         return int(self.numba.address) if found is None else found
@@ -218,10 +218,11 @@ def inline_typed(function: Any) -> Any:
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """Decorate a function of the compiled loops: as `inline_typed`, but every argument is an int64.
+    """Decorate a function that the compiled loops call with int64 arguments only.
 
-    Numba by itself compiles it anew for each constant that it is called with, and for bools: of all
-    loops' 23 s of compiling 7 s went there (one core, 2026-11-21). LLVM sees the constants anyway.
+    Unlike `inline_typed`, which Numba compiles anew for each constant argument, and for bools, it
+    is compiled once. Of 23 s for compiling all loops, 7 s went there (one core, 2026-11-21). LLVM
+    sees the constants anyway.
     """
     return Inlined(function)
 
@@ -239,7 +240,7 @@ def intrinsic(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
 
 
 def compiled(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate what becomes a C function of `signature` when its address is asked for."""
+    """Decorate a function that becomes a C function of `signature` when its address is needed."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         return Loop(function, signature)
@@ -248,7 +249,7 @@ def compiled(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
 
 
 def loops_of(module: str) -> Iterator[Loop]:
-    """Return the loops that a module defines, which must have been imported."""
+    """Yield the loops that a module defines, which must have been imported."""
     for value in vars(sys.modules[module]).values():
         if isinstance(value, Loop) and value.__module__ == module:
             yield value

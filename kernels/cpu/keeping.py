@@ -1,7 +1,7 @@
-"""The reduce kernel that also keeps every input, for what is to be computed exactly afterwards.
+"""The reduce kernel that also keeps every input, for results to be computed exactly afterwards.
 
-Integers wrap; who gave a Python int expects that it does not. To the other ranks nothing differs:
-the inputs come as ever, and only what this rank makes of them is more.
+Integers wrap, but a user who passes a Python int expects that it does not. The other ranks see no
+difference: the inputs arrive as usual, and only this rank makes more of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ DTYPE = "int64"
 
 
 class _KeepingEmitter(ReduceEmitter):
-    """Of one element; with one destination, which has room for it, that gets the inputs, too.
+    """Emits a kernel of one element that also stores the inputs in its only destination.
 
-    With several, as where ranks reduce for each other, it is the ordinary kernel.
+    The destination must have room for them. With several destinations, as when ranks reduce for
+    each other, it is the ordinary kernel.
     """
 
     def emit(self) -> ir.Function:
@@ -41,6 +42,6 @@ class _KeepingEmitter(ReduceEmitter):
 
 
 def emit_keeping(operation: str) -> ir.Function:
-    """Return the kernel of int64 and this operation."""
+    """Return the int64 kernel of this operation."""
     name = f"reduce_keeping_{operation}_{DTYPE}"
     return _KeepingEmitter(elements()[DTYPE], OPERATIONS[operation], name).emit()

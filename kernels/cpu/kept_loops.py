@@ -1,7 +1,7 @@
-"""Loops that most programs do not need: compiled when they are first used, and kept since.
+"""Loops that most programs do not need: compiled when they are first used, then kept.
 
-They are not in the linked library, so that whoever does not use them neither compiles nor loads
-them. Each lies beside it in a library of its own, which one process of the host makes.
+They are not in the linked library, so that programs that do not use them neither compile nor load
+them. Each is in a separate library next to it, which one process of the host makes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _lock = threading.RLock()
 
 
 class KeptLoop(Loop):
-    """A compiled C function in a library of its own.
+    """A compiled C function in a separate library.
 
-    Of the sources it depends on those of its own folder, on those of the folders of `further`
-    modules, and on what the cache's folder is named after.
+    It depends on the sources in its own folder, on those in the folders of the `further` modules,
+    and on everything that the name of the cache's folder depends on.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class KeptLoop(Loop):
 
     @cached_property
     def numba(self) -> Any:
-        """The function as Numba compiled it just now."""
+        """The function, compiled by Numba now."""
         from numba.core import sigutils
         from numba.core.ccallback import CFunc
 
@@ -49,7 +49,7 @@ class KeptLoop(Loop):
 
     @cached_property
     def address(self) -> int:
-        """Where its code is; compiled now (2 to 4 s) where nobody has used it here before."""
+        """The address of its code, compiled now (2 to 4 s) at the first use on this machine."""
         with _lock:
             if cache.library() is not None:
                 from gpucoll.kernels.cpu.kernel_files import kept_library
@@ -66,7 +66,7 @@ class KeptLoop(Loop):
             return int(self.numba.address)
 
     def path(self) -> Path:
-        """Return where it is kept; the name changes with any source of the loop's folders."""
+        """Return its library's path, which changes with any source in the loop's folders."""
         digest = blake2b(digest_size=8)
         for module in self._modules:
             for file in sorted(Path(str(sys.modules[module].__file__)).parent.glob("*.py")):
@@ -75,20 +75,24 @@ class KeptLoop(Loop):
 
 
 def _linked(loop: Loop) -> bytes:
-    from gpucoll.kernels.cpu.linking import linked
+    from gpucoll.progress import Progress
 
-    return linked([loop], [])
+    with Progress(f"gpucoll: compiling {loop.__name__} for this machine, once"):
+        from gpucoll.kernels.cpu.linking import linked
+
+        return linked([loop], [])
 
 
 def compiled_when_used(signature: Signature, *further: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate what becomes a C function, by itself, when its address is first asked for.
+    """Decorate a function that becomes a separate C function when its address is first requested.
 
     Parameters
     ----------
     signature : Signature
-        Of the function.
+        The function's signature.
     *further : str
-        Modules, imported by its own, in whose folders lies what it inlines.
+        Modules, imported by the function's own module, whose folders contain functions that it
+        inlines.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:

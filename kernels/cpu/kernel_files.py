@@ -1,7 +1,7 @@
-"""Kernels that were compiled because somebody asked for them: each in a library of its own.
+"""Kernels that were compiled on request: each in a separate library.
 
-They lie in the folder of the linked library, and end in a checksum: one that was cut off or changed
-is made anew. Whatever stands against a file, the kernel is compiled for this process alone.
+They are in the folder of the linked library, and end in a checksum: one that is truncated or
+changed is made anew. If a file cannot be used, the kernel is compiled for this process only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CHECKSUM_BYTES = 32
 
 
 def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
-    """Return the library at a path, made if need be; None where it cannot be made, kept or loaded.
+    """Return the library at a path, made if needed; None if it cannot be made, kept or loaded.
 
     Parameters
     ----------
     make : callable
-        Returns the library's content; what it raises is not known.
+        Returns the library's content; may raise any exception.
     """
     if (found := _load(path)) is not None:
         return found
@@ -43,7 +43,7 @@ def _load(path: Path) -> Library | None:
 
 
 def kept_content(path: Path) -> bytes | None:
-    """Return what a file holds before its checksum; None where it is not as it was written."""
+    """Return a file's content before its checksum; None if the file is damaged."""
     try:
         data = read_own(path)
     except OSError:
@@ -53,8 +53,8 @@ def kept_content(path: Path) -> bytes | None:
 
 
 def keep_content(path: Path, content: bytes) -> None:
-    """Put a file in its place at once; one that is there goes, but not from those who use it."""
-    import tempfile  # of those who compile
+    """Put a file in place atomically; processes that use the previous one keep it."""
+    import tempfile  # only if something is compiled
 
     descriptor, made = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:

@@ -1,4 +1,4 @@
-"""The linked library of kernels, loaded: names become addresses. Imports no compiler."""
+"""The linked library of kernels, loaded: returns addresses by name. Imports no compiler."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _turns = itertools.count(1)
 
 
 class Library:
-    """A shared library of compiled loops and kernels, which stays for the life of the process."""
+    """A shared library of compiled loops and kernels, loaded for the life of the process."""
 
     def __init__(self, loaded: ctypes.CDLL) -> None:
         self._loaded = loaded
 
     def address(self, symbol: str) -> int | None:
-        """Return where a function is; None where the library does not have it."""
+        """Return the address of a function; None if the library lacks it."""
         try:
             return ctypes.addressof(ctypes.c_char.in_dll(self._loaded, symbol))
         except ValueError:
@@ -28,9 +28,9 @@ class Library:
 
 
 def load(path: Path) -> Library | None:
-    """Load a library; None where there is none, or this process may not run it.
+    """Load a library; None if there is none, or this process may not run it.
 
-    Symbols are all resolved at once, so that one that is missing is known here and not in the
+    All symbols are resolved immediately, so that a missing one is noticed here and not in the
     middle of a call.
     """
     for way in (_load_in_place, _load_from_memory):
@@ -46,13 +46,13 @@ def _load_in_place(path: Path) -> ctypes.CDLL:
 
 
 def _load_from_memory(path: Path) -> ctypes.CDLL:
-    """Load a library that lies where nothing may be run: a cache that is mounted noexec."""
+    """Load a library from a place where no code may be run: a cache that is mounted noexec."""
     data = path.read_bytes()
     descriptor = os.memfd_create("gpucoll-kernels", os.MFD_CLOEXEC)
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
-        # A library is known by its path, and descriptors' numbers come again: each has its own.
+        # Libraries are identified by path, and descriptor numbers recur: each gets its own path.
         turn = "./" * next(_turns)
         return ctypes.CDLL(f"/proc/self/fd/{turn}{descriptor}", mode=_MODE)
     finally:

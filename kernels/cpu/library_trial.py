@@ -1,7 +1,7 @@
-"""A script: loads a library of kernels and looks whether some of it does what it is for.
+"""A script that loads a library of kernels and checks that some of it works.
 
-It imports nothing of gpucoll, and is run in a process of its own: a library that is wrong may end
-it. What it calls goes through constants, tables and functions elsewhere.
+It imports nothing of gpucoll, and runs in a separate process, because a faulty library may crash
+it. Its calls use constants, tables and external functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def function(library: ctypes.CDLL, name: str, n_arguments: int, returns: type | 
 
 
 def main(path: str) -> None:
-    """Raise where something is wrong."""
+    """Raise if something is wrong."""
     library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     sizes = (0, 1, 63, 64, 65, 1000, 4099)
     copy = function(library, "gpucoll_copy_none_none", 4, None)

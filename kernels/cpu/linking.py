@@ -1,11 +1,11 @@
 """All compiled loops, and the kernels that most programs need, as one shared library.
 
-What Numba compiled is LLVM's bitcode, loop by loop. Put together, with nothing but the loops
-themselves to be seen from outside, and optimised again, it needs nothing of Numba any more: what is
-left are the functions of libc and CPython that loops declare (`jit.ExternalFunction`). Something
-else would be Numba's, to raise an exception or to count references, and such code is refused.
+Numba produces LLVM bitcode, loop by loop. Linked together and optimised again, with only the loops
+visible from outside, it needs nothing from Numba any more. What remains are the functions of libc
+and CPython that loops declare (`jit.ExternalFunction`). Any other function would be Numba's, to
+raise an exception or to count references, and such code is refused.
 
-Kernels are emitted as vector code that needs no optimisation passes, and get none here either.
+Kernels are emitted as final vector code; no optimisation passes run on them, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ source_filename = "gpucoll"
 
 
 def target_of_numba() -> Any:
-    """Return a target machine as Numba's for this processor, for position-independent code."""
+    """Return a target machine like Numba's for this processor, for position-independent code."""
     from numba.core import config
     from numba.core.codegen import get_host_cpu_features
 
@@ -58,12 +58,12 @@ def target_of_numba() -> Any:
 
 
 def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) -> bytes:
-    """Return the shared library of loops and of kernels, these with the names that they get.
+    """Return the shared library of loops and of kernels, the latter with the given names.
 
     Raises
     ------
     LinkError
-        A loop needs a function that none of them declares, or the linker cannot do it.
+        A loop needs a function that none of them declares, or the linker fails.
     """
     machine = target_of_numba()
     whole = llvm.parse_assembly(_BEGINNING)
@@ -79,7 +79,7 @@ def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) ->
 
 
 def linked_kernel(symbol: str, function: ir.Function) -> bytes:
-    """Return the shared library of one kernel, which needs nothing from elsewhere."""
+    """Return the shared library of one kernel, which needs no external functions."""
     machine = library_machine()
     module = llvm.parse_assembly(str(function.module))
     module.triple, module.data_layout = machine.triple, str(machine.target_data)
@@ -88,11 +88,11 @@ def linked_kernel(symbol: str, function: ir.Function) -> bytes:
 
 
 def _add(whole: Any, module: Any, name: str, symbol: str) -> None:
-    """Add a module of which one function is to be seen from outside, under another name."""
+    """Add a module with one function that is visible from outside, under another name."""
     module.triple, module.data_layout = whole.triple, whole.data_layout
     for value in (*module.functions, *module.global_variables):
         if not value.is_declaration:
-            value.linkage = "internal"  # names of Numba's differ only within one process
+            value.linkage = "internal"  # Numba's names are unique only within one process
     function = module.get_function(name)
     function.linkage, function.name = "external", symbol
     whole.link_in(module)
@@ -105,7 +105,7 @@ def _optimise(module: Any, machine: Any) -> None:
 
 
 def emit(module: Any, machine: Any, allowed: Iterable[str]) -> bytes:
-    """Return the shared library of a module that needs no functions but those allowed."""
+    """Return the shared library of a module that needs only the allowed external functions."""
     for function in module.functions:
         if function.is_declaration and not function.name.startswith("llvm."):
             function.add_function_attribute("nonlazybind")  # called through the table of addresses
@@ -118,10 +118,10 @@ def emit(module: Any, machine: Any, allowed: Iterable[str]) -> bytes:
 
 
 def try_out(path: Path) -> None:
-    """Load a library in a process of its own, and run some of it; LinkError where that fails.
+    """Load a library in a separate process and run some of it; LinkError if that fails.
 
-    No processor but this one has ever run what the linker makes for it: what is wrong then ends
-    that process, not a user's.
+    The linker's output has never run on any processor but this one's, so a fault must crash that
+    process and not the user's.
     """
     command = [sys.executable, "-I", "-S", library_trial.__file__, str(path)]
     try:

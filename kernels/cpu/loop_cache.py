@@ -1,7 +1,7 @@
-"""Numba's cache of compiled functions, over the folder that `gpucoll.kernels.cpu.cache` chose.
+"""Numba's cache of compiled functions, in the folder that `gpucoll.kernels.cpu.cache` chose.
 
-Numba itself would look for a folder (``NUMBA_CACHE_DIR``, beside the source), name the files after
-the place of the source, and raise whatever reading a damaged file raises.
+Numba itself would look for a folder (``NUMBA_CACHE_DIR``, or one next to the source), name the
+files after the place of the source, and pass on any exception from reading a damaged file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from numba.core.ccallback import CFunc
 
 from gpucoll.kernels.cpu import cache
 from gpucoll.kernels.cpu.cache_key import key
+from gpucoll.progress import say
 
 __all__ = ["CachedLoop"]
 
 
 class _Place(_CacheLocator):  # type: ignore[misc]
-    """Where the files of a function are, and what they are called."""
+    """The place and the names of a function's files."""
 
     def __init__(self, function: Callable[..., Any], folder: Path) -> None:
         self._py_file = function.__code__.co_filename  # Numba's warnings name it
@@ -33,22 +34,22 @@ class _Place(_CacheLocator):  # type: ignore[misc]
         return str(self._folder)
 
     def ensure_cache_path(self) -> None:
-        """Do nothing: the folder is there, or writing says why not."""
+        """Do nothing: the folder exists, or writing reports why not."""
 
     def get_source_stamp(self) -> str:
-        """Return what changes with the source."""
+        """Return a value that changes with the source."""
         return key()
 
     def get_disambiguator(self) -> str:
-        """Return what tells functions of one name apart."""
+        """Return a value that distinguishes functions of the same name."""
         return self._name
 
 
 class _Files(CompileResultCacheImpl):  # type: ignore[misc]
-    """What is written of a compiled function."""
+    """The part of a compiled function that is written."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        # Not Numba's own, which searches for a place.
+        # Unlike Numba's own class, this one does not search for a place.
         self._lineno = function.__code__.co_firstlineno
         folder = cache.building() or cache.folder_to_load_from() or cache.cache_folder()
         self._locator = _Place(function, folder)
@@ -56,17 +57,17 @@ class _Files(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _LoopCache(FunctionCache):  # type: ignore[misc]
-    """Loads what was found to be whole, and writes only into a folder that is being filled."""
+    """Loads loops from a complete folder, and writes only into a folder that is being filled."""
 
     _impl_class = _Files
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function; None where it has to be compiled."""
+        """Return the compiled function; None if it has to be compiled."""
         if cache.building() is None and cache.folder_to_load_from() is None:
             return None
         try:
             found = super().load_overload(sig, target_context)
-        except Exception:  # damaged just now, and pickle raises anything
+        except Exception:  # damaged just now; pickle can raise any exception
             found = None
         if found is None and cache.building() is None:
             _say_missing()
@@ -84,7 +85,7 @@ class _LoopCache(FunctionCache):  # type: ignore[misc]
 
 @functools.cache
 def _say_missing() -> None:
-    cache.say(
+    say(
         f"gpucoll: compiling the CPU kernels for this process alone: {cache.cache_folder()} has "
         "none for this processor, or was changed just now"
     )

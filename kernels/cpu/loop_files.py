@@ -1,7 +1,7 @@
-"""The files of compiled loops: complete and as they were written, or made anew.
+"""The files of compiled loops: complete and undamaged, or made anew.
 
-A folder of loops is filled under another name and then renamed, so that it is whole or not there;
-what it holds, with checksums, is in its list, and nothing is loaded that differs from that.
+A folder of loops is filled under another name and then renamed, so that it is either complete or
+absent. A list in it has the checksums of its files, and no file that differs is loaded.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ LIBRARY = "kernels.so"
 """The file of the linked library."""
 _DAY_S = 86400.0
 NEEDED_BYTES = 16 << 20
-"""What a folder of loops takes: 7 MiB with all of them (2026-11-24), and what is compiled later."""
+"""Room for a folder of loops: 7 MiB with all of them (2026-11-24), and what is compiled later."""
 KEPT_DAYS = 30
 KEPT_FOLDERS = 8
 LOCK_WAIT_S = 600.0
-"""How long to wait for a process that compiles; then this one compiles, too, which does no harm."""
+"""How long to wait for another process to compile; then this one compiles, too: no harm is done."""
 
 
 class Contents(NamedTuple):
-    """What a folder of loops has.
+    """The state of a folder of loops.
 
     Attributes
     ----------
     is_complete : bool
-        Whether it may be loaded from.
+        Whether loops may be loaded from it.
     damage : str
-        What is wrong with a folder that was complete.
+        What is wrong with a folder that was complete before.
     """
 
     is_complete: bool
@@ -61,7 +61,7 @@ class Contents(NamedTuple):
 
 
 def look(folder: Path) -> Contents:
-    """Read a folder of loops whole, and return whether it is as it was written (about 2 ms)."""
+    """Read a folder of loops; return whether it is complete and undamaged (about 2 ms)."""
     try:
         own_folder(folder)
         listed = json.loads(read_own(folder / _LIST))
@@ -80,7 +80,7 @@ def look(folder: Path) -> Contents:
 
 
 def read_own(path: Path) -> bytes:
-    """Return what a file has that only this user can have written; else an OSError."""
+    """Return the content of a file that only this user can have written; otherwise OSError."""
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not is_own_file(os.fstat(file.fileno())):
             raise UnsafeFolderError(f"{path.name} is no file that this user alone can write to")
@@ -96,20 +96,20 @@ def _checksum(data: bytes) -> str:
 
 
 def touch(folder: Path) -> None:
-    """Take note that the loops were used today."""
+    """Note that the loops were used today."""
     with contextlib.suppress(OSError):
         if time.time() - os.stat(folder / _LIST).st_mtime > _DAY_S:
             os.utime(folder / _LIST)
 
 
 def check_room(folder: Path) -> None:
-    """Raise OSError where a folder does not have the loops yet and there is no room for them."""
+    """Raise OSError if a folder has no loops yet and there is no room for them."""
     if (folder / _LIST).exists():
         return
-    import tempfile  # of those who compile
+    import tempfile  # only if something is compiled
 
     try:
-        with tempfile.TemporaryFile(dir=folder.parent) as file:  # a quota counts, too
+        with tempfile.TemporaryFile(dir=folder.parent) as file:  # quotas count, too
             os.posix_fallocate(file.fileno(), 0, NEEDED_BYTES)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(folder.parent)) from None
@@ -119,14 +119,14 @@ def check_room(folder: Path) -> None:
 
 
 def begin(folder: Path) -> Path:
-    """Return a new, empty folder, which `publish` puts in the place of `folder`."""
-    import tempfile  # of those who compile
+    """Return a new, empty folder, which `publish` later puts in the place of `folder`."""
+    import tempfile  # only if something is compiled
 
     return Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
 
 
 def salvage(folder: Path, made: Path) -> None:
-    """Copy the loops of a damaged folder that are as they were written: those need no compiling."""
+    """Copy the undamaged loops of a damaged folder, so that they need not be compiled."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         listed = json.loads(read_own(own_folder(folder) / _LIST))
         for name, checksum in listed.items():
@@ -139,7 +139,7 @@ def salvage(folder: Path, made: Path) -> None:
 def publish(made: Path, folder: Path) -> None:
     """Put a filled folder in the place of an empty or damaged one.
 
-    Of two processes that do so at once one succeeds, and both have what they need.
+    If two processes do this at the same time, one of them succeeds, and both get what they need.
     """
     _write_list(made)
     for _ in range(10):
@@ -151,7 +151,7 @@ def publish(made: Path, folder: Path) -> None:
                 return
             away = begin(folder)
             with contextlib.suppress(FileNotFoundError):
-                os.rename(folder, away / "old")  # whatever it is
+                os.rename(folder, away / "old")  # whatever kind of file it is
             remove(away)
         else:
             return
@@ -174,10 +174,10 @@ def _write_list(made: Path) -> None:
 
 
 def remove_old(used: Path) -> None:
-    """Remove the loops of other sources, versions or processors beside `used` that are old.
+    """Remove old loops of other sources, versions or processors next to `used`.
 
-    What was not used for 30 days, and all but the eight used last; what a process loads or
-    compiles just now stays.
+    Removes all that were not used for 30 days, and all but the eight used last. Loops that a
+    process loads or compiles now are kept.
     """
     folders = []
     with contextlib.suppress(OSError):
@@ -204,14 +204,14 @@ def _is_of_loops(name: str) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and what is in it, as far as that can be done."""
+    """Remove a folder and its content, as far as possible."""
     import shutil
 
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _age_s(folder: Path) -> float:
-    """Return how long ago the folder's loops were used; for ever, where it is gone."""
+    """Return the time since the folder's loops were used; infinity if it is gone."""
     for path in (folder / _LIST, folder):
         with contextlib.suppress(OSError):
             return time.time() - os.stat(path).st_mtime
@@ -219,10 +219,10 @@ def _age_s(folder: Path) -> float:
 
 
 class FolderLock:
-    """Keeps a folder as it is while processes load from it, and lets one at a time make it.
+    """Protects a folder while processes load from it, and lets one process at a time fill it.
 
-    Where the file system has no locks, or the folder cannot be written to, it keeps nobody out:
-    then several processes may do the same work.
+    If the file system has no locks, or the folder cannot be written to, it excludes no process.
+    Then several processes may do the same work.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -235,23 +235,29 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def take(self, *, alone: bool, limit_s: float | None = None) -> None:
-        """Wait until no other process makes the folder; with `alone`, until none loads either."""
+    def take(self, *, alone: bool, limit_s: float | None = None) -> bool:
+        """Wait until no other process fills the folder; with `alone`, until none loads either.
+
+        Return False if another one still does.
+        """
         kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
         deadline = time.monotonic() + (LOCK_WAIT_S if limit_s is None else limit_s)
-        while self._try(kind) is False and time.monotonic() < deadline:
+        while self._try(kind) is False:
+            if time.monotonic() >= deadline:
+                return False
             time.sleep(0.02)
+        return True
 
     def take_at_once(self) -> bool:
-        """Return whether nobody else uses the folder, and now nobody else can."""
+        """Return whether no other process uses the folder; if so, none can from now on."""
         return self._try(fcntl.LOCK_EX) is True
 
     def remove(self) -> None:
-        """Remove the lock with the folder."""
+        """Remove the lock together with the folder."""
         self._path.unlink(missing_ok=True)
 
     def _try(self, kind: int) -> bool | None:
-        """Return whether it was had; None where there are no locks."""
+        """Return whether the lock was taken; None if there are no locks."""
         try:
             if self._descriptor < 0:
                 flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -264,7 +270,7 @@ class FolderLock:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
                 return True
-        self._close()  # it was removed with its folder while this process waited
+        self._close()  # the lock was removed with its folder while this process waited
         return False
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""The kernel that says what a quantisation has lost: a difference, and zero where it is none."""
+"""The kernel that computes what quantisation lost: a difference, and zero if it is not finite."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _INFINITY = 0x7F800000
 def emit_lost(of_sum: bool = False) -> ir.Function:
     """Return ``(lost*, held*, meant*, count, factor*)``: held - meant, zero where not finite.
 
-    All of float32. Of a sum: that times the factor, added to what is there; else nobody reads it.
+    All arrays are float32. With `of_sum`, the difference times the factor is added to `lost`;
+    otherwise the factor is not read.
     """
     function, b = new_function("lost", (I64,) * 5)
     lost, held, meant, count, factor = function.args

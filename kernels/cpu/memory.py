@@ -1,7 +1,7 @@
 """Memory by address, for Numba loops: atomics, prefetch, pause, calls through an address.
 
-All of it LLVM instructions and intrinsics: inline assembly would need LLVM's native parser, and
-ctypes pointers would keep Numba from caching (``dynamic globals``).
+Everything consists of LLVM instructions and intrinsics: inline assembly would need LLVM's native
+parser, and ctypes pointers would keep Numba from caching (``dynamic globals``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from gpucoll.kernels.cpu.jit import Kind, intrinsic, types
 
 MACHINE = os.environ.get("GPUCOLL_TEST_MACHINE") or os.uname().machine
-"""The processor family that loops are lowered for; tests set it to check another one's code."""
+"""The processor family for which loops are lowered; tests set it to check another one's code."""
 
 _int64, _int32, _void = types.int64, types.int32, types.void
 
@@ -50,15 +50,15 @@ def _read_modify_write(operation: str, kind: Kind) -> Any:
 
 
 load64 = _load(_int64, "monotonic")
-"""Load an int64 that only this thread writes (or whose order an acquire has settled)."""
+"""Load an int64 that only this thread writes (or whose order an acquire has established)."""
 load32 = _load(_int32, "monotonic")
 store64 = _store(_int64, "monotonic")
 store64_release = _store(_int64, "release")
-"""Store an int64 after all that this thread has loaded and stored before."""
+"""Store an int64 after all earlier loads and stores of this thread."""
 store32_release = _store(_int32, "release")
 load64_acquire = _load(_int64, "acquire")
 load64_ordered = _load(_int64, "seq_cst")
-"""Load an int64 after this thread's last exchange: for a handshake, store mine, look at yours."""
+"""Load an int64 after this thread's last exchange, for a handshake: store mine, read yours."""
 
 
 def _word_address(codegen: Any, b: Any, block: Any, field: Any) -> Any:
@@ -68,7 +68,7 @@ def _word_address(codegen: Any, b: Any, block: Any, field: Any) -> Any:
 
 @intrinsic(_int64(_int64, _int64))
 def get(codegen: Any, b: Any, block: Any, field: Any) -> Any:
-    """Read word `field` of a block of int64 that this process alone writes."""
+    """Read word `field` of a block of int64 that only this process writes."""
     return b.load(_word_address(codegen, b, block, field), align=8, typ=codegen.I64)
 
 
@@ -81,21 +81,21 @@ def put(codegen: Any, b: Any, block: Any, field: Any, value: Any) -> None:
 load32_acquire = _load(_int32, "acquire")
 load32_ordered = _load(_int32, "seq_cst")
 exchange64 = _read_modify_write("xchg", _int64)
-"""Store an int64 with a full fence; returns what was there."""
+"""Store an int64 with a full fence; return the previous value."""
 exchange32 = _read_modify_write("xchg", _int32)
 add32 = _read_modify_write("add", _int32)
 
 
 @intrinsic(_int64(_int64, _int64, _int64))
 def compare_exchange64(codegen: Any, b: Any, address: Any, expected: Any, desired: Any) -> Any:
-    """Store `desired` where `expected` is; return what was there."""
+    """Store `desired` if the current value is `expected`; return the previous value."""
     where = codegen.pointer(b, address, codegen.I64)
     return b.extract_value(b.cmpxchg(where, expected, desired, "seq_cst", "seq_cst"), 0)
 
 
 @intrinsic(_int64(_int64))
 def on_stack(codegen: Any, b: Any, value: Any) -> Any:
-    """Return the address of a copy of a word on the stack, for the function that asks."""
+    """Return the address of a copy of a word on the stack of the calling function."""
     return codegen.on_stack(b, value)
 
 
@@ -108,9 +108,9 @@ def _fence(order: str) -> Any:
 
 
 fence_acquire = _fence("acquire")
-"""What is loaded afterwards is loaded after all that was loaded before. Free on x86-64."""
+"""Later loads happen after all earlier loads. Free on x86-64."""
 fence_full = _fence("seq_cst")
-"""Whatever is loaded or stored afterwards is so after all that was before."""
+"""Later loads and stores happen after all earlier ones."""
 
 
 @intrinsic(_void())
@@ -124,7 +124,7 @@ def pause(codegen: Any, b: Any) -> None:
 
 @intrinsic(_void(_int64))
 def take_line(codegen: Any, b: Any, address: Any) -> None:
-    """Begin to take a cache line over from whoever has it, to be written soon."""
+    """Begin to take a cache line over from the core that has it, for a write soon."""
     codegen.prefetch(b, address, for_write=True)
 
 
@@ -150,7 +150,8 @@ call_wait = _call(5, _int64)
 call_reach = _call(3, _int64)
 call_words = _call(8, _int64)
 call_foreign = _call(10, _int32)
-"""Call a function of C's that takes up to ten integers and addresses and returns an int.
+"""Call a C function that takes up to ten integers and addresses and returns an int.
 
-What it does not take it does not see: arguments are passed in registers, then words of the stack.
+A function with fewer arguments ignores the rest: arguments are passed in registers, then in words
+on the stack.
 """

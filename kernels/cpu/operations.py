@@ -1,4 +1,4 @@
-"""The reductions as vector code: how two accumulators become one.
+"""The reductions as vector code: how two accumulators are combined into one.
 
 An operation has three steps, each on a whole vector: `prepare` (once per source, after loading),
 `combine` (left to right, in rank order) and `finish` (once, before storing).
@@ -40,7 +40,7 @@ def _divide(b: ir.IRBuilder, e: Element, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _extremum(predicate: str) -> Binary:
-    """Return min or max. A NaN on either side wins; of two equal values the left one does."""
+    """Return min or max. A NaN on either side wins; of two equal values, the left one wins."""
 
     def pick(b: ir.IRBuilder, e: Element, x: ir.Value, y: ir.Value) -> ir.Value:
         if _is_float(e):
@@ -82,7 +82,7 @@ def _bitwise(name: str) -> Binary:
 
 @dataclass(frozen=True)
 class Operation:
-    """One reduction: `combine`, and what is done to inputs before and to the result after it."""
+    """One reduction: `combine`, with the steps before it on inputs and after it on the result."""
 
     combine: Binary
     scaled: bool = False
@@ -92,7 +92,7 @@ class Operation:
     def prepare(
         self, b: ir.IRBuilder, e: Element, x: ir.Value, parameter: ir.Value | None
     ) -> ir.Value:
-        """Return what `combine` takes of one source's value."""
+        """Return one source's value in the form for `combine`."""
         if self.logical:
             return _zero_one(b, e, _truth(b, e, x), x.type)
         if self.scaled:
@@ -107,7 +107,7 @@ class Operation:
 
     @property
     def has_parameter(self) -> bool:
-        """Whether the kernel reads a parameter: the factor, or the count of ranks."""
+        """Whether the kernel reads a parameter: the factor, or the number of ranks."""
         return self.scaled or self.divided
 
 

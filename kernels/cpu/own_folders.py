@@ -1,7 +1,7 @@
-"""Folders that this user alone can write to: what lies in others is not run. Imports no compiler.
+"""Folders to which only this user can write; code in others is not run. Imports no compiler.
 
-Compiled kernels are pickles and machine code: whoever can put a file where they are kept, or can
-put another folder in that place, runs code as this user.
+Compiled kernels are pickles and machine code: a user who can put a file there, or another folder in
+that place, runs code as this user.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ _MOST_LINKS = 40  # as the kernel follows
 
 
 class UnsafeFolderError(OSError):
-    """Others can put files into a folder. The message says where, whose it is and its mode."""
+    """Others can put files into a folder. The message gives its path, owner and mode."""
 
 
 def own_folder(folder: Path) -> Path:
-    """Make a folder that this user alone can write to, if need be, and return its real path.
+    """Make a folder to which only this user can write, if needed, and return its real path.
 
-    Each folder on the way to it is looked at, too, those that symbolic links lie in and lead
-    through as well. They are root's or this user's and nobody else can write to them, or they are
-    sticky, as ``/tmp`` is: then what this user owns stays in place, and a link must be this user's,
-    or root's.
+    Each folder on the way to it is checked, too, including the folders that contain symbolic links
+    and those that links lead through. Each must belong to root or to this user, and either no other
+    user can write to it, or it is sticky, as ``/tmp`` is. In a sticky folder this user's files stay
+    in place, and a link must belong to this user or to root.
 
     Raises
     ------
     UnsafeFolderError
-        It, or a folder or link on the way to it, is another user's, or others can write to it.
+        The folder, or a folder or link on the way to it, belongs to another user, or others can
+        write to it.
     OSError
-        It cannot be made.
+        The folder cannot be made.
     """
     left = [*reversed((Path.cwd() / folder).parts)]
     way: list[_Step] = []
@@ -68,11 +69,11 @@ class _Step(NamedTuple):
     path: Path
     facts: os.stat_result
     is_foreign: bool
-    """Whether what lies here may be another user name space's: so begins "/"."""
+    """Whether the content may belong to another user namespace; "/" begins as such."""
 
     @property
     def is_open(self) -> bool:
-        """Whether others may put something here: then it is sticky."""
+        """Whether others may put files here; the folder is then sticky."""
         return bool(self.facts.st_mode & _OTHERS_WRITE)
 
 
@@ -86,7 +87,7 @@ def _facts_of(step: Path) -> os.stat_result:
 
 
 def _looked_at(path: Path, facts: os.stat_result, above: _Step | None) -> _Step:
-    """Return a folder on the way; UnsafeFolderError if others could put another in its place."""
+    """Return a folder on the way; UnsafeFolderError if others could replace the next one."""
     is_foreign = (above is None or above.is_foreign) and _is_of_no_user_here(facts.st_uid)
     if problem := _problem(path, facts, is_own=False, is_foreign=is_foreign):
         raise UnsafeFolderError(f"{path} {problem}")
@@ -104,7 +105,7 @@ def is_own_file(facts: os.stat_result) -> bool:
 
 
 def _problem(step: Path, facts: os.stat_result, *, is_own: bool, is_foreign: bool) -> str:
-    """Return why others could put something in the place of what lies here; empty if not."""
+    """Return why others could replace the content of this folder; empty if they cannot."""
     about, me = _about(facts), os.geteuid()
     if not stat.S_ISDIR(facts.st_mode):
         return f"{about} is not a folder"
@@ -123,7 +124,7 @@ def _about(facts: os.stat_result) -> str:
 
 
 def _is_alone_in_group(step: Path, facts: os.stat_result) -> bool:
-    """Return whether this is a user's own folder and group, as distributions make them."""
+    """Return whether this is a user's own folder and private group, as distributions make them."""
     import grp
 
     try:
@@ -134,17 +135,17 @@ def _is_alone_in_group(step: Path, facts: os.stat_result) -> bool:
         return False
     if user.pw_gid != facts.st_gid or any(name != user.pw_name for name in group.gr_mem):
         return False
-    try:  # with a list of its own the group's bits stand for others, too
+    try:  # with an access control list, the group's bits also stand for others
         return "system.posix_acl_access" not in os.listxattr(step)
     except OSError:
         return True  # a file system without such lists
 
 
 def _is_of_no_user_here(uid: int) -> bool:
-    """Return whether this is how a container without root shows what is the host's own.
+    """Return whether a container without root shows a user of the host this way.
 
-    In a user name space (Apptainer, rootless Podman) root and everybody else outside look like one
-    user, who has no number inside.
+    In a user namespace (Apptainer, rootless Podman) root and all other users outside look like a
+    single user, who has no number inside.
     """
     if uid in (0, os.geteuid()):
         return False

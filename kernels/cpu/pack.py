@@ -1,6 +1,6 @@
-"""Hundreds of arrays into one buffer and back: one pass over a table of pieces, by compiled code.
+"""Hundreds of arrays into one buffer and back: compiled code, one pass over a table of pieces.
 
-Between arrays, pack writes zeros. With a dtype or a scale, elements are converted on the way:
+Between arrays, pack writes zeros. With a dtype or a scale, elements are converted while they move:
 widened to float32, multiplied by the scale, rounded once.
 """
 
@@ -30,11 +30,11 @@ ALIGNMENT_BYTES = 16
 _COPY = CopyKind("read", "write")
 _COPY_AHEAD_BYTES = 2048
 _STREAMING_MIN_BYTES = 64 << 20
-"""From here on copies pass by the caches: 1.3 times as fast above 90 MB, slower below 40 MB."""
+"""From this size on copies bypass the caches: 1.3 times as fast above 90 MB, slower below 40 MB."""
 
 
 class Piece(Protocol):
-    """One array: `gpucoll.arrays.buffer.Buffer` is one."""
+    """An array; `gpucoll.arrays.buffer.Buffer` has this interface."""
 
     address: int
     dtype: str
@@ -42,18 +42,18 @@ class Piece(Protocol):
 
     @property
     def count(self) -> int:
-        """Count of elements."""
+        """Number of elements."""
 
 
 def layout(sizes_bytes: Sequence[int], alignment_bytes: int = ALIGNMENT_BYTES) -> list[int]:
-    """Return where each array begins in the buffer, and last the buffer's size, in bytes.
+    """Return the offset of each array in the buffer, and last the buffer's size, in bytes.
 
     Parameters
     ----------
     sizes_bytes : sequence of int
-        The arrays', as they lie in the buffer.
+        The sizes of the arrays in the buffer.
     alignment_bytes : int
-        Every array begins at a multiple of it, a power of two.
+        A power of two; every array begins at a multiple of it.
     """
     offsets = [0]
     for size_bytes in sizes_bytes:
@@ -74,25 +74,25 @@ def prepare_pack(
     dtype: str | None = None,
     scale: float | None = None,
 ) -> Callable[[], None]:
-    """Return what packs the pieces into the buffer, whenever it is called. Releases the GIL.
+    """Return a function that packs the pieces into the buffer at each call. Releases the GIL.
 
     Parameters
     ----------
     pieces : sequence of Piece
-        C-contiguous, at any address; what is returned keeps them alive.
+        C-contiguous, at any address; the returned function keeps them alive.
     buffer : int
-        Address; its memory must live as long as what is returned.
+        The address of the buffer, whose memory must live as long as the returned function.
     offsets : sequence of int
-        Of `layout`.
+        The result of `layout`.
     dtype : str, optional
-        Of all elements in the buffer; default: each array keeps its own.
+        The dtype of all elements in the buffer; default: each array keeps its own.
     scale : float, optional
-        A factor, float32 (for float64 a float64).
+        A factor, as float32 (for float64, as float64).
 
     Raises
     ------
     TypeError
-        A dtype that does not convert.
+        A dtype that cannot be converted.
     """
     return _prepare(pieces, buffer, offsets, dtype, scale, packs=True)
 
@@ -105,7 +105,7 @@ def prepare_unpack(
     dtype: str | None = None,
     scale: float | None = None,
 ) -> Callable[[], None]:
-    """Return what fills the pieces from the buffer; arguments as for `prepare_pack`."""
+    """Return a function that fills the pieces from the buffer; arguments as for `prepare_pack`."""
     return _prepare(pieces, buffer, offsets, dtype, scale, packs=False)
 
 
@@ -141,5 +141,5 @@ def _prepare(
 
 
 def _run(table: npt.NDArray[np.int64], n_rows: int, keep: object) -> None:
-    """Run a table; `keep` is what its addresses lead to."""
+    """Run a table; `keep` holds the objects to which its addresses belong."""
     _pack_kernel()(table.ctypes.data, n_rows)

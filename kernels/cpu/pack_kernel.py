@@ -1,4 +1,4 @@
-"""The kernel that goes through a table of pieces, each with the kernel that moves it."""
+"""The kernel that processes a table of pieces, each with the kernel that moves it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpucoll.kernels.cpu.codegen import (
 
 
 def emit_pack() -> ir.Function:
-    """Return ``(table*, rows)``: each row is a kernel, its four arguments, a gap and its bytes."""
+    """Return ``(table*, rows)``: a row has a kernel, its four arguments, a gap and its size."""
     function, b = new_function("pack", (I64, I64))
     table, rows = function.args
     kernel_type = ir.FunctionType(VOID, [I64] * 4)

@@ -1,8 +1,8 @@
 """Random bits from counters, as LLVM IR: Philox4x32-10 (Salmon et al., SC 2011), vector by vector.
 
-A block of 256 elements takes 32 counters of four words. Element e of its block gets the lower half
-(e < 128) or the upper half of word ``e % 4`` of counter ``(e % 128) // 4``: bits depend on seed,
-sequence and place alone, on any device.
+A block of 256 elements uses 32 counters of four words. Element e of its block gets the lower half
+(e < 128) or the upper half of word ``e % 4`` of counter ``(e % 128) // 4``. So the bits depend only
+on seed, sequence and place, on any device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 COUNTERS = 32
-"""Of a block."""
+"""Number of counters per block."""
 
 
 @dataclass(frozen=True)
 class Generator:
-    """What every block's bits have in common, as vectors of `lanes` counters.
+    """The values that the bits of all blocks share, as vectors of `lanes` counters.
 
-    Made of a table in memory: seed, sequence and the number of the first block, 64 bits each.
+    Made from a table in memory: seed, sequence and the number of the first block, 64 bits each.
     """
 
     keys: list[tuple[ir.Value, ir.Value]]
@@ -35,7 +35,7 @@ class Generator:
 
     @staticmethod
     def of(b: ir.IRBuilder, table: ir.Value, lanes: int) -> Generator:
-        """Load the table, an address."""
+        """Load the table at an address."""
         base = b.inttoptr(table, I64.as_pointer())
         seed, sequence, first_block = (
             b.load(b.gep(base, [I64(place)], source_etype=I64), align=8, typ=I64)
@@ -66,9 +66,9 @@ def _halves(b: ir.IRBuilder, value: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _multiply(b: ir.IRBuilder, x: ir.Value, factor: int) -> tuple[ir.Value, ir.Value]:
-    """Return the upper and the lower halves of products of 64 bits.
+    """Return the upper and the lower halves of 64-bit products.
 
-    Even and odd lanes by themselves: x86 multiplies so, and nothing has to go far.
+    Even and odd lanes are multiplied separately, as x86 does, so that no lane has to move far.
     """
     lanes = x.type.count
     wide = vector(I64, lanes // 2)
@@ -93,7 +93,7 @@ def _round(
 
 
 def _interleave(b: ir.IRBuilder, words: list[ir.Value]) -> list[ir.Value]:
-    """Turn word vectors of counters into counters' words, one after another."""
+    """Turn the word vectors of counters into the words of each counter, one after another."""
     even = _zip(b, words[0], words[2])
     odd = _zip(b, words[1], words[3])
     return [mixed for pair in zip(even, odd, strict=True) for mixed in _zip(b, *pair)]

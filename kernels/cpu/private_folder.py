@@ -1,4 +1,4 @@
-"""A folder for compiled kernels that lives as long as a process: for one that has no other."""
+"""A temporary folder for compiled kernels, for a process that has no other."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["PrivateFolder"]
 
 _OWNER_FILE = "owner"
 _ABANDONED_S = 60.0
-"""A private folder is locked by its owner sooner than this."""
+"""A private folder older than this that is not locked has no owner any more."""
 
 
 class PrivateFolder:
-    """A folder that lives as long as this process, for one that has no other.
+    """A folder that lives as long as this process, for a process that has no other.
 
-    A process that is killed leaves its folder; the next one that makes such a folder removes it.
+    A process that is killed leaves its folder behind; the next process that makes such a folder
+    removes it.
     """
 
     def __init__(self) -> None:
@@ -32,14 +33,14 @@ class PrivateFolder:
         _remove_abandoned(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_private_prefix(), dir=parent))
         self._owner_pid = os.getpid()
-        # Held until the process ends, however that happens.
+        # Held until the process ends, in whatever way.
         self._lock = os.open(self.path / _OWNER_FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         atexit.register(self.remove)
 
     def remove(self) -> None:
-        """Remove it, in the process that made it: a forked child leaves it alone."""
+        """Remove the folder, if this process made it: a forked child leaves it alone."""
         if os.getpid() == self._owner_pid:
             shutil.rmtree(self.path, ignore_errors=True)
 
@@ -49,7 +50,7 @@ def _private_prefix() -> str:
 
 
 def _parent_of_private_folders() -> Path:
-    """Return the first folder for temporary files in which nobody can replace what we make."""
+    """Return the first folder for temporary files in which no other user can replace ours."""
     problems = []
     for place in dict.fromkeys((_temporary_folder(), "/tmp", "/var/tmp", "/dev/shm")):
         if not place:
@@ -68,12 +69,12 @@ def _parent_of_private_folders() -> Path:
 def _temporary_folder() -> str:
     try:
         return tempfile.gettempdir()
-    except OSError:  # none can be written to
+    except OSError:  # none is writable
         return ""
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove private folders of processes of this user's that have ended without doing so."""
+    """Remove private folders of this user's processes that ended without removing them."""
     for folder in _private_folders(parent):
         with contextlib.suppress(OSError):
             facts = os.lstat(folder)

@@ -1,8 +1,8 @@
 """Block quantisation: a byte for each float32, and a scale for each block of 256.
 
-A message is its blocks' scales, zeros up to a multiple of 16 bytes, then the codes. Every byte of
-it follows from the input alone; `docs/compression.md` has the formats. Messages of float16 and
-bfloat16 are cast elements alone, whole blocks of them too.
+A message has its blocks' scales, zeros up to a multiple of 16 bytes, then the codes. Every byte
+depends only on the input; `docs/compression.md` describes the formats. Messages of float16 and
+bfloat16 consist of cast elements only, also in whole blocks.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Float32s = npt.NDArray[np.float32]
 
 
 def scales_bytes(blocks: int, wire_format: str = "int8") -> int:
-    """Return where the codes of a message of so many blocks begin."""
+    """Return the offset of the codes in a message of `blocks` blocks."""
     if wire_format in HALVES:
         return 0
     return block_message.scales_bytes(blocks)
 
 
 def codes_bytes(blocks: int, wire_format: str = "int8") -> int:
-    """Return the size of the codes of so many blocks."""
+    """Return the size of the codes of `blocks` blocks."""
     return BLOCK * blocks * (2 if wire_format in HALVES else 1)
 
 
 def message_bytes(blocks: int, wire_format: str = "int8") -> int:
-    """Return the size of a message of so many blocks."""
+    """Return the size of a message of `blocks` blocks."""
     return scales_bytes(blocks, wire_format) + codes_bytes(blocks, wire_format)
 
 
@@ -64,7 +64,7 @@ def _narrow_kernel(dtype: str) -> Any:
 
 
 def prepare_kernels(wire_format: str, *, by_chance: bool, divides: bool) -> None:
-    """Compile what a compressed reduction needs, before anything waits for it."""
+    """Compile the kernels of a compressed reduction, before anything waits for it."""
     if wire_format in HALVES:
         _narrow_kernel(wire_format)
     else:
@@ -88,15 +88,15 @@ def quantise(
     Parameters
     ----------
     source : ndarray of float32
-        C-contiguous, at any address; at most ``256 * blocks`` elements. What is missing counts as
+        C-contiguous, at any address; at most ``256 * blocks`` elements. Missing elements count as
         zeros.
     message : ndarray of uint8
         ``message_bytes(blocks, wire_format)`` bytes.
     wire_format : str
         A block format ("int8", "float8_e4m3fn", "float8_e5m2"), or "float16" or "bfloat16".
     seed : int, optional
-        Round stochastically, with bits that follow from seed, sequence and the place of an element;
-        all of 64 bits, without sign. Default: to nearest even, as the half types always are.
+        Round stochastically, with bits that depend on seed, sequence and the place of an element;
+        an unsigned 64-bit number. Default: round to nearest even, as the half types always do.
     first_block : int
         The number of the first block, for the place.
 
@@ -131,16 +131,16 @@ def dequantise(
     sources: int = 1,
     divisor: int | None = None,
 ) -> None:
-    """Fill `destination` with what messages mean, added up in their order. Releases the GIL.
+    """Fill `destination` with the values of messages, added in order. Releases the GIL.
 
     Parameters
     ----------
     messages : ndarray of uint8
-        `sources` messages of as many blocks, one after another.
+        `sources` messages of equal numbers of blocks, one after another.
     destination : ndarray of float32
         C-contiguous, at any address; at most ``256 * blocks`` elements.
     divisor : int, optional
-        Divide the sum by it.
+        The sum is divided by it.
     """
     kernel = _dequantise_kernel(wire_format, divisor is not None)
     start, stride = scales_bytes(blocks, wire_format), message_bytes(blocks, wire_format)
@@ -150,7 +150,7 @@ def dequantise(
     kernel(destination.ctypes.data, of, stride, start, sources, whole, by.ctypes.data)
     if destination.size > whole * BLOCK:
         rest = np.empty(BLOCK, np.float32)
-        # The last block as a message of its own: its scale stands where that message begins.
+        # The last block is a message of its own: its scale is where that message begins.
         scale, codes = 4 * whole, start + codes_bytes(whole, wire_format)
         kernel(rest.ctypes.data, of + scale, stride, codes - scale, sources, 1, by.ctypes.data)
         destination[whole * BLOCK :] = rest[: destination.size - whole * BLOCK]

@@ -1,6 +1,6 @@
-"""The kernels of block quantisation as LLVM IR: a vector of float32 at a time, block for block.
+"""The kernels of block quantisation as LLVM IR: one vector of float32 at a time, block by block.
 
-No contraction: each operation is rounded by itself, as in NumPy and on a GPU.
+There is no contraction: each operation is rounded separately, as in NumPy and on a GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from gpucoll.kernels.cpu.reduce import splat
 
 _UNROLL = 4
 _AHEAD = 4096
-"""Bytes of float32 between what is prefetched and what is worked on. Measured, to int8: 0.56 of
-memcpy's rate without prefetching, 0.77 with 1024, 0.9 to 1.0 with 4096 (Xeon with AVX-512)."""
+"""Distance in bytes of float32 from the current element to the prefetched one. Measured for int8:
+0.56 of memcpy's rate without prefetching, 0.77 with 1024, 0.9 to 1.0 with 4096 (Xeon with
+AVX-512)."""
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 
 
@@ -91,7 +92,7 @@ def _greatest_bits(b: ir.IRBuilder, source: ir.Value, first: ir.Value, lanes: in
 
 
 class _QuantiseEmitter:
-    """Emits ``(scales*, codes*, source*, blocks, random*)`` of one format and way to round."""
+    """Emits ``(scales*, codes*, source*, blocks, random*)`` for one format and one way to round."""
 
     def __init__(self, form: BlockFormat, by_chance: bool) -> None:
         self.form = form
@@ -131,10 +132,11 @@ class _QuantiseEmitter:
         return scale, inverse
 
     def _scaled(self, index: ir.Value, inverse: ir.Value) -> ir.Value:
-        """Return elements in steps of their scale.
+        """Return elements in units of their scale.
 
-        Two roundings may take the greatest one an ulp beyond the limit. No way to round a code sees
-        that, so it is not limited here: the reference, which does, gives the same bits.
+        Two roundings may put the greatest element one ulp beyond the limit. No way of rounding to a
+        code is affected by that, so the element is not limited here; the reference limits it and
+        gives the same bits.
         """
         source = self.function.args[2]
         return self.builder.fmul(_load(self.builder, source, index, F32, self.lanes), inverse)
@@ -180,7 +182,7 @@ def emit_quantise(block_format: str, by_chance: bool) -> ir.Function:
     """Return the kernel ``(scales*, codes*, source*, blocks, random*)``.
 
     `random` is the address of seed, sequence and number of the first block, as three int64; it is
-    not read to nearest.
+    not read when rounding to nearest.
     """
     return _QuantiseEmitter(FORMATS[block_format], by_chance).emit()
 
@@ -188,7 +190,7 @@ def emit_quantise(block_format: str, by_chance: bool) -> ir.Function:
 def _widened(
     b: ir.IRBuilder, wire_format: str, message: ir.Value, block: ir.Value, codes: ir.Value
 ) -> Callable[[ir.Value], ir.Value]:
-    """Return what reads a vector of a message's block: a place -> float32."""
+    """Return a function that reads a vector of a message's block: a place -> float32."""
     lanes = vector_bytes() // 4
     form = FORMATS.get(wire_format)
     if form is None:
@@ -201,8 +203,8 @@ def _widened(
 def emit_dequantise(wire_format: str, divides: bool) -> ir.Function:
     """Return ``(destination*, messages*, stride, codes_offset, sources, blocks, divisor*)``.
 
-    The sum of as many messages, `stride` bytes apart, in their order, of whole blocks. Of float16
-    and bfloat16 there are codes alone.
+    Adds `sources` messages of whole blocks, `stride` bytes apart, in order. Messages of float16 and
+    bfloat16 have only codes.
     """
     lanes, code_bytes = vector_bytes() // 4, elements()[wire_format].size_bytes
     name = f"dequantise_{wire_format}{'_average' if divides else ''}"

@@ -2,9 +2,9 @@
 
 ``kernel(destinations*, n_destinations, sources*, n_sources, count, parameter*, prefetch_bytes)``
 
-A kernel is compiled per (dtype, op). The sources are walked for each block of four vectors, so
-accumulators stay in registers whatever the number of ranks, half types are rounded once, and the
-bits do not depend on the number of ranks reduced at once. A destination may be a source.
+A kernel is compiled for each (dtype, op). It reads all sources for one block of four vectors at a
+time. So accumulators stay in registers for any number of ranks, half types are rounded once, and
+the bits do not depend on how many ranks are reduced at once. A destination may be a source.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def element_at(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
 
 
 class ReduceEmitter:
-    """Emits the kernel of one (dtype, op)."""
+    """Emits the kernel for one (dtype, op)."""
 
     def __init__(self, element: Element, operation: Operation, name: str) -> None:
         self.element = element
@@ -150,7 +150,7 @@ class ReduceEmitter:
         return [self.operation.prepare(b, element, value, parameter) for value in loaded]
 
     def _finish(self, values: list[ir.Value], parameter: ir.Value | None) -> list[ir.Value]:
-        """Return what is stored, one after the other, for fully combined values."""
+        """Return the values to store, one after the other, for fully combined values."""
         b, element = self.builder, self.element
         finished = [self.operation.finish(b, element, value, parameter) for value in values]
         if (
@@ -180,7 +180,7 @@ def splat(b: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
 
 
 class ComplexProductEmitter(ReduceEmitter):
-    """Complex multiplication, one (real, imaginary) pair a block."""
+    """Complex multiplication, with one (real, imaginary) pair per block."""
 
     def shapes(self) -> list[tuple[int, int]]:
         return [(1, 2)]
@@ -193,12 +193,12 @@ class ComplexProductEmitter(ReduceEmitter):
 
 
 def is_complex_product(dtype: str, operation: str) -> bool:
-    """Return whether parts cannot be reduced one by one."""
+    """Return whether the parts cannot be reduced independently."""
     return operation == "prod" and elements()[dtype].kind == "c"
 
 
 def emit_reduce(dtype: str, operation: str) -> ir.Function:
-    """Return the kernel of this dtype and operation."""
+    """Return the kernel for this dtype and operation."""
     emitter = ComplexProductEmitter if is_complex_product(dtype, operation) else ReduceEmitter
     name = f"reduce_{operation}_{dtype}"
     return emitter(elements()[dtype], OPERATIONS[operation], name).emit()

@@ -1,8 +1,9 @@
-"""The scan kernels: destination i = source 0 op ... op source i, all of them in one pass.
+"""The scan kernels: destination i = source 0 op ... op source i, for all i in one pass.
 
-They have the reduce kernel's arguments, with as many destinations as sources; the parameter of avg
-is a table of divisors by destination. In the exclusive scan destination i gets the sources before
-the i-th, and destination 0 stays as it is. A destination may be the source of the same number.
+They take the reduce kernel's arguments, with as many destinations as sources; the parameter of avg
+is a table with one divisor per destination. In the exclusive scan destination i gets the sources
+before the i-th, and destination 0 stays unchanged. A destination may be the source of the same
+number.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpucoll.kernels.cpu.reduce import (
 
 
 class _ScanEmitter(ReduceEmitter):
-    """Emits the kernel of one (dtype, op)."""
+    """Emits the kernel for one (dtype, op)."""
 
     def __init__(self, element: Element, operation: Operation, name: str, exclusive: bool) -> None:
         super().__init__(element, operation, name)
@@ -55,7 +56,7 @@ class _ScanEmitter(ReduceEmitter):
         if not self.exclusive:
             give(values, I64(0), I64(0))
         with counted_loop(b, I64(1), n_sources, I64(1), values) as (index, before, after):
-            loaded = source(index)  # before the store: it may go to the same place
+            loaded = source(index)  # before the store, which may go to the same place
             if self.exclusive:
                 give(before, index, b.sub(index, I64(1)))
             after[:] = self._combine(before, loaded)
@@ -75,11 +76,11 @@ class _ScanEmitter(ReduceEmitter):
 
 
 class _ComplexProductScanEmitter(_ScanEmitter, ComplexProductEmitter):
-    """The same for complex products; shapes and products are theirs."""
+    """Emits scan kernels of complex products; shapes and products are those of the base classes."""
 
 
 def emit_scan(dtype: str, operation: str, exclusive: bool) -> ir.Function:
-    """Return the kernel of this dtype and operation."""
+    """Return the kernel for this dtype and operation."""
     emitter = _ComplexProductScanEmitter if is_complex_product(dtype, operation) else _ScanEmitter
     name = f"{'exclusive_' if exclusive else ''}scan_{operation}_{dtype}"
     return emitter(elements()[dtype], OPERATIONS[operation], name, exclusive).emit()

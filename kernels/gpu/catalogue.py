@@ -1,4 +1,4 @@
-"""Every kernel there is, and which are compiled together where all are compiled ahead."""
+"""All kernels, and the groups in which they are compiled ahead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpucoll.kernels.gpu import pack, quantise, reduce
 from gpucoll.kernels.gpu.source import Kernel
 
 GROUP = 16
-"""How many of one file: what they share is read once, and several processes have work."""
+"""Kernels of one file per group: what they share is read once, and several processes have work."""
 
 
 @functools.cache
@@ -19,7 +19,7 @@ def all_kernels() -> tuple[Kernel, ...]:
 
 @functools.cache
 def groups() -> tuple[tuple[Kernel, ...], ...]:
-    """Return the kernels in groups, each of one file."""
+    """Return the kernels in groups, each from a single file."""
     by_file: dict[str, list[Kernel]] = {}
     for kernel in all_kernels():
         by_file.setdefault(kernel.file, []).append(kernel)
@@ -32,5 +32,5 @@ def groups() -> tuple[tuple[Kernel, ...], ...]:
 
 @functools.cache
 def group_of(kernel: Kernel) -> tuple[Kernel, ...]:
-    """Return the group that a kernel is in; itself alone where it is in none."""
+    """Return the group of a kernel, or the kernel alone if it is in none."""
     return next((group for group in groups() if kernel in group), (kernel,))

@@ -1,7 +1,8 @@
 """A user's operation on a GPU: a reduce kernel around a function, compiled by Numba to PTX.
 
-Elements are loaded, converted and stored as on the CPU, by the same code, one by one; everything
-else of a launch is that of the built-in operations. For NVIDIA GPUs only: Numba has no other.
+Elements are loaded, converted and stored one by one, by the same code as on the CPU; the rest of a
+launch is as for the built-in operations. This works for NVIDIA GPUs only, because Numba supports no
+others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpucoll.types import ReduceOp
 
 _compile_lock = threading.Lock()
 _KEPT = 256
-"""Of kernels; some programs make a new function for every call."""
+"""How many kernels are kept; some programs make a new function for every call."""
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -42,19 +43,19 @@ def custom_kernel(
     Parameters
     ----------
     op : ReduceOp
-        Of `ReduceOp.custom`.
+        An op of `ReduceOp.custom`.
     dtype : str
         One of `gpucoll.types.DTYPES`.
     n_destinations, n_sources : int
     is_aligned : bool
         Whether every address is a multiple of the dtype's size.
     compute_capability : tuple of int
-        Of the device.
+        The device's compute capability.
 
     Raises
     ------
     ArgumentTypeError
-        The function cannot be compiled for this dtype, or gives another type.
+        The function cannot be compiled for this dtype, or returns another type.
     BackendUnavailableError
         numba-cuda is not installed, or does not work with this NumPy.
     """
@@ -70,7 +71,7 @@ def _compiled(
     is_aligned: bool,
     compute_capability: tuple[int, int],
 ) -> CompiledKernel:
-    if importlib.util.find_spec("numba_cuda") is None:  # Numba's own, older one lacks functions
+    if importlib.util.find_spec("numba_cuda") is None:  # Numba's own, older version lacks functions
         raise BackendUnavailableError(
             f"{op} on a GPU needs Numba's CUDA compiler, numba-cuda, which is not installed"
         )
@@ -79,7 +80,7 @@ def _compiled(
     from gpucoll.kernels.cpu import cast, custom
     from gpucoll.kernels.gpu.numba_kernel import make_kernel
 
-    custom.checked_function(op, dtype)  # what the CPU refuses is refused here, in the same words
+    custom.checked_function(op, dtype)  # refuses what the CPU refuses, in the same words
     kernel = make_kernel(
         cast.load_element(dtype, is_aligned),
         cast.store_element(dtype, is_aligned),
@@ -89,13 +90,13 @@ def _compiled(
     addresses = [types.UniTuple(types.int64, count) for count in (n_destinations, n_sources)]
     try:
         ptx = _ptx_of(kernel, types.void(types.int64, *addresses), compute_capability)
-    except (AttributeError, ImportError) as error:  # not the user's: Numba has its own for those
+    except (AttributeError, ImportError) as error:  # not the user's: Numba wraps errors of those
         versions = " with ".join(
             f"{name} {importlib.metadata.version(name)}" for name in ("numba-cuda", "numpy")
         )
         raise BackendUnavailableError(
             f"{op} on a GPU: Numba's CUDA compiler does not work here ({versions}): "
-            f"{custom.gist(error)}. Install versions that know each other"
+            f"{custom.gist(error)}. Install versions that are compatible with each other"
         ) from error
     except Exception as error:
         raise ArgumentTypeError(
@@ -107,13 +108,13 @@ def _compiled(
 
 
 def _ptx_of(kernel: Any, signature: Any, compute_capability: tuple[int, int]) -> str:
-    """Return the PTX of a Python function; multiplications and additions are rounded each."""
+    """Return the PTX of a Python function, with each multiplication and addition rounded."""
     from numba import cuda
     from numba.cuda.cudadrv import nvvm
 
     whole = nvvm.compile_ir
-    # Numba has no option for that, NVIDIA's compiler behind it has. Whoever compiles in another
-    # thread just now gets it too: no harm done.
+    # NVIDIA's compiler has this option, but Numba does not pass it on. A compilation in another
+    # thread at the same time gets it, too, which does no harm.
     nvvm.compile_ir = functools.partial(whole, fma=False)
     try:
         ptx, _ = cuda.compile_ptx(kernel, signature, cc=compute_capability)
@@ -125,12 +126,12 @@ def _ptx_of(kernel: Any, signature: Any, compute_capability: tuple[int, int]) ->
 def prepare_custom(
     op: ReduceOp, destinations: Sequence[Buffer], sources: Sequence[Buffer], target: Target
 ) -> Callable[[int], None]:
-    """Return what reduces by a user's function, left to right, into every destination.
+    """Return a function that reduces by a user's function, left to right, into all destinations.
 
     Raises
     ------
     ArgumentTypeError
-        The device is not NVIDIA's, or what `custom_kernel` refuses.
+        The device is not NVIDIA's, or `custom_kernel` refuses the function.
     """
     own: Any = getattr(target.launcher, "prepare_custom", None)
     if own is not None:  # a Host device, whose functions Numba compiles for the CPU

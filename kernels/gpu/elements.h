@@ -8,14 +8,14 @@ namespace gpucoll {
 
 DEVICE float power_of_two(int exponent) { return bits_as<float>((uint32)(127 + exponent) << 23); }
 
-/* A binary float of less than 32 bits, converted by integer arithmetic: any processor, any compiler. */
+/* A binary float of less than 32 bits, converted by integer arithmetic, for any processor. */
 template <uint32 EXPONENT_BITS, uint32 MANTISSA_BITS, bool HAS_INFINITY>
 struct NarrowFloat {
     static constexpr uint32 WIDTH = 1 + EXPONENT_BITS + MANTISSA_BITS;
     static constexpr int BIAS = (1 << (EXPONENT_BITS - 1)) - 1;
     static constexpr uint32 SHIFT = 23 - MANTISSA_BITS;  // how far the mantissa lies below float32's
     static constexpr uint32 MAGNITUDE = (1u << (WIDTH - 1)) - 1;
-    // The magnitude of infinity, or where there is none, of NaN.
+    // The magnitude of infinity or, without infinities, of NaN.
     static constexpr uint32 OVERFLOW_CODE =
         HAS_INFINITY ? MAGNITUDE & ~((1u << MANTISSA_BITS) - 1) : MAGNITUDE;
     static constexpr uint32 NAN_CODE =
@@ -31,10 +31,10 @@ struct NarrowFloat {
         return bits_as<float>(bits | sign);
     }
 
-    /* Round to nearest even; overflow goes to infinity or, where there is none, to NaN.
+    /* Round to nearest even; overflow becomes infinity or, without infinities, NaN.
 
-       A normal result is rounded on the bits, a subnormal one by the addition of a power of two that
-       leaves the multiple of the least subnormal in the lowest bits. */
+       A normal result is rounded by integer operations on its bits. A subnormal one is rounded by
+       adding a power of two, which leaves the multiple of the least subnormal at the bottom. */
     DEVICE uint32 encode(float value) {
         uint32 bits = bits_as<uint32>(value), magnitude = bits & 0x7FFFFFFFu;
         uint32 odd = (magnitude >> SHIFT) & 1;
@@ -89,7 +89,7 @@ struct Float16 {
 #elif defined(GPUCOLL_AMD)
     DEVICE float load(uint16 raw) { return (float)bits_as<_Float16>(raw); }
     DEVICE uint16 store(float value) {
-        asm("" : "+v"(value));  // else a product before it and the rounding become one instruction
+        asm("" : "+v"(value));  // else a product before it and the rounding are fused
         return bits_as<uint16>((_Float16)value);
     }
 #else
@@ -160,7 +160,7 @@ struct Float8E5m2 {
 #endif
 };
 
-/* A complex number of two parts; only products need it, everything else is done part by part. */
+/* A complex number of two parts, used only for products; other operations work on its parts. */
 template <class Part>
 struct alignas(2 * sizeof(Part)) ComplexNumber {
     Part real, imaginary;
@@ -184,7 +184,7 @@ struct Halves {
     Bytes<BYTES> first, second;
 };
 
-/* Read or write at any address: by one instruction where it is a multiple of the size, else by halves. */
+/* Read or write at any address: by one instruction if it is aligned, else by halves. */
 template <class T>
 DEVICE T load_anywhere(uint64 address) {
     constexpr uint32 SIZE = sizeof(T);
@@ -212,7 +212,7 @@ DEVICE void store_anywhere(uint64 address, T value) {
     store_global(address, bits_as<Bytes<SIZE>>(value));
 }
 
-/* `COUNT` elements that lie side by side, at a multiple of their size: one instruction. */
+/* `COUNT` adjacent elements, at a multiple of their size: one instruction. */
 template <class Element, uint32 COUNT>
 struct Aligned {
     static constexpr uint32 WIDTH = COUNT;

@@ -1,5 +1,5 @@
-// A grid on the host: one thread after another, the lanes of a warp as coroutines where they exchange
-// values. For tests: it is compiled by a host compiler only.
+// A grid on the host, for tests: threads run one after another; the lanes of a warp are coroutines
+// if they exchange values. Only host compilers compile this file.
 #ifndef GPUCOLL_HOST_GRID_H
 #define GPUCOLL_HOST_GRID_H
 
@@ -18,7 +18,7 @@ struct Warp {
     static constexpr unsigned long STACK_BYTES = 64 << 10;
     ucontext_t scheduler, lanes[WARP];
     bool is_done[WARP];
-    uint32 given[2][WARP];  // values of this exchange and of the one before, in turn
+    uint32 given[2][WARP];  // values of this exchange and of the previous one, alternately
     uint32 turn[WARP];
     uint32 current;
     void (*run)(void*);
@@ -39,7 +39,7 @@ inline void resume_lane(uint32 first_thread, uint32 lane) {
     swapcontext(&warp->scheduler, &warp->lanes[lane]);
 }
 
-/* A lane gives its value, lets all others give theirs, and takes another's. */
+/* A lane gives its value, lets all other lanes give theirs, and takes the value of another lane. */
 inline uint32 exchange_lanes(uint32 value, uint32 mask) {
     const uint32 lane = warp->current, turn = warp->turn[lane]++ % 2;
     warp->given[turn][lane] = value;

@@ -1,4 +1,4 @@
-"""Launching: which arrays, on which device and stream, by how many blocks.
+"""Launching: on which arrays, device and stream, and with how many blocks.
 
 A kernel of this package takes one struct by value. Everything before the launch itself is plain
 Python that needs no GPU; the launch is one method of a `Launcher`, one for each kind of device.
@@ -23,11 +23,11 @@ from gpucoll.kernels.gpu.launcher import CompiledKernel, Launcher
 from gpucoll.kernels.gpu.source import Kernel
 
 BLOCKS_PER_MULTIPROCESSOR = 32
-"""Of a grid, at most: many, so that the last ones leave few idle; each with work to do."""
+"""The most blocks of a grid: enough for few multiprocessors to idle at its end, not too small."""
 
 
 def _driver_launcher(kind: str) -> Launcher:
-    # By name: devices stand on the kernels, which know nothing of them but this.
+    # Imported by name: devices depend on the kernels, which otherwise know nothing of devices.
     module = importlib.import_module("gpucoll.devices.kernels.driver_launcher")
     return cast(Launcher, module.DriverLauncher(kind))
 
@@ -41,7 +41,7 @@ LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     kind: functools.partial(_driver_launcher, kind) for kind in ("cuda", "rocm")
 }
 LAUNCHERS["host"] = _host_launcher
-"""Kind of device -> what makes its launcher."""
+"""Kind of device -> a function that makes its launcher."""
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def launcher_of(kind: str) -> Launcher:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a launch goes."""
+    """The destination of a launch: a device and a stream."""
 
     kind: str
     number: int
@@ -65,7 +65,7 @@ class Target:
         return launcher_of(self.kind)
 
     def blocks(self, units: int) -> int:
-        """Return the blocks of a grid: one for each unit, up to what the device keeps busy."""
+        """Return the blocks of a grid: one per unit, up to as many as keep the device busy."""
         most = BLOCKS_PER_MULTIPROCESSOR * self.launcher.multiprocessors(self.number)
         return max(1, min(units, most))
 
@@ -76,7 +76,7 @@ class Target:
     def prepared(
         self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
     ) -> Callable[[int], None]:
-        """Return what launches as many blocks as these units need, on a stream, each time.
+        """Return a function that launches as many blocks as these units need on a given stream.
 
         The kernel is compiled and loaded before this returns.
         """
@@ -91,7 +91,7 @@ class Target:
 
 
 def buffer_of(x: Any, what: str) -> Buffer:
-    """Return an array's memory; a `Buffer` is one already.
+    """Return an array's memory as a `Buffer`; a `Buffer` is returned as it is.
 
     Raises
     ------
@@ -112,14 +112,14 @@ def buffers_of(arrays: Sequence[Any], what: str) -> list[Buffer]:
 
 
 def target_of(buffers: Sequence[Buffer], stream: Any = None) -> Target:
-    """Return where a launch on these arrays goes; they must lie on one device.
+    """Return the target of a launch on these arrays, which must lie on one device.
 
     Parameters
     ----------
     buffers : sequence of Buffer
     stream : int or object, optional
         A stream's address, or an object of CuPy, PyTorch or Numba that has one. By default the
-        stream that the first array is used on.
+        stream on which the first array is used.
     """
     devices = sorted({buffer.device for buffer in buffers})
     if len(devices) > 1:

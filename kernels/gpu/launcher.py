@@ -1,4 +1,4 @@
-"""What launches kernels on a kind of device, and what it may be given."""
+"""The interface for launching kernels on a kind of device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gpucoll.kernels.gpu.source import Kernel
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel that somebody else has compiled to PTX; its arguments are 64-bit words."""
+    """A kernel that was compiled to PTX elsewhere; its arguments are 64-bit words."""
 
     name: str
     ptx: str
 
 
 class Launcher(Protocol):
-    """What a kind of device must be able to do; `number` is the device's, `stream` an address."""
+    """The operations of a kind of device; `number` is the device's, `stream` an address."""
 
     def multiprocessors(self, number: int) -> int:
         """Return how many multiprocessors (compute units) a device has."""
@@ -29,9 +29,9 @@ class Launcher(Protocol):
         """Return a CUDA device's compute capability; ArgumentTypeError on others."""
 
     def load(self, kernel: Kernel | CompiledKernel, number: int) -> None:
-        """Compile a kernel, if it is not, and load it: `launch` does no more than launch it then.
+        """Compile a kernel if needed, and load it, so that `launch` only has to launch it.
 
-        BackendUnavailableError where nothing compiles it.
+        Raises BackendUnavailableError if there is no compiler for it.
         """
 
     def launch(
@@ -45,4 +45,4 @@ class Launcher(Protocol):
         """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
 
     def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
-        """Copy a table to the device; return its address, a multiple of 16, and what keeps it."""
+        """Copy a table to the device; return its address, a multiple of 16, and its owner."""

@@ -10,7 +10,8 @@ from numba import cuda
 def make_kernel(load: Any, store: Any, convert: Any, function: Any) -> Any:
     """Return the kernel's Python function.
 
-    Its arguments: the count of elements, a tuple of destinations' addresses, one of sources'.
+    Its arguments: the number of elements, a tuple of the destinations' addresses, one of the
+    sources'.
     """
 
     def kernel(count, destinations, sources):

@@ -1,4 +1,4 @@
-// How two accumulators become one: `gpucoll.kernels.cpu.operations` in C++.
+// How two accumulators are combined into one: `gpucoll.kernels.cpu.operations` in C++.
 //
 // An operation has three steps: `prepare` (once per source, after loading), `combine` (left to right)
 // and `finish` (once, before storing). The parameter is a factor or a divisor.
@@ -43,7 +43,7 @@ DEVICE ComplexNumber<Part> multiply(ComplexNumber<Part> x, ComplexNumber<Part> y
             add(multiply(x.real, y.imaginary), multiply(x.imaginary, y.real))};
 }
 
-/* What most operations do before and after: nothing. */
+/* The steps of most operations before and after combining: nothing. */
 struct Unchanged {
     template <class T>
     DEVICE T prepare(T x, T) {
@@ -83,7 +83,7 @@ struct Product : Unchanged {
     }
 };
 
-// A NaN on either side wins; of two equal values the left one does.
+// A NaN on either side wins; of two equal values, the left one wins.
 struct Least : Unchanged {
     template <class T>
     DEVICE T combine(T x, T y) {
@@ -117,7 +117,7 @@ struct Unsigned<8> {
     using Type = uint64;
 };
 
-/* Truth values are 0 and 1: what holds for their bits holds for them, floats included. */
+/* Truth values are 0 and 1, so bit operations on them are correct, also for floats. */
 struct Truth : Unchanged {
     template <class T>
     DEVICE T prepare(T x, T) {

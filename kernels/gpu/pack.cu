@@ -1,7 +1,7 @@
 // Many arrays into one buffer, and back, in one launch: copied, or converted with an optional scale.
 //
-// The work is cut into tiles, which are numbered through all segments: a block takes a run of them,
-// looks for its first segment once, and then walks.
+// The work is cut into tiles, which are numbered across all segments. A block takes consecutive
+// tiles: it searches for its first segment once, and then goes on from there.
 #include "elements.h"
 
 namespace gpucoll {
@@ -9,20 +9,20 @@ namespace gpucoll {
 struct Segment {
     uint64 array;       // address
     uint64 offset;      // in the buffer, in bytes
-    uint64 count;       // of elements, or of bytes where they are copied
+    uint64 count;       // of elements, or of bytes if they are copied
     uint64 first_tile;  // number of its first tile
-    uint64 kind;        // of the array's elements, a Kind; not used where bytes are copied
-    uint64 padding;     // bytes behind it in the buffer that become zero
+    uint64 kind;        // a Kind: that of the array's elements; not used if bytes are copied
+    uint64 padding;     // bytes after it in the buffer that become zero
 };
 
 enum Kind : uint64 { FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2 };
 
 struct PackArguments {
     uint64 buffer;   // address, a multiple of 16
-    uint64 table;    // address of the segments, a multiple of 16; 0: there is only the one below
+    uint64 table;    // address of the segments, a multiple of 16; 0: there is only `only`
     uint64 n_segments;
-    uint64 tiles;    // of all segments
-    uint64 share;    // of a block, in tiles
+    uint64 tiles;    // number of tiles of all segments
+    uint64 share;    // number of tiles per block
     uint64 options;  // bit 0: into the buffer; bit 1: there is a scale
     uint64 scale;    // bits of a float, or of a double for float64
     Segment only;
@@ -58,7 +58,7 @@ DEVICE void for_each_tile(ARGUMENTS(PackArguments) arguments, Body body) {
     const uint64 share = arguments->share, first = block_index() * share;
     const uint64 last = first + share < arguments->tiles ? first + share : arguments->tiles;
     if (first >= last) return;
-    uint64 low = 0, high = n_segments;  // the last segment whose first tile is not behind `first`
+    uint64 low = 0, high = n_segments;  // finds the last segment that begins by `first`
     while (high - low > 1) {
         const uint64 middle = (low + high) / 2;
         if (first_tile_of(table, middle) <= first) {
@@ -71,7 +71,7 @@ DEVICE void for_each_tile(ARGUMENTS(PackArguments) arguments, Body body) {
     for (uint64 tile = first; tile < last; ++low) {
         const uint64 next = low + 1 < n_segments ? first_tile_of(table, low + 1) : last;
         const uint64 end = next < last ? next : last;
-        if (end <= tile) continue;  // it is empty
+        if (end <= tile) continue;  // an empty segment
         const Segment segment = table == 0 ? only_segment(arguments) : segment_at(table, low);
         KEEP_LOOP
         for (; tile < end; ++tile) body(segment, tile - segment.first_tile);
@@ -86,10 +86,10 @@ DEVICE void clear_padding(uint64 end, uint64 padding) {
 
 // --- copy -----------------------------------------------------------------------------------------
 
-/* Copy what of `size` bytes is a multiple of the unit's; return how much that is. */
+/* Copy the part of `size` bytes that is a multiple of the unit; return its size. */
 template <uint32 UNIT>
 DEVICE uint64 copy_units(uint64 destination, uint64 source, uint64 size) {
-    constexpr uint32 BATCH = UNIT == 16 ? 4 : UNIT == 4 ? 8 : 16;  // so that enough is on the way
+    constexpr uint32 BATCH = UNIT == 16 ? 4 : UNIT == 4 ? 8 : 16;  // enough accesses at a time
     const uint64 units = size / UNIT;
     uint64 i = thread_index();
     KEEP_LOOP
@@ -192,7 +192,7 @@ DEVICE void convert_tile(
     const uint64 array = segment.array + begin * ARRAY_BYTES;
     const uint64 source = IS_PACK ? array : place, destination = IS_PACK ? place : array;
     if (IsSame<Array, Buffer>::VALUE && !has_scale) {
-        copy_bytes(destination, source, count * ARRAY_BYTES);  // keeps the bits of a NaN too
+        copy_bytes(destination, source, count * ARRAY_BYTES);  // also keeps the bits of a NaN
     } else if constexpr (IS_PACK) {
         convert_elements<Array, Buffer>(destination, source, count, has_scale, scale);
     } else {
@@ -221,7 +221,7 @@ DEVICE void convert_segments(ARGUMENTS(PackArguments) arguments) {
     });
 }
 
-/* float64 with a scale: the only conversion that it has. */
+/* float64 with a scale: the only conversion of float64. */
 template <bool IS_PACK>
 DEVICE void scale_segments(ARGUMENTS(PackArguments) arguments) {
     const double scale = bits_as<double>((uint64)arguments->scale);

@@ -38,7 +38,7 @@ COPY = Kernel("copy_segments", "pack.cu", "COPY(copy_segments)")
 
 
 def convert_kernel(dtype: str, is_pack: bool) -> Kernel:
-    """Return the kernel that converts between arrays of any dtype and a buffer of this one."""
+    """Return the kernel that converts between arrays of any dtype and a buffer of `dtype`."""
     way = "pack" if is_pack else "unpack"
     if dtype == "float64":
         name = f"{way}_float64"
@@ -55,13 +55,14 @@ def kernels() -> list[Kernel]:
 
 
 def load_kernels(like: Buffer, dtypes: Iterable[str] = (), held: str = "") -> None:
-    """Compile and load what packs and unpacks arrays on a buffer's device, before it is launched.
+    """Compile and load the kernels that pack and unpack arrays on a buffer's device.
 
     Parameters
     ----------
     like : Buffer
     dtypes, held
-        Of the arrays, and of all elements in the buffer; by default each array keeps its own.
+        The dtypes of the arrays, and of all elements in the buffer; by default each array keeps its
+        own.
     """
     target = target_of([like])
     if not held or {*dtypes} <= {held}:
@@ -73,7 +74,7 @@ def load_kernels(like: Buffer, dtypes: Iterable[str] = (), held: str = "") -> No
 
 @dataclass(frozen=True)
 class _Segment:
-    """An array and its place in the buffer."""
+    """An array with its place in the buffer."""
 
     array: Buffer
     offset: int
@@ -82,7 +83,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _Launch:
-    """A kernel with its arguments, and what keeps their memory."""
+    """A kernel with its arguments, and the owners of their memory."""
 
     kernel: Kernel
     tiles: int
@@ -99,35 +100,35 @@ def prepare_pack(
     scale: float | None = None,
     stream: Any = None,
 ) -> Callable[[], None]:
-    """Return what packs arrays into a buffer, each time it is called; it enqueues, and returns.
+    """Return a function that enqueues packing arrays into a buffer, and returns, at each call.
 
     Parameters
     ----------
     arrays : sequence of arrays
         On one GPU, C-contiguous, of any dtype and size.
     buffer : array
-        At a multiple of 16 bytes; ``offsets[-1]`` bytes of it are written, those between the arrays
+        At a multiple of 16 bytes. ``offsets[-1]`` bytes of it are written; the bytes between arrays
         become zero.
     offsets : sequence of int
-        Where each array begins in the buffer, in bytes, multiples of 16, and last the whole size:
-        what `gpucoll.kernels.cpu.pack.layout` returns.
+        The offset of each array in the buffer, in bytes, a multiple of 16; and last the whole size:
+        the result of `gpucoll.kernels.cpu.pack.layout`.
     dtype : str, optional
-        Of all elements in the buffer; by default each array keeps its own. float32, float16,
-        bfloat16, float8_e4m3fn and float8_e5m2 convert into each other, rounded once, to nearest
-        even; beyond the range they become infinite, of float8_e4m3fn NaN.
+        The dtype of all elements in the buffer; by default each array keeps its own. float32,
+        float16, bfloat16, float8_e4m3fn and float8_e5m2 convert into each other, rounded once, to
+        nearest even. Values beyond the range become infinite, or NaN for float8_e4m3fn.
     scale : float, optional
-        Multiplied in float32 before the rounding (float64 arrays: in float64).
+        A factor, multiplied in float32 before the rounding (for float64 arrays, in float64).
     stream
         See `gpucoll.kernels.gpu.launch.target_of`; later calls use the same.
 
     Notes
     -----
-    One launch, whatever the number of arrays (with a scale and no dtype, one for each dtype among
-    them). What is returned keeps arrays, buffer and the table of them on the device alive; keep it
-    until its work is done.
+    One launch, whatever the number of arrays (with a scale but no dtype, one for each dtype among
+    them). The returned function keeps arrays, buffer and the table of them on the device alive;
+    keep it until its work is done.
 
-    Cost: each array is read once, the buffer written once; preparing looks at each array in Python,
-    and copies a small table to the device.
+    Cost: each array is read once, and the buffer is written once. Preparing processes each array in
+    Python, and copies a small table to the device.
     """
     return _prepare(arrays, buffer, offsets, dtype, scale, stream, is_pack=True)
 
@@ -141,17 +142,17 @@ def prepare_unpack(
     scale: float | None = None,
     stream: Any = None,
 ) -> Callable[[], None]:
-    """Return what fills arrays from a buffer; the arguments are those of `prepare_pack`."""
+    """Return a function that fills arrays from a buffer; arguments as for `prepare_pack`."""
     return _prepare(arrays, buffer, offsets, dtype, scale, stream, is_pack=False)
 
 
 def cast(source: Any, destination: Any, *, scale: float | None = None, stream: Any = None) -> None:
-    """Convert an array's elements to another dtype. Enqueues, and returns.
+    """Convert an array's elements to another dtype. Enqueues and returns.
 
     Parameters
     ----------
     source, destination : array
-        On one GPU, C-contiguous, of one count; their dtypes are two of float32, float16, bfloat16,
+        On one GPU, C-contiguous, of one size; their dtypes are two of float32, float16, bfloat16,
         float8_e4m3fn, float8_e5m2. They must not overlap.
     scale, stream
         As in `prepare_pack`.
@@ -163,7 +164,7 @@ def cast(source: Any, destination: Any, *, scale: float | None = None, stream: A
     target = target_of([written, given], stream)
     if given.count == 0:
         return
-    # As if packed into a buffer that is the destination: elements are written at any address.
+    # As if packed into a buffer that is the destination: elements may be written at any address.
     segments = [_Segment(given, 0, 0)]
     launch = _launch_of(segments, written, written.dtype, scale, target, is_pack=True)
     target.launch(launch.kernel, launch.tiles, [launch.arguments])
@@ -203,7 +204,7 @@ def _prepare(
 def _segments(
     parts: Sequence[Buffer], whole: Buffer, offsets: Sequence[int], dtype: str | None
 ) -> list[_Segment]:
-    """Return each array with its place; an error where the places do not hold them."""
+    """Return each array with its place; raise if the places do not fit."""
     if len(offsets) != len(parts) + 1:
         raise ArgumentError(
             f"{len(parts)} arrays need {len(parts) + 1} offsets; got {len(offsets)}"

@@ -1,7 +1,7 @@
 // One source for three compilers: NVRTC (CUDA), clang for AMD (hiprtc, or offline without HIP's
 // headers), and a host compiler, which runs the grid as loops so that tests need no GPU.
 //
-// No header of anybody else is included: NVRTC and hiprtc need no include path then.
+// It includes no external header, so that NVRTC and hiprtc need no include path.
 #ifndef GPUCOLL_PORTABLE_H
 #define GPUCOLL_PORTABLE_H
 
@@ -20,7 +20,7 @@
 #define KEEP_LOOP
 #elif defined(GPUCOLL_AMD)
 #define DEVICE static __attribute__((device, always_inline)) inline
-// Where the arguments lie: the compiler would copy a struct passed by value, to index it.
+// The arguments' own memory: to index a struct passed by value, the compiler would copy it.
 #define ARGUMENTS(Type) const __attribute__((address_space(4))) Type*
 #define UNROLL_LOOP _Pragma("unroll")
 #define KEEP_LOOP _Pragma("unroll 1")
@@ -85,7 +85,7 @@ struct IsSame<T, T> {
     static constexpr bool VALUE = true;
 };
 
-// --- where this thread is -------------------------------------------------------------------------
+// --- this thread's indices -----------------------------------------------------------------------
 
 #if defined(GPUCOLL_HOST)
 struct Place {
@@ -162,8 +162,8 @@ DEVICE void store_global(uint64 address, T value) {
     *(__attribute__((address_space(1))) Raw*)address = bits_as<Raw>(value);
 }
 #else
-// The instructions themselves: of an address that was an integer the compiler does not know the space,
-// not even where it is told so by __isGlobal.
+// These use the instructions themselves: the compiler does not know the space of an address that
+// was an integer, not even if told by __isGlobal.
 template <class T>
 DEVICE T load_global(uint64 address) {
     Bytes<sizeof(T)> raw;
@@ -210,10 +210,10 @@ DEVICE void store_global(uint64 address, T value) {
 }
 #endif
 
-// --- arithmetic, each operation rounded by itself -------------------------------------------------
+// --- arithmetic, each operation rounded separately -----------------------------------------------
 
-// On CUDA the functions that are never contracted, whatever the compiler's options; elsewhere the
-// pragma above, and -ffp-contract=off, see to it.
+// On CUDA these are the functions that are never contracted, whatever the compiler's options;
+// elsewhere the pragma above and -ffp-contract=off prevent contraction.
 #if defined(GPUCOLL_HOST) || defined(GPUCOLL_AMD)
 DEVICE float add(float x, float y) { return x + y; }
 DEVICE double add(double x, double y) { return x + y; }
@@ -268,10 +268,10 @@ DEVICE uint32 greatest_of_warp(uint32 value) {
 
 // --- entries --------------------------------------------------------------------------------------
 
-// KERNEL(name, resident, Type, body): an entry whose one argument is a struct by value; `body` takes
-// its place. NVIDIA's compiler gives it as many registers as let `resident` blocks run side by side.
-// WARP_KERNEL is the same, for a body whose lanes exchange values.
-// On the host the sizes of an entry's arguments stand beside it: how many there are, then each one's.
+// KERNEL(name, resident, Type, body): an entry whose only argument is a struct by value; `body`
+// gets its address. NVIDIA's compiler limits its registers so that `resident` blocks run side by
+// side. WARP_KERNEL is the same, for a body whose lanes exchange values. On the host the sizes of
+// an entry's arguments are next to it: their number, then each size.
 #if defined(GPUCOLL_HOST)
 #include "host_grid.h"
 #define SIZES(name, Type)                                                                     \

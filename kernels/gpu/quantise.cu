@@ -1,7 +1,9 @@
-// Block quantisation: 256 float32 become 256 one-byte codes and one float32 scale. A warp does a block.
+// Block quantisation: 256 float32 become 256 one-byte codes and one float32 scale. One warp
+// does a block.
 //
-// Lane l holds elements 4 l .. 4 l + 3 and 128 + 4 l .. 128 + 4 l + 3: two 16-byte accesses of float32,
-// two of 4 bytes of codes. A message is its scales, zeros up to a multiple of 16 bytes, its codes.
+// Lane l holds elements 4 l .. 4 l + 3 and 128 + 4 l .. 128 + 4 l + 3: two 16-byte accesses of
+// float32, two 4-byte accesses of codes. A message has its scales, zeros up to a multiple of 16
+// bytes, its codes.
 #include "elements.h"
 
 namespace gpucoll {
@@ -9,7 +11,7 @@ namespace gpucoll {
 constexpr uint32 BLOCK = 256, HALF_BLOCK = 128, LANE_ELEMENTS = 8;
 constexpr uint32 WARPS = THREADS / WARP;
 
-/* What one lane holds of a block. */
+/* The elements of a block that one lane holds. */
 struct LaneValues {
     float values[LANE_ELEMENTS];
 };
@@ -46,7 +48,7 @@ DEVICE float clamp(float value, float limit) {
 
 struct BlockInt8 {
     static constexpr float LIMIT = 127.0f;
-    // Where the scale is greater, 127 times it is infinite.
+    // If the scale were greater, 127 times it would be infinite.
     static constexpr uint32 GREATEST_SCALE = 0x7C010203u;
 
     DEVICE uint8 nearest(float value) { return (uint8)(int32)round_to_integer(value); }
@@ -91,10 +93,10 @@ using BlockFloat8E5m2 = BlockFloat8<Float8E5m2, 2, 57344>;
 
 // --- blocks ---------------------------------------------------------------------------------------
 
-/* Where the message of `blocks` blocks has its codes. */
+/* The offset of the codes in a message of `blocks` blocks. */
 DEVICE uint64 codes_offset(uint64 blocks) { return (4 * blocks + 15) / 16 * 16; }
 
-/* Read what a lane holds of a block of an array; elements from `count` on are zero. */
+/* Read a lane's elements of a block of an array; elements from `count` on are zero. */
 DEVICE LaneValues load_values(uint64 address, uint64 count, uint64 block) {
     LaneValues held;
     UNROLL_LOOP
@@ -115,7 +117,7 @@ DEVICE LaneValues load_values(uint64 address, uint64 count, uint64 block) {
     return held;
 }
 
-/* Write what a lane holds of a block of an array; elements from `count` on are not there. */
+/* Write a lane's elements of a block of an array, up to element `count`. */
 DEVICE void store_values(uint64 address, uint64 count, uint64 block, const LaneValues& held) {
     UNROLL_LOOP
     for (uint32 half = 0; half < 2; ++half) {
@@ -163,7 +165,7 @@ DEVICE QuantisedBlock quantise(const LaneValues& held, Counter counter, uint64 s
     QuantisedBlock made{bits_as<float>(0x7FC00000u), {}};
     if (greatest >= 0x7F800000u) return made;  // a NaN or an infinity: the block is NaN
 
-    // So that neither the scale is subnormal nor its inverse infinite; zeros are no special case.
+    // So the scale is never subnormal and its inverse never infinite, also for zeros.
     const float least = multiply(Format::LIMIT, power_of_two(-126));
     const float value = bits_as<float>(greatest), extent = value > least ? value : least;
     const float scale = divide(extent, Format::LIMIT), inverse = divide(Format::LIMIT, extent);
@@ -192,7 +194,7 @@ DEVICE void store_block(uint64 message, uint64 blocks, uint64 block, const Quant
     store_global(codes, written.parts[0]);
     store_global(codes + HALF_BLOCK, written.parts[1]);
     if (lane_index() == 0) store_global(message + block * 4, bits_as<Bytes<4>>(made.scale));
-    // The last block's warp writes the zeros behind the scales.
+    // The last block's warp writes the zeros after the scales.
     const uint64 zero = 4 * blocks + lane_index() * 4;
     if (block + 1 == blocks && zero < codes_offset(blocks))
         store_global(message + zero, Bytes<4>{{0}});
@@ -220,11 +222,11 @@ DEVICE void for_each_block(uint64 blocks, Body body) {
 
 struct QuantiseArguments {
     uint64 array;     // address of float32: read by quantise, written by dequantise
-    uint64 message;   // address, a multiple of 16; of the first one where there are several
-    uint64 count;     // of elements of the array
-    uint64 blocks;    // of a message
-    uint64 messages;  // how many are reduced
-    uint64 result;    // address of the message that is made of the reduced ones
+    uint64 message;   // address, a multiple of 16; of the first message if there are several
+    uint64 count;     // number of elements of the array
+    uint64 blocks;    // number of blocks of a message
+    uint64 messages;  // number of messages that are reduced
+    uint64 result;    // address of the message that is made from the reduced ones
     uint64 divisor;   // bits of a float; 0: no division
     uint64 residual;  // address of float32, read and written; 0: none
     uint64 seed, sequence, first_block;
@@ -236,12 +238,12 @@ DEVICE Counter counter_of(ARGUMENTS(QuantiseArguments) arguments, uint64 block) 
     return {{(uint32)place, (uint32)(place >> 32), (uint32)sequence, (uint32)(sequence >> 32)}};
 }
 
-/* What would come back with every following call is not kept: infinities and NaN become 0. */
+/* Values that would return in every following call are not kept: infinities and NaN become 0. */
 DEVICE float finite(float value) {
     return (bits_as<uint32>(value) & 0x7FFFFFFFu) < 0x7F800000u ? value : 0.0f;
 }
 
-/* What quantisation has lost: read before, added to the array, and written anew. */
+/* Store what quantisation has lost of the held values in the residual, for the next call. */
 template <class Format>
 DEVICE void keep_residual(
     ARGUMENTS(QuantiseArguments) arguments,
@@ -255,7 +257,7 @@ DEVICE void keep_residual(
     store_values(arguments->residual, arguments->count, block, lost);
 }
 
-/* What the result of a reduction has lost, of the undivided sum: added to the residual. */
+/* Add what the result of a reduction has lost, of the undivided sum, to the residual. */
 template <class Format>
 DEVICE void add_to_residual(
     ARGUMENTS(QuantiseArguments) arguments,

@@ -1,4 +1,4 @@
-"""Launch the block quantisation kernels. `docs/gpu_kernels.md` says what a message is."""
+"""Launch the block quantisation kernels. `docs/gpu_kernels.md` describes the messages."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def kernels() -> list[Kernel]:
 
 
 def load_kernels(block_format: str, is_stochastic: bool, like: Buffer) -> None:
-    """Compile and load what a format needs on a buffer's device, before it is launched."""
+    """Compile and load the kernels for a format on a buffer's device, before they are launched."""
     target = target_of([like])
     for which in ("quantise", "requantise", "dequantise"):
         target.load(block_kernel(which, block_format, is_stochastic))
 
 
 def quantise(source: Any, message: Any, *given: Any, stream: Any = None, **options: Any) -> None:
-    """Fill a message with the codes of `source`: `prepare_quantise`. Enqueues, and returns.
+    """Fill a message with the codes of `source`: see `prepare_quantise`. Enqueues and returns.
 
-    On `stream`, see `gpucoll.kernels.gpu.launch.target_of`.
+    For `stream` see `gpucoll.kernels.gpu.launch.target_of`.
     """
     enqueue = prepare_quantise(source, message, *given, **options)
     enqueue(_stream_of(source, "source", stream))
@@ -80,28 +80,29 @@ def prepare_quantise(
     first_block: int = 0,
     residual: Any | None = None,
 ) -> Callable[[int], None]:
-    """Return what fills a message with the codes of `source`, on a stream, each time.
+    """Return a function that fills a message with the codes of `source`, on a given stream.
 
-    It keeps no array alive.
+    It does not keep any array alive.
 
     Parameters
     ----------
     source : array of float32
-        On a GPU, C-contiguous, of at most ``256 * blocks`` elements; what is missing is zeros.
+        On a GPU, C-contiguous, of at most ``256 * blocks`` elements; missing elements count as
+        zeros.
     message : array of one-byte elements
-        `message_bytes` of it are written, all of them; at a multiple of 16 bytes.
+        At a multiple of 16 bytes; exactly `message_bytes` of it are written.
     block_format : str
         "int8", "float8_e4m3fn" or "float8_e5m2".
     blocks : int
-        Blocks of the message.
+        Number of blocks of the message.
     seed : int, optional
-        Round stochastically, by Philox bits that follow from seed, sequence and the number of the
-        element (all 64-bit): the same for the same three. By default to nearest even.
+        Round stochastically, with Philox bits that depend only on seed, sequence and the number of
+        the element (all 64-bit). Default: round to nearest even.
     first_block : int
         Number of the first block, for the random bits.
     residual : array of float32, optional
-        Of the source's count. Added to the source first, and then what quantisation has lost of the
-        sum is written back (zero where that is not finite): error feedback.
+        Of the source's size. It is added to the source first; then what quantisation has lost of
+        the sum is written back to it (zero where that is not finite): error feedback.
 
     Notes
     -----
@@ -135,7 +136,7 @@ def prepare_quantise(
 def dequantise(
     messages: Any, destination: Any, *given: Any, stream: Any = None, **options: Any
 ) -> None:
-    """Fill `destination` with what messages mean: `prepare_dequantise`. Enqueues, and returns."""
+    """Fill `destination` from messages: see `prepare_dequantise`. Enqueues and returns."""
     enqueue = prepare_dequantise(messages, destination, *given, **options)
     enqueue(_stream_of(destination, "destination", stream))
 
@@ -149,20 +150,20 @@ def prepare_dequantise(
     sources: int = 1,
     divisor: float | None = None,
 ) -> Callable[[int], None]:
-    """Return what fills `destination` with what messages mean, added up in their order.
+    """Return a function that fills `destination` with the values of messages, added in order.
 
     Parameters
     ----------
     messages : array of one-byte elements
-        `sources` messages of as many blocks, one after another; at a multiple of 16 bytes.
+        `sources` messages of equal numbers of blocks, one after another; at a multiple of 16 bytes.
     destination : array of float32
         Of at most ``256 * blocks`` elements.
     block_format, blocks
         As in `prepare_quantise`.
     sources : int
-        How many messages.
+        Number of messages.
     divisor : float, optional
-        Divide the sum by it.
+        The sum is divided by it.
     """
     given = _message(messages, "messages", blocks, sources)
     written = _floats(destination, "destination", blocks)
@@ -179,7 +180,7 @@ def prepare_dequantise(
 
 
 def requantise(messages: Any, result: Any, *given: Any, stream: Any = None, **options: Any) -> None:
-    """Add messages up and quantise the sum: `prepare_requantise`. Enqueues, and returns."""
+    """Add messages up and quantise the sum: see `prepare_requantise`. Enqueues and returns."""
     enqueue = prepare_requantise(messages, result, *given, **options)
     enqueue(_stream_of(result, "result", stream))
 
@@ -197,12 +198,14 @@ def prepare_requantise(
     first_block: int = 0,
     residual: Any | None = None,
 ) -> Callable[[int], None]:
-    """Return what does `dequantise` and `quantise` its result, in one pass and the same bits.
+    """Return a function that dequantises messages and quantises the result, in one pass.
+
+    The bits are those of `dequantise` followed by `quantise`.
 
     Parameters
     ----------
     result : array of one-byte elements
-        The message that is made; it may be any of those that are read.
+        The resulting message; it may be any of the messages that are read.
     residual : array of float32, optional
         Of at most ``256 * blocks`` elements. What the result has lost of the sum, times the
         divisor, is added to it (zero where that is not finite).
@@ -243,7 +246,7 @@ def _stream_of(x: Any, what: str, stream: Any) -> int:
 
 
 def _divisor_bits(divisor: float | None) -> int:
-    """Return a divisor's bits; 0, the bits of 0.0, says that there is none."""
+    """Return a divisor's bits; 0, the bits of 0.0, means no division."""
     if divisor is None:
         return 0
     if divisor == 0:

@@ -1,14 +1,14 @@
 // The reduce kernel: every destination = source 0 op source 1 op ..., in one pass, left to right.
 //
-// Accumulators stay in registers whatever the number of sources, half types are rounded once. Each
-// element is read and written by one thread: a destination may be a source. With the next rank's slot
-// among the destinations it is the step of a ring.
+// Accumulators stay in registers whatever the number of sources; half types are rounded once. One
+// thread reads and writes an element, so a destination may be a source. With the next rank's slot
+// among the destinations, this is the step of a ring.
 #include "operations.h"
 
 namespace gpucoll {
 
 struct ReduceArguments {
-    uint64 count;      // of elements
+    uint64 count;      // number of elements
     uint64 parameter;  // bits of an Accumulator: a factor or a divisor
     uint32 n_sources, n_destinations;
     uint64 sources[GPUCOLL_MAX_RANKS];
@@ -46,7 +46,7 @@ DEVICE void reduce_pieces(
     for (uint32 source = 1; source < n_sources; ++source) {
         UNROLL_LOOP
         for (uint32 i = 0; i < BATCH; ++i) loaded[i] = next[i];
-        if (source + 1 < n_sources) {  // on its way while this one is combined
+        if (source + 1 < n_sources) {  // loaded while this one is combined
             address = arguments->sources[source + 1] + offset;
             UNROLL_LOOP
             for (uint32 i = 0; i < BATCH; ++i) next[i] = Piece::load(address + i * STRIDE_BYTES);
@@ -90,7 +90,7 @@ DEVICE void reduce_tiles(
     }
 }
 
-/* How far the arrays' addresses differ from those of elements, and from the first destination's. */
+/* The bits in which addresses differ from an element's multiples, and from the first address. */
 template <uint32 SIZE_BYTES>
 DEVICE uint64 differences(ARGUMENTS(ReduceArguments) arguments) {
     const uint64 address = arguments->destinations[0];
@@ -108,19 +108,19 @@ DEVICE void reduce(ARGUMENTS(ReduceArguments) arguments) {
     using Accumulator = typename Element::Accumulator;
     using One = Aligned<Element, 1>;
     using Vector = Aligned<Element, VECTOR_BYTES / One::SIZE_BYTES>;
-    constexpr uint32 BATCH = One::SIZE_BYTES == 1 ? 2 : 4;  // so accumulators stay in registers
+    constexpr uint32 BATCH = One::SIZE_BYTES == 1 ? 2 : 4;  // keeps accumulators in registers
     const uint64 count = arguments->count, differ = differences<One::SIZE_BYTES>(arguments);
     Accumulator parameter{};
     if constexpr (sizeof(Accumulator) <= sizeof(uint64)) {
         const uint64 bits = arguments->parameter;
         COPY_BITS(&parameter, &bits, sizeof(Accumulator));
     }
-    // What is reduced by 16-byte accesses, in full tiles: from `head` on, where every array is at a
-    // 16-byte boundary. Where arrays lie differently, full tiles are reduced by elements, of which so
-    // many are on the way at once that a multiprocessor has 16 KB of a source (8 of one-byte dtypes),
-    // and of two sources twice that: by estimate it needs 18 to keep its part of the memory busy
-    // (3.3 TB/s for 700 ns, over 132). The rest goes one by one, and so does all of arrays that are
-    // not even aligned to their elements.
+    // If every array is at a 16-byte boundary from `head` on, full tiles from there are reduced by
+    // 16-byte accesses. If alignments differ, full tiles are reduced by elements. So many elements
+    // are then loaded at once that a multiprocessor has 16 KB of a source under way (8 for one-byte
+    // dtypes), and twice that for two sources: by estimate it needs 18 KB to keep its share of the
+    // memory busy (3.3 TB/s for 700 ns, divided by 132). The rest is reduced one by one, as is
+    // everything if arrays are not even aligned to their elements.
     uint64 head = 0, middle = 0;
     if (differ == 0) {
         constexpr uint64 TILE = (uint64)THREADS * BATCH * Vector::WIDTH;

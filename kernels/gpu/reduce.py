@@ -63,11 +63,11 @@ _OF_BOOL = {"sum": "bor", "prod": "band", "min": "band", "max": "bor"}
 
 
 def reduce_kernel(operation: str, dtype: str) -> tuple[Kernel, int]:
-    """Return the kernel for a dtype and operation, and how many of its elements make one.
+    """Return the kernel for a dtype and operation, and how many of its elements make one of ours.
 
-    Different (dtype, operation) pairs share kernels where they do the same to the bits: bool is
-    uint8, signed integers are unsigned ones but for order and division, a complex number is two
-    floats but for products.
+    Pairs of dtype and operation share a kernel if they do the same to the bits: bool is uint8;
+    signed integers are unsigned ones, except for order and division; a complex number is two
+    floats, except for products.
     """
     parts = 1
     if dtype == "bool":
@@ -98,7 +98,7 @@ def kernels() -> list[Kernel]:
 
 
 def parameter_bits(dtype: str, parameter: float) -> int:
-    """Return a factor or a divisor as the bits of the type in which the dtype is accumulated."""
+    """Return a factor or a divisor as bits of the type in which the dtype is accumulated."""
     if dtype.startswith(("int", "uint")):
         return int(parameter) & ((1 << 64) - 1)
     if dtype in ("float64", "complex128"):
@@ -114,28 +114,29 @@ def reduce_arrays(
     divisor: float = 1,
     stream: Any = None,
 ) -> None:
-    """Reduce `sources`, left to right, into every one of `destinations`. Enqueues, and returns.
+    """Reduce `sources`, left to right, into every one of `destinations`. Enqueues and returns.
 
     Parameters
     ----------
     op : str or ReduceOp
         A built-in operation, `ReduceOp.scaled_sum`, or on NVIDIA GPUs one of `ReduceOp.custom`.
     destinations, sources : sequence of arrays
-        1 to 16 of each, on one GPU or mapped into it, C-contiguous, of one dtype and count. Arrays
-        of CuPy, PyTorch, Numba or any library with ``__cuda_array_interface__``; `Buffer` too. A
+        1 to 16 of each, on one GPU or mapped into it, C-contiguous, of one dtype and size. Arrays
+        of CuPy, PyTorch, Numba or any library with ``__cuda_array_interface__``, or `Buffer`. A
         destination may be a source; any other overlap is undefined.
     divisor : float
-        What ``avg`` divides by: the number of ranks, which need not be that of sources.
+        The divisor of ``avg``: the number of ranks, which may differ from the number of sources.
     stream : int or object, optional
         See `gpucoll.kernels.gpu.launch.target_of`.
 
     Notes
     -----
-    Half types are accumulated in float32 and rounded once. Where all arrays lie alike, 16-byte
-    accesses are used; else, and for the few elements beside 16-byte boundaries, one per element.
+    Half types are accumulated in float32 and rounded once. If all arrays have the same alignment,
+    16-byte accesses are used, except for the few elements next to 16-byte boundaries; otherwise
+    each element is accessed separately.
 
-    Cost: each source is read once, each destination written once. The first call of a (dtype,
-    operation) compiles, about half a second, unless it is kept from before.
+    Cost: each source is read once, and each destination is written once. The first call of a
+    (dtype, operation) compiles for about half a second, unless the kernel was kept.
     """
     given, written = buffers_of(sources, "sources"), buffers_of(destinations, "destinations")
     enqueue = prepare_reduce(op, written, given, divisor=divisor)
@@ -149,9 +150,9 @@ def prepare_reduce(
     *,
     divisor: float = 1,
 ) -> Callable[[int], None]:
-    """Return what does `reduce_arrays`, each time it is called with a stream's address.
+    """Return a function that does `reduce_arrays` each time it gets a stream's address.
 
-    It keeps no array alive. Cost of a call: that of one launch; everything else is done before.
+    It does not keep any array alive. A call costs one launch; everything else is done before.
     """
     op = ReduceOp.parse(op)
     given, written = buffers_of(sources, "sources"), buffers_of(destinations, "destinations")
@@ -175,16 +176,16 @@ def ring_step(
     divisor: float = 1,
     stream: Any = None,
 ) -> None:
-    """Do one step of a ring: `mine` = `received` op `mine`, written to the next rank's slot too.
+    """Do one step of a ring: `mine` = `received` op `mine`, also written to the next rank's slot.
 
     Parameters
     ----------
     op : str or ReduceOp
-        As in `reduce_arrays`. ``avg`` belongs into the last step, with the number of ranks as
-        divisor; the others are ``sum``. ``scaled_sum`` scales both inputs: scale a rank's own array
-        first (`reduce_arrays` of one source), and then sum.
+        As in `reduce_arrays`. Use ``avg`` in the last step, with the number of ranks as divisor,
+        and ``sum`` in the others. ``scaled_sum`` would scale both inputs: scale a rank's own array
+        first (`reduce_arrays` of one source), and then use ``sum``.
     received : array
-        What the previous rank has written here.
+        The data that the previous rank has written here.
     mine : array
         This rank's chunk.
     next_slot : array or None

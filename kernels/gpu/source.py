@@ -1,7 +1,7 @@
-"""The text of a kernel: what its source file includes, the constants, and the line that makes it.
+"""The text of a kernel: its source file with all includes, constants, and the defining line.
 
-Headers are pasted in, so that no compiler needs an include path, and so that compiled kernels,
-which are kept under a digest of this text, are made anew after an edit of any of them.
+Headers are pasted in, so that compilers need no include path. Compiled kernels are kept under a
+digest of this text, so they are made anew after an edit of any header.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 THREADS = 256
-"""Of a block, in every kernel."""
+"""Threads per block, in every kernel."""
 MAX_RANKS = 16
-"""How many sources, and how many destinations, a reduce kernel takes."""
+"""The most sources, and the most destinations, of a reduce kernel."""
 TILE_BYTES = 16384
 TILE_ELEMENTS = 4096
-"""What a block copies, or converts, before it looks for the next piece of work."""
+"""How many elements a block copies, or converts, before it looks for the next piece of work."""
 
 CONSTANTS = {
     "GPUCOLL_THREADS": THREADS,

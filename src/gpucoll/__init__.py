@@ -1,4 +1,4 @@
-"""Collectives for Python arrays behind one communicator.
+"""Collective communication between Python processes: arrays behind one communicator.
 
 >>> import gpucoll
 >>> with gpucoll.init() as comm:
@@ -101,10 +101,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: ``import gpucoll`` loads next to nothing."""
+    """Import a public name when it is first used: ``import gpucoll`` loads almost nothing."""
     if name not in __all__:
         if name.startswith("_") or importlib.util.find_spec(f"gpucoll.{name}") is not None:
-            # `from gpucoll import module` asks first, then imports it.
+            # `from gpucoll import module` first looks up the attribute, then imports the module.
             raise AttributeError(f"module 'gpucoll' has no attribute {name!r}")
         from gpucoll.api.names_elsewhere import missing_from_package
 

@@ -1,4 +1,4 @@
-"""``python -m gpucoll``: what commands there are, and the commands themselves by another name."""
+"""``python -m gpucoll``: lists gpucoll's commands, and runs them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from gpucoll.version import __version__
 
 COMMANDS: Final = {
     "run": ("gpucoll.launcher.cli", "start a program on several ranks of this host"),
-    "bench": ("gpucoll.bench.cli", "measure collectives, beside MPI and others"),
-    "doctor": ("gpucoll.doctor.cli", "say what works on this machine, and what is missing"),
+    "bench": ("gpucoll.bench.cli", "measure collectives and compare them with MPI and others"),
+    "doctor": ("gpucoll.doctor.cli", "report what works on this machine, and what is missing"),
 }
-"""Name -> module with its ``main``, and what it does."""
+"""Name -> module with its ``main``, and its description."""
 
 EXIT_USAGE = 2
 
 
 def usage() -> str:
-    """Return what ``--help`` prints."""
+    """Return the text of ``--help``."""
     rows = "".join(f"  gpucoll-{name:8}{what}\n" for name, (_, what) in COMMANDS.items())
     return (
         f"gpucoll {__version__}: collectives between Python processes.\n\n{rows}\n"
-        "Each explains itself with --help, and is python -m gpucoll run, bench or doctor, too.\n"
+        "Each command has --help, and also runs as python -m gpucoll run, bench or doctor.\n"
         "In a program: import gpucoll, then gpucoll.init().\n"
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the commands, or say which there are; return the exit code."""
+    """Run one of the commands, or list them; return the exit code."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name == "--version":
         print(f"gpucoll {__version__}")
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     else:
         known = ", ".join(COMMANDS)
-        print(f"gpucoll: no command {name!r}: there are {known} (see --help)", file=sys.stderr)
+        print(f"gpucoll: no command {name!r}; commands: {known} (see --help)", file=sys.stderr)
         return EXIT_USAGE
     return 0
 

@@ -22,14 +22,14 @@ WORLD_SIZE: Final = "GPUCOLL_WORLD_SIZE"
 LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
 LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
 JOB: Final = "GPUCOLL_JOB"
-"""Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+"""Random token of the job. The ranks of one host meet at an abstract Unix socket named after it."""
 MEET: Final = "GPUCOLL_MEET"
 """Where ranks on several hosts meet: ``tcp://HOST:PORT`` of rank 0's host, or ``file://PATH``."""
 LAUNCHER_CACHE: Final = "GPUCOLL_LAUNCHER_CACHE"
-"""The launcher's own folder for compiled kernels, where there is no other; gone when it ends."""
+"""The launcher's own folder for compiled kernels, if there is no other; removed when it ends."""
 TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
 
-# --- of MPIs and Slurm: read, never set (which says what: rendezvous/launchers.py) ----------------
+# --- MPI and Slurm: read, never set (rendezvous/launchers.py has their meaning) ------------------
 OPEN_MPI_RANK: Final = "OMPI_COMM_WORLD_RANK"
 OPEN_MPI_WORLD_SIZE: Final = "OMPI_COMM_WORLD_SIZE"
 OPEN_MPI_LOCAL_RANK: Final = "OMPI_COMM_WORLD_LOCAL_RANK"
@@ -79,7 +79,7 @@ LOCAL_RANKS: Final = (
     HYDRA_LOCAL_RANK,
     SLURM_LOCAL_RANK,
 )
-"""Where a process's place among the ranks of its host is looked for, in this order."""
+"""Variables with a process's place among the ranks of its host, in the order of search."""
 
 # --- for users ----------------------------------------------------------------------------------
 TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
@@ -87,74 +87,76 @@ TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
 BIND: Final = "GPUCOLL_BIND"
 """``none`` keeps gpucoll from ever binding a rank to CPUs."""
 GRACE_S: Final = "GPUCOLL_GRACE_S"
-"""After a rank failed, how long a launcher lets the others end by themselves, in seconds (5)."""
+"""Time that a launcher lets other ranks end by themselves after one failed, in seconds (5)."""
 HOST_ID: Final = "GPUCOLL_HOST_ID"
-"""Overrides the host's identity (boot id, network and UTS namespace): ranks with the same one share
-memory, others connect by TCP."""
+"""Overrides the host's identity (boot id, network and UTS namespace). Ranks with the same identity
+share memory; other ranks connect by TCP."""
 INTERFACES: Final = "GPUCOLL_INTERFACES"
-"""Network interfaces, or addresses of this host, that ranks listen at: ``eth0,eth1`` (default: the
-one that leads to the meeting point). Large arrays use all of them, all else the first."""
+"""Network interfaces, or addresses of this host, on which ranks listen: ``eth0,eth1`` (default: the
+one that leads to the meeting point). Large arrays use all of them, everything else the first."""
 SOCKETS: Final = "GPUCOLL_SOCKETS"
-"""How many connections carry large arrays between two hosts over each interface (1)."""
+"""Number of connections that carry large arrays between two hosts over each interface (1)."""
 LINK_TIMEOUT_S: Final = "GPUCOLL_LINK_TIMEOUT_S"
-"""After how long without an answer a connection to another host counts as cut, in seconds (5)."""
+"""Time without an answer after which a connection to another host counts as cut, in seconds (5)."""
 SECRET: Final = "GPUCOLL_SECRET"
-"""The secret that all ranks of a job over TCP share, 16 bytes at least."""
+"""The secret that all ranks of a job over TCP share, at least 16 bytes."""
 SECRET_FILE: Final = "GPUCOLL_SECRET_FILE"
-"""A file that holds it instead, of this user's or root's, that nobody else can read."""
+"""A file with the secret, of this user or root, readable by no one else."""
 TLS_CERT: Final = "GPUCOLL_TLS_CERT"
-"""A file with this rank's certificate, PEM, and those between it and the CA's: with it all TCP is
+"""A PEM file with this rank's certificate, and those between it and the CA's. With it, all TCP is
 encrypted by TLS 1.3. All three of these are set, on every rank, or none."""
 TLS_KEY: Final = "GPUCOLL_TLS_KEY"
-"""A file with its private key, of this user's or root's, that nobody else can read."""
+"""A file with its private key, of this user or root, readable by no one else."""
 TLS_CA: Final = "GPUCOLL_TLS_CA"
-"""A file with the certificate of the CA by which the other ranks' certificates are signed."""
+"""A file with the certificate of the CA that has signed the other ranks' certificates."""
 CACHE_DIR: Final = "GPUCOLL_CACHE_DIR"
-"""Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``). They are
-code: it must be a folder of this user's that nobody else can write to."""
+"""Folder of compiled kernels (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``). They are code:
+the folder must belong to this user, and no one else may write to it."""
 ARENA_BYTES: Final = "GPUCOLL_ARENA_BYTES"
 """Address space of one rank's arena for `Communicator.empty` (default: the machine's memory)."""
 CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
-"""Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
+"""Overrides in the CPU backend's table, ``name=value,...``; rank 0's apply to all ranks."""
+PROGRESS: Final = "GPUCOLL_PROGRESS"
+"""``0``: long work, such as compiling, does not show its progress on stderr."""
 FULL_TRACEBACKS: Final = "GPUCOLL_FULL_TRACEBACKS"
-"""``1`` shows the frames inside gpucoll in the traceback of an error that nobody caught."""
+"""``1``: the traceback of an uncaught error shows the frames inside gpucoll."""
 CPU_ONLY: Final = "GPUCOLL_CPU_ONLY"
-"""``1`` keeps gpucoll from looking for GPUs and from loading a GPU library; set in tests' ranks."""
+"""``1``: gpucoll looks for no GPUs and loads no GPU library; set in tests' ranks."""
 NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
-"""Path of the libnccl to use, where the process has not loaded one already."""
+"""Path of the libnccl to use, if the process has not loaded one already."""
 RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
-"""Path of the librccl to use, where the process has not loaded one already."""
+"""Path of the librccl to use, if the process has not loaded one already."""
 NVRTC_LIBRARY: Final = "GPUCOLL_NVRTC_LIBRARY"
 """Path of the libnvrtc that compiles kernels for NVIDIA's GPUs."""
 HIPRTC_LIBRARY: Final = "GPUCOLL_HIPRTC_LIBRARY"
 """Path of the libhiprtc that compiles kernels for AMD's GPUs."""
 GPU_KIND: Final = "GPUCOLL_GPU_KIND"
-"""``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
+"""``cuda`` or ``rocm``: which GPUs to use, if there are device files of neither vendor or both."""
 DEVICE: Final = "GPUCOLL_DEVICE"
-"""``host``: use Host devices, which play GPUs in host memory. For tests, where there is no GPU."""
+"""``host``: use Host devices, which emulate GPUs in host memory. For tests without a GPU."""
 MPI_GPU_ARRAYS: Final = "GPUCOLL_MPI_GPU_ARRAYS"
-"""What MPI gets of GPU arrays with ``backend="mpi"``: ``auto``, addresses on the GPU where it is
-CUDA- or ROCm-aware and a trial has shown it; ``staged``, page-locked host memory; ``trusted``, the
-GPU's without asking or trying."""
+"""How MPI gets GPU arrays with ``backend="mpi"``: ``auto``, as GPU addresses if MPI is CUDA- or
+ROCm-aware and a trial succeeds; ``staged``, in page-locked host memory; ``trusted``, as GPU
+addresses without asking or trying."""
 HOST_DEVICES: Final = "GPUCOLL_HOST_DEVICES"
-"""How many Host devices a process sees (default: as many as it asks for, up to 64)."""
+"""Number of Host devices that a process sees (default: as many as it asks for, up to 64)."""
 HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
-"""Bytes of memory that each Host device has in each process (2 GiB)."""
+"""Bytes of each Host device's memory in each process (2 GiB)."""
 
 MPI4PY_RC: Final = "MPI4PY_RC_"
-"""What the variables begin with that set mpi4py's options (``MPI4PY_RC_INITIALIZE=no``); the names
+"""Prefix of the variables that set mpi4py's options (``MPI4PY_RC_INITIALIZE=no``). gpucoll's names
 of mpi4py read them, too."""
 
-# --- of vendors' libraries: read, to say what they lead to; two are set where the user has not ---
+# --- vendors' libraries: read, to report their effects; two are set if the user has not ----------
 CUDA_DEVICE_MAX_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""How many work queues the streams of a GPU share; set where the user has not."""
+"""Number of work queues that the streams of a GPU share; set if the user has not."""
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
 NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
 CUDA_PATH: Final = "CUDA_PATH"
 CUDA_HOME: Final = "CUDA_HOME"
 ROCM_PATH: Final = "ROCM_PATH"
-"""Where the vendor's toolkit is: its compiler is looked for there."""
+"""The folder of the vendor's toolkit, in which its compiler is searched."""
 CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
@@ -169,36 +171,36 @@ _NUMBA_CODE: Final = (
     "NUMBA_OPT",
     "NUMBA_SLP_VECTORIZE",
 )
-"""What other machine code is made for (the first one in tests only)."""
+"""Settings that change the machine code (the first only in tests)."""
 NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
 """A topology in NCCL's XML, which the vendor's library reads instead of sysfs."""
 NCCL_SOCKET_IFNAME: Final = "NCCL_SOCKET_IFNAME"
-"""The interface by which NCCL and RCCL go to other hosts; set where the user has not."""
+"""The interface by which NCCL and RCCL reach other hosts; set if the user has not."""
 NCCL_IB_HCA: Final = "NCCL_IB_HCA"
-"""The RDMA devices that they use."""
+"""The RDMA devices that NCCL and RCCL use."""
 NCCL_CONF_FILE: Final = "NCCL_CONF_FILE"
-"""A file in which they look for variables that are not set."""
+"""A file in which NCCL and RCCL look for variables that are not set."""
 
 _PREFIX: Final = "GPUCOLL_"
 _OF_TESTS: Final = "GPUCOLL_TEST_"
-"""What the variables begin with that only gpucoll's own tests read."""
+"""Prefix of the variables that only gpucoll's own tests read."""
 
 _NAMES_LIBRARY: Final = (NCCL_LIBRARY, RCCL_LIBRARY, NVRTC_LIBRARY, HIPRTC_LIBRARY)
 _NAMES_CODE: Final = (*_NAMES_LIBRARY, CUDA_PATH, CUDA_HOME, ROCM_PATH)
-"""Where code lies that this process is to run."""
+"""Variables that name code for this process to run."""
 _AT_SECURE: Final = 23
-"""What getauxval(3) knows it by: whether the dynamic loader believes the environment."""
+"""The key in getauxval(3) that tells whether the dynamic loader trusts the environment."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
 DEFAULT_LINK_TIMEOUT_S: Final = 5.0
 MOST_SOCKETS: Final = 16
 LONGEST_TIMEOUT_S: Final = 1e6
-"""Eleven days: every wait has a deadline that somebody may live to see."""
+"""Eleven days: every wait has a deadline that can pass in practice."""
 
 
 def _number(name: str, default: float) -> float:
-    """Return a variable's value, a number above zero; ArgumentError names it where it is not."""
+    """Return a variable's value, which must be a number above zero; ArgumentError names it."""
     text = os.environ.get(name)
     if text is None:
         return default
@@ -220,12 +222,12 @@ def timeout_s() -> float:
 
 
 def link_timeout_s() -> float:
-    """Return after how long without an answer a connection to another host counts as cut."""
+    """Return the time without an answer after which a connection counts as cut, in seconds."""
     return min(_number(LINK_TIMEOUT_S, DEFAULT_LINK_TIMEOUT_S), LONGEST_TIMEOUT_S)
 
 
 def sockets() -> int:
-    """Return how many connections carry large arrays between two hosts over each interface."""
+    """Return the number of connections for large arrays to another host over each interface."""
     text = os.environ.get(SOCKETS, "1")
     if not text.isdecimal() or not 1 <= int(text) <= MOST_SOCKETS:
         raise ArgumentError(f"{SOCKETS} must be a whole number, 1 to {MOST_SOCKETS}; got {text!r}")
@@ -233,7 +235,7 @@ def sockets() -> int:
 
 
 _TOO_LONG: Final = (
-    f"must be {LONGEST_TIMEOUT_S:.0f} s at most (eleven days), since every wait has a deadline"
+    f"must be {LONGEST_TIMEOUT_S:.0f} s at most (eleven days), because every wait has a deadline"
 )
 
 
@@ -243,15 +245,16 @@ def check_timeout_s(given: object, where: str = "", *, may_be_endless: bool = Fa
     Parameters
     ----------
     where : str
-        What the message begins with.
+        The beginning of the message.
     may_be_endless : bool
-        It limits something that ends otherwise, too: any number will do, infinity as well.
+        The timeout limits something that also ends otherwise, so any number is allowed, even
+        infinity.
     """
     if given is None:
         return
     if not isinstance(given, numbers.Real):
         raise ArgumentTypeError(f"{where}timeout_s must be a number of seconds; got {given!r}")
-    number: Any = given  # not every whole number is a float
+    number: Any = given  # not every int can be a float
     if not number > 0:
         raise ArgumentError(f"{where}timeout_s must be positive; got {_short(given)}")
     if number > LONGEST_TIMEOUT_S and not may_be_endless:
@@ -261,13 +264,13 @@ def check_timeout_s(given: object, where: str = "", *, may_be_endless: bool = Fa
 def _short(given: object) -> str:
     try:
         text = str(given)
-    except ValueError:  # more digits than Python writes
+    except ValueError:  # more digits than Python converts
         return "a number of thousands of digits"
     return text if len(text) < 40 else f"{text[:20]}..."
 
 
 def grace_s() -> float:
-    """Return how long a launcher waits at each step of ending a job, in seconds."""
+    """Return the time that a launcher waits at each step of ending a job, in seconds."""
     text = os.environ.get(GRACE_S, str(DEFAULT_GRACE_S))
     try:
         value = float(text)
@@ -281,8 +284,13 @@ def grace_s() -> float:
 
 
 def cpu_only() -> bool:
-    """Return whether this process must keep to the CPU."""
+    """Return whether this process must stay on the CPU."""
     return _is_on(CPU_ONLY)
+
+
+def shows_progress() -> bool:
+    """Return whether long work shows its progress on stderr."""
+    return os.environ.get(PROGRESS) != "0"
 
 
 def full_tracebacks() -> bool:
@@ -295,7 +303,7 @@ def _is_on(name: str) -> bool:
 
 
 def uses_host_devices() -> bool:
-    """Return whether this process is to use Host devices; ArgumentError for any other word."""
+    """Return whether this process must use Host devices; ArgumentError for any other word."""
     value = os.environ.get(DEVICE, "")
     if value not in ("", "host"):
         raise ArgumentError(
@@ -305,7 +313,7 @@ def uses_host_devices() -> bool:
 
 
 def mpi_gpu_arrays() -> str:
-    """Return what MPI gets of GPU arrays: auto, staged or trusted."""
+    """Return how MPI gets GPU arrays: auto, staged or trusted."""
     value = os.environ.get(MPI_GPU_ARRAYS) or "auto"
     if value not in ("auto", "staged", "trusted"):
         raise ArgumentError(f"{MPI_GPU_ARRAYS} must be auto, staged or trusted; got {value!r}")
@@ -313,7 +321,7 @@ def mpi_gpu_arrays() -> str:
 
 
 def host_devices(most: int) -> int:
-    """Return how many Host devices there are."""
+    """Return the number of Host devices."""
     count = int(_number(HOST_DEVICES, most))
     if not 1 <= count <= most:
         raise ArgumentError(f"{HOST_DEVICES} must be 1 to {most}, but is {count}")
@@ -329,27 +337,27 @@ def host_device_memory() -> int:
 
 
 def visible_devices() -> dict[str, str]:
-    """Return the variables that hide GPUs from this process, those that are set."""
+    """Return the variables that hide GPUs from this process, if they are set."""
     names = (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def variable(name: str) -> str:
-    """Return the value of one of the variables above; empty where it is not set.
+    """Return the value of one of the variables above; empty if it is not set.
 
     Raises
     ------
     ArgumentError
-        It names a library, and the environment is one that this process must not believe.
+        The variable names a library, and this process must not trust its environment.
     """
     value = os.environ.get(name, "")
     if value and name in _NAMES_CODE and _has_more_rights_than_caller():
         if name not in _NAMES_LIBRARY:
-            return ""  # one of several places to look at
+            return ""  # only one of several places to look in
         raise ArgumentError(
-            f"{name} is set, but this process has more rights than who started it (its program is "
-            "set-uid, set-gid or has capabilities), so it loads no code that the environment "
-            "names: unset it"
+            f"{name} is set, but this process has more rights than the user who started it (its "
+            "program is set-uid, set-gid or has capabilities), so it loads no code that the "
+            "environment names: unset it"
         )
     return value
 
@@ -358,19 +366,19 @@ def _has_more_rights_than_caller() -> bool:
     """Return whether the program gave this process rights that its caller lacks."""
     if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
         return True
-    import ctypes  # where such a variable is set only
+    import ctypes  # only needed if one of these variables is set
 
     return bool(ctypes.CDLL(None).getauxval(_AT_SECURE))
 
 
 @functools.cache
 def warn_of_unknown_variables() -> None:
-    """Warn of variables that begin as gpucoll's and are none: once in a process."""
+    """Warn, once in a process, of variables with gpucoll's prefix that gpucoll does not have."""
     for name in unknown_variables():
-        import difflib  # seldom needed
+        import difflib  # rarely needed
 
         close = difflib.get_close_matches(name, known_variables(), n=1, cutoff=0.8)
-        hint = f"did you mean {close[0]}?" if close else "docs/api.md lists those that there are"
+        hint = f"did you mean {close[0]}?" if close else "docs/api.md lists all variables"
         warnings.warn(
             f"gpucoll knows no environment variable {name}, so it changes nothing: {hint}",
             RuntimeWarning,
@@ -379,7 +387,7 @@ def warn_of_unknown_variables() -> None:
 
 
 def unknown_variables() -> list[str]:
-    """Return the variables that begin as gpucoll's do and are none."""
+    """Return the variables with gpucoll's prefix that gpucoll does not have."""
     known = known_variables()
     named = (name for name in os.environ if name.startswith(_PREFIX))
     return sorted(name for name in named if name not in known and not name.startswith(_OF_TESTS))
@@ -395,7 +403,7 @@ def known_variables() -> set[str]:
 
 
 def local_rank(otherwise: int = 0) -> int:
-    """Return this process's place among the ranks of its host, as its launcher says."""
+    """Return this process's place among the ranks of its host, from its launcher."""
     found = (os.environ[name] for name in LOCAL_RANKS if os.environ.get(name))
     text = next(found, "")
     return int(text) if text.isdecimal() else otherwise
@@ -413,7 +421,7 @@ def cache_dir() -> Path | None:
 
 
 def _home() -> str:
-    """Return the user's home; an empty HOME counts as none, where expanduser makes "/" of it."""
+    """Return the user's home. An empty HOME counts as none; expanduser would make "/" of it."""
     try:
         return os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
@@ -421,15 +429,15 @@ def _home() -> str:
 
 
 def usual_cache_dirs() -> list[Path]:
-    """Return where compiled kernels are kept if the user names no folder, the best one first.
+    """Return the folders for compiled kernels if the user names none, the best first.
 
-    None of it need be there. Where there is no home, or none that can be written to, what the
-    system makes for a user who is logged in: it lasts until the user logs out.
+    They need not exist. If there is no home, or it is not writable, the folder is the one that the
+    system makes for a logged-in user; it lasts until the user logs out.
     """
     found = []
     home = _home()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):  # anything else is to be ignored, by its specification
+    if os.path.isabs(xdg):  # by its specification, other values are ignored
         found.append(Path(xdg))
     elif os.path.isabs(home) and os.path.isdir(home):
         found.append(Path(home) / ".cache")
@@ -440,13 +448,13 @@ def usual_cache_dirs() -> list[Path]:
 
 
 def launcher_cache() -> Path | None:
-    """Return the launcher's own folder for compiled kernels, where this process has one."""
+    """Return the launcher's own folder for compiled kernels, if this process has one."""
     given = os.environ.get(LAUNCHER_CACHE, "")
     return Path(given) if os.path.isabs(given) and os.path.isdir(given) else None
 
 
 def code_settings() -> str:
-    """Return the settings that Numba makes other machine code for, those that are set."""
+    """Return those of Numba's settings that are set and change its machine code."""
     return ",".join(f"{name}={os.environ[name]}" for name in _NUMBA_CODE if name in os.environ)
 
 

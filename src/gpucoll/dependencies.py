@@ -1,4 +1,4 @@
-"""The packages that gpucoll stands on: whether a file of the user's hides one."""
+"""A check whether a file of the user's hides a package that gpucoll needs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PACKAGES = ("numpy", "numba", "llvmlite", "cloudpickle")
 
 @functools.cache
 def check_dependencies() -> None:
-    """Raise BackendUnavailableError where an import finds another file in the place of a package.
+    """Raise BackendUnavailableError if an import finds another file in place of a package.
 
-    Of a ``numpy.py`` beside the script nothing else would tell: the first to miss something in it
-    is far inside Numba. Cost: 0.1 ms, once.
+    Without this check, a ``numpy.py`` beside the script would first fail far inside Numba. Cost:
+    0.1 ms, once.
     """
     for name in _PACKAGES:
         try:
             found = importlib.util.find_spec(name)
-        except ValueError:  # made by hand, as in a test: it says nothing of where it is from
+        except ValueError:  # a module made by hand, as in a test, does not tell its origin
             continue
         if found is not None and found.submodule_search_locations is None:
             raise BackendUnavailableError(

@@ -1,10 +1,10 @@
-"""What a finalizer leaves to a thread.
+"""The threads to which finalizers leave their work.
 
-A finalizer (``__del__``, the callback of a `weakref`) runs wherever garbage is collected, which is
-inside any allocation: in a thread that holds the very lock which the finalizer would take, or that
-it would wait for. So finalizers of the library take no lock, wait for nothing and call no driver.
-They leave that to a thread that holds no lock, or append what they have to a deque that is emptied
-at a known place (`gpucoll.backends.gpu.abandoned`). `tests/test_finalizers.py` holds the rule.
+A finalizer (``__del__``, the callback of a `weakref`) runs wherever garbage is collected, that is
+inside any allocation. The thread may hold the very lock that the finalizer would take, or wait for.
+Finalizers of gpucoll therefore take no lock, wait for nothing and call no driver. They leave such
+work to a thread that holds no lock, or append it to a deque that is emptied at a known place
+(`gpucoll.backends.gpu.abandoned`). `tests/test_finalizers.py` enforces the rule.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _Task = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class FinalizerThread:
-    """Runs what finalizers leave, in order: a thread that exists while there is something to do.
+    """Runs the calls that finalizers leave, in order, in a thread that exists while there are any.
 
-    One for each kind of work that may wait for something: what waits keeps the rest behind it.
+    There is one for each kind of work that may wait, because a call that waits delays all others.
     """
 
     def __init__(self) -> None:
         self._left: deque[_Task] = deque()
         self._is_working = _thread.allocate_lock()
-        """Held while there is a thread. Nobody waits for it."""
+        """Held while there is a thread. No code waits for it."""
         _all.add(self)
 
     def leave(self, function: Callable[..., object], *arguments: Any) -> None:
         """Have the thread call ``function(*arguments)``. For finalizers: neither locks nor waits.
 
-        What is raised goes to ``sys.unraisablehook``. A forked child calls nothing that its parent
-        has left. At the interpreter's end no thread can start: the process takes all with it.
+        Exceptions go to ``sys.unraisablehook``. A forked child makes none of its parent's calls. At
+        the end of the interpreter no thread can start: the process ends without the calls.
         """
         self._left.append((function, arguments))
         self._start()
@@ -64,26 +64,26 @@ class FinalizerThread:
         while self._left:
             _call(*self._left.popleft())
         self._is_working.release()
-        self._start()  # for what came just before that
+        self._start()  # for a call that was left just before the release
 
     def forget_in_child(self) -> None:
-        """Call nothing of what the parent has left."""
+        """Drop the calls that the parent has left."""
         self._left = deque()
         self._is_working = _thread.allocate_lock()
 
 
 def is_first(owner: object, what: str) -> bool:
-    """Return whether nobody has asked this before of the same object, in whichever thread.
+    """Return whether this is the first call for this object and `what`, in any thread.
 
-    For what must be done once, by its owner or by what a finalizer has left. Takes no lock: the
-    owner's own finalizer may ask, too.
+    For work that must be done once, by the object's owner or by a finalizer's call. Takes no lock,
+    because the owner's own finalizer may ask, too.
     """
     mine = object()
     return owner.__dict__.setdefault(f"_first_to_{what}", mine) is mine
 
 
 def run_all(*steps: Callable[[], object]) -> None:
-    """Call all of these in order, each although one before it has raised; raise the last error."""
+    """Call all steps in order, even if an earlier one raises; then raise the last error."""
     with contextlib.ExitStack() as stack:
         for step in reversed(steps):
             stack.callback(step)
@@ -105,7 +105,7 @@ def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
 
 _all: weakref.WeakSet[FinalizerThread] = weakref.WeakSet()
 leave = FinalizerThread().leave
-"""For what waits for no GPU and no program: communicators that were dropped without `close`."""
+"""For work that waits for no GPU and no program: communicators dropped without `close`."""
 
 
 def _after_fork() -> None:

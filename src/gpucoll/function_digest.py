@@ -1,8 +1,8 @@
-"""A user's function as a number: the same on every rank where its code, and all it uses, is alike.
+"""A user's function as a number, which is equal on ranks whose code, and all it uses, is equal.
 
-What counts: bytecode, constants, defaults, and what closures and globals hold: numbers, arrays and,
-in their turn, functions. What does not: addresses, file names, line numbers. Bytecode depends on
-the version of Python, which the ranks of a job share.
+The digest covers bytecode, constants, defaults, and the values of closures and globals: numbers,
+arrays and, recursively, functions. It does not cover addresses, file names and line numbers.
+Bytecode depends on the version of Python, which all ranks of a job share.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import Any
 from gpucoll.errors import ArgumentTypeError
 
 DIGEST_BITS = 62
-"""As many as `gpucoll.types.mix_digest` takes of one number."""
+"""Number of bits that `gpucoll.types.mix_digest` takes of one number."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, NoneType, EllipsisType)
 _LIBRARIES = ("builtins", "cmath", "math", "numba", "numpy", "operator")
-"""Their functions are known by name; every rank has the same ones."""
+"""Libraries whose functions are identified by name, because every rank has the same ones."""
 _MAY_NOT_RETURN_ONCE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def python_function(value: object) -> FunctionType | None:
-    """Return a Python function, also out of what ``numba.njit`` made of it; None for others."""
+    """Return a Python function, or that of a ``numba.njit`` function; None for other objects."""
     function = getattr(value, "py_func", value)
     return function if isinstance(function, FunctionType) else None
 
 
 def function_digest(function: object, *others: object) -> int:
-    """Return the number of a function, and of plain values that belong to it.
+    """Return the digest of a function, and of plain values that belong to it.
 
     Raises
     ------
     ArgumentTypeError
-        It, or a function that it calls, raises exceptions or is a generator; or it uses an object
-        that cannot be compared between ranks.
+        The function, or one that it calls, raises exceptions or is a generator; or it uses an
+        object that cannot be compared between ranks.
     """
     digest = _Digest()
     digest.add(function, "itself")
@@ -49,10 +49,10 @@ def function_digest(function: object, *others: object) -> int:
 
 
 class _Digest:
-    """Takes values one after another."""
+    """A hash to which values are added one after another."""
 
     def __init__(self) -> None:
-        import hashlib  # of those who make an operation of a function
+        import hashlib  # only ops made of a function need it
 
         self.hash = hashlib.sha256()
         self._functions: list[FunctionType] = []
@@ -63,7 +63,7 @@ class _Digest:
             self.hash.update(len(data).to_bytes(8, "little") + data)
 
     def add(self, value: Any, name: str) -> None:
-        """Take a value, which the code calls `name`."""
+        """Add a value that the code calls `name`."""
         function = python_function(value)
         if isinstance(value, _PLAIN):
             self._write(type(value).__qualname__, repr(value))
@@ -71,7 +71,7 @@ class _Digest:
             self._write("tuple", str(len(value)))
             for item in value:
                 self.add(item, name)
-        elif isinstance(value, frozenset):  # its order is another one in every process
+        elif isinstance(value, frozenset):  # its order differs in every process
             self._write("frozenset", *sorted(map(repr, value)))
         elif hasattr(value, "dtype") and hasattr(value, "tobytes") and not isinstance(value, type):
             self._write(str(value.dtype), str(value.shape), value.tobytes())
@@ -86,7 +86,7 @@ class _Digest:
             )
 
     def _add_function(self, function: FunctionType) -> None:
-        if function in self._functions:  # it calls itself, or a second time
+        if function in self._functions:  # a recursive call, or a second one
             self._write("again", str(self._functions.index(function)))
             return
         self._functions.append(function)
@@ -97,7 +97,7 @@ class _Digest:
         self._add_code(function.__code__, function)
 
     def _add_code(self, code: CodeType, function: FunctionType) -> None:
-        references = list(_references(code, function))  # first: it refuses what can raise
+        references = list(_references(code, function))  # first, because it refuses code that raises
         self._write("code", str(code.co_argcount), str(code.co_flags), code.co_code)
         self._write(getattr(code, "co_exceptiontable", b""), *code.co_names)
         for constant in code.co_consts:
@@ -110,7 +110,7 @@ class _Digest:
 
 
 def _references(code: CodeType, function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals and closure values that code uses, of modules the attributes."""
+    """Yield the globals and closure values that code uses; for modules, the attributes it uses."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     outer = ChainMap(function.__globals__, vars(builtins))
     name, value, is_module = "", None, False
@@ -118,7 +118,7 @@ def _references(code: CodeType, function: FunctionType) -> Iterator[tuple[str, A
         if step.opname == "RAISE_VARARGS":
             raise ArgumentTypeError(
                 f"{function.__name__} has a raise or an assert: a collective cannot stop in the "
-                "middle. Return a value that says so, such as NaN"
+                "middle. Return a value for the error instead, such as NaN"
             )
         after_module, is_module = is_module, is_module and step.opname == "EXTENDED_ARG"
         if after_module and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -127,7 +127,7 @@ def _references(code: CodeType, function: FunctionType) -> Iterator[tuple[str, A
             name, value = step.argval, outer[step.argval]
         elif step.opname == "LOAD_DEREF" and step.argval in cells:
             name, value = step.argval, cells[step.argval].cell_contents
-        else:  # also what is unknown, which Numba will say, and variables of a function around
+        else:  # including unknown names, which Numba reports, and variables of an outer function
             continue
         is_module = isinstance(value, ModuleType)
         yield name, value
@@ -138,7 +138,7 @@ def _is_of_library(value: object) -> bool:
 
 
 def _spelled(value: Any) -> str:
-    """Return the name by which something is the same everywhere; empty where it has none."""
+    """Return a name that identifies a value on every rank; empty if there is none."""
     if isinstance(value, ModuleType):
         return value.__name__
     kind = type(value)

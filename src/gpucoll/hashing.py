@@ -1,10 +1,10 @@
-"""BLAKE2b, without the rest of hashlib: that loads OpenSSL, for 4 ms and 3 MiB of every process."""
+"""BLAKE2b without the rest of hashlib, which loads OpenSSL: 4 ms and 3 MiB in every process."""
 
 from __future__ import annotations
 
 try:
     from _blake2 import blake2b
-except ImportError:  # no part of the language: it may be called otherwise in another Python
+except ImportError:  # not part of the language, so another Python may lack it
     from hashlib import blake2b
 
 __all__ = ["blake2b"]

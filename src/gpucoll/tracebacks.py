@@ -1,8 +1,8 @@
-"""Tracebacks as users read them: of gpucoll's own errors, without the frames inside gpucoll.
+"""Tracebacks for users: those of gpucoll's own errors omit the frames inside gpucoll.
 
-Where a call fails and why is in the user's line and in the message. The frames below it lead
-through gpucoll to where the error was made: those who look for a fault in gpucoll want them, and
-get them by ``GPUCOLL_FULL_TRACEBACKS=1`` or from a debugger. Other errors keep all of theirs.
+The user's line and the message tell which call failed and why. The frames below lead through
+gpucoll to the place that raised the error. To look for a fault in gpucoll, show them by
+``GPUCOLL_FULL_TRACEBACKS=1`` or a debugger. Other errors keep all their frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 
 
 def shorten_uncaught() -> None:
-    """Have errors that nobody catches shown so, unless something else shows them (IPython)."""
+    """Shorten the tracebacks of uncaught errors, unless another hook shows them (IPython)."""
     if sys.excepthook is sys.__excepthook__ and not config.full_tracebacks():
         sys.excepthook = _show
 
@@ -36,7 +36,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 @contextmanager
 def shortened(error: BaseException) -> Iterator[None]:
-    """Within the block, an error and those that it came of have the tracebacks that users read."""
+    """Shorten the tracebacks of an error and its causes, within the context."""
     kept = [(each, each.__traceback__) for each in chain(error)]
     try:
         if not config.full_tracebacks():
@@ -50,7 +50,7 @@ def shortened(error: BaseException) -> Iterator[None]:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Return an error, what it was raised from, what that was raised from, and so on."""
+    """Yield an error, its cause, the cause of that, and so on."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -61,13 +61,13 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_a_call(error: BaseException) -> bool:
-    """Return whether a call raised this: gpucoll's own error, a rank's in `launch`, Ctrl-C."""
+    """Return whether a call raised this: an error of gpucoll's, a rank's in `launch`, or Ctrl-C."""
     is_own = isinstance(error, GpucollError | KeyboardInterrupt)
     return is_own or isinstance(error.__cause__, LaunchError)
 
 
 def _without_end_inside(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback up to the last line of the user's; the same where there is none."""
+    """Return a traceback up to the user's last line, or all of it if there is no such line."""
     entries = []
     while trace is not None:
         entries.append(trace)
@@ -82,7 +82,7 @@ def _without_end_inside(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_inside(file: str) -> bool:
-    """Return whether a file is this package's, or of the standard library, which it calls."""
+    """Return whether a file belongs to this package, or to the standard library that it calls."""
     if file.startswith(_PACKAGE):
         return True
     return file.startswith(_STANDARD_LIBRARY) and "-packages" not in file

@@ -1,4 +1,4 @@
-"""dtypes, reduce operations, and the numbers by which ranks compare their calls."""
+"""Dtypes, reduce ops, and the numbers by which ranks compare their calls."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ DTYPES = (
     "complex64",
     "complex128",
 )
-"""Every dtype that reductions work on; a dtype's number in a signature is its place here."""
+"""Dtypes that reductions support. A dtype's number in a signature is its index here."""
 
 _BITWISE = ("band", "bor", "bxor")
 _LOGICAL = ("land", "lor", "lxor")
 OPERATIONS = ("sum", "prod", "min", "max", "avg", *_BITWISE, *_LOGICAL, "scaled_sum")
-"""Every reduction; an operation's number in a signature is its place here plus one."""
+"""All reductions. An op's number in a signature is its index here plus one."""
 
 
 COMPRESSIONS = ("float16", "bfloat16", "int8_block", "float8_block")
-"""What can travel in a compressed all_reduce; its number in a signature is its place here."""
+"""Formats of a compressed all_reduce. A format's number in a signature is its index here."""
 
 
 class Collective(IntEnum):
-    """What a call does; its number in a signature."""
+    """The kind of a call, as its number in a signature."""
 
     BARRIER = 1
     ALL_REDUCE = 2
@@ -78,7 +78,7 @@ class Collective(IntEnum):
     CONNECT = 24
     UNFIT = 25
 
-    __hash__ = int.__hash__  # an enumeration's own is that of the name, by Python code
+    __hash__ = int.__hash__  # an enumeration's own hash is that of the name, in Python code
 
     @property
     def spelled(self) -> str:
@@ -87,13 +87,13 @@ class Collective(IntEnum):
 
 
 NO_ROOT: Final = -1
-"""In place of a root, where the collective has none."""
+"""The root of a collective that has none."""
 ANY_SOURCE: Final = -1
-"""As the source of a receive: whoever has sent something."""
+"""The source of a receive that accepts a message from any rank."""
 ANY_TAG: Final = -1
-"""As the tag of a receive: whatever tag it has."""
+"""The tag of a receive that accepts any tag."""
 TAGS: Final = 1 << 31
-"""Tags are below this."""
+"""Limit of tags: all are smaller."""
 
 WITH_COUNTS = (
     Collective.ALL_GATHER,
@@ -107,15 +107,15 @@ WITH_COUNTS = (
 
 @dataclass(frozen=True)
 class ReduceOp:
-    """How values of all ranks become one.
+    """The function that combines the values of all ranks.
 
-    The built-in operations have names: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"avg"``,
-    ``"band"``, ``"bor"``, ``"bxor"``, ``"land"``, ``"lor"``, ``"lxor"``. They are also attributes
-    (``ReduceOp.SUM``). `scaled_sum` makes one with a factor, `custom` one of a function.
+    The built-in ops have names: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"avg"``, ``"band"``,
+    ``"bor"``, ``"bxor"``, ``"land"``, ``"lor"``, ``"lxor"``. They are also attributes
+    (``ReduceOp.SUM``). `scaled_sum` makes an op with a factor, `custom` one from a function.
 
-    Integer ``avg`` rounds toward zero; integer sums wrap, but those of Python's ints are exact;
-    ``min`` and ``max`` propagate NaN; for bool, ``sum`` is ``lor`` and ``prod`` is ``land``, as in
-    NumPy.
+    Integer ``avg`` rounds toward zero. Integer sums wrap around, except for Python's ints, whose
+    sums are exact. ``min`` and ``max`` propagate NaN. For bool, ``sum`` is ``lor`` and ``prod`` is
+    ``land``, as in NumPy.
     """
 
     name: str
@@ -124,7 +124,7 @@ class ReduceOp:
     identity: Any = field(default=None, compare=False)
     commutative: bool = field(default=True, compare=False)
     digest: int = 0
-    """What ranks compare of `function`, `identity` and `commutative`; 0 without a function."""
+    """The digest of `function`, `identity` and `commutative` that ranks compare; 0 without one."""
 
     SUM: ClassVar[ReduceOp]
     PROD: ClassVar[ReduceOp]
@@ -145,12 +145,12 @@ class ReduceOp:
         is_known = self.name in OPERATIONS and has_factor == (self.name == "scaled_sum")
         if not is_known or self.function is not None:
             raise ArgumentError(
-                f"{self.name!r} with factor {self.factor!r} is no op: pass a name, or what "
-                "ReduceOp.scaled_sum(factor) or ReduceOp.custom(function) returns"
+                f"{self.name!r} with factor {self.factor!r} is not an op: pass a name, or the "
+                "result of ReduceOp.scaled_sum(factor) or ReduceOp.custom(function)"
             )
 
     def depends_on_order(self, dtype: str) -> bool:
-        """Return whether another order of the ranks may give other bits."""
+        """Return whether another order of the ranks may change the bits of the result."""
         return self.function is not None or not dtype.startswith(("int", "uint", "bool"))
 
     @staticmethod
@@ -161,8 +161,8 @@ class ReduceOp:
         ----------
         factor : float
             A real number, the same on every rank (it is part of the call's signature). For integer
-            dtypes it must be whole. It is rounded to the dtype in which sums are held (float32 for
-            half types); whole numbers beyond 2**53 are rounded to a double.
+            dtypes it must be an integer. It is rounded to the dtype in which sums are held (float32
+            for half types); integers beyond 2**53 are rounded to a double.
         """
         number: Any = factor
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
@@ -173,37 +173,37 @@ class ReduceOp:
     def custom(
         function: Callable[[Any, Any], Any], identity: Any = None, commutative: bool = True
     ) -> ReduceOp:
-        """Return the op that combines two values by a function of the user's.
+        """Return an op that combines two values by a user's function.
 
         Parameters
         ----------
         function : callable
-            ``function(left, right)`` of two scalars of the arrays' dtype, associative, or a float32
-            each for half types. Numba compiles it, by its rules for mixed types; also what
-            `numba.njit` has made, without that one's options. It gives that dtype, or what narrows
-            to it: wider integers wrap, wider floats round, bool is 0 or 1, and for bool an integer
-            is its truth. Division by zero gives what it does in NumPy.
+            An associative ``function(left, right)`` of two scalars of the arrays' dtype; for half
+            types, of float32. Numba compiles it, by its rules for mixed types. A function made by
+            `numba.njit` is accepted, too, without its options. The result is of that dtype, or is
+            narrowed to it: wider integers wrap around, wider floats are rounded, bool is 0 or 1,
+            and for bool the truth of an integer counts. Division by zero behaves as in NumPy.
         identity : scalar, optional
-            Combined with any value it gives that value: what `exclusive_scan` returns on rank 0,
-            which needs it. It must be exact in the dtype.
+            The value that leaves any value unchanged when combined with it. `exclusive_scan` needs
+            it and returns it on rank 0. The dtype must hold it exactly.
         commutative : bool
             Whether the order of two values does not matter. The CPU backend always combines in rank
-            order, left to right; others may be faster where it does not matter.
+            order, left to right; other backends may be faster for a commutative function.
 
         Raises
         ------
         ArgumentTypeError
-            It does not take two arguments, is a generator, raises or asserts, or uses an object
-            that ranks cannot compare. What Numba refuses for a dtype, the first call says.
+            The function does not take two arguments, is a generator, raises or asserts, or uses an
+            object that ranks cannot compare. If Numba refuses a dtype, the first call raises that.
 
         Notes
         -----
-        All ranks need the same function: its code, constants, and what its closure and globals hold
-        are part of the call's signature. They are read here; later changes have no effect, or are
-        refused. Half types are rounded once, after the last rank.
+        All ranks need the same function: its code, its constants and the values of its closure and
+        globals are part of the call's signature. They are read here; later changes have no effect,
+        or are refused. Half types are rounded once, after the last rank.
 
-        Cost: the first call with each dtype compiles, 0.3 to 1 s once per process. Keep the op:
-        making it reads the function again.
+        Cost: the first call with each dtype compiles, for 0.3 to 1 s, once per process. Keep the
+        op, because making it reads the function again.
 
         Examples
         --------
@@ -229,14 +229,14 @@ class ReduceOp:
         except ArgumentTypeError as error:
             raise ArgumentTypeError(f"{name}: {error}") from None
         known = _customs.get(digest)
-        if known is None or known.name != name:  # one object: known by identity
+        if known is None or known.name != name:  # one object for each op: entries compare identity
             known = ReduceOp(name, None, plain, identity, bool(commutative), digest)
             _customs[digest] = known
         return known
 
     @staticmethod
     def parse(op: object) -> ReduceOp:
-        """Return `op`, a name or a `ReduceOp`, as a `ReduceOp`; ArgumentError otherwise."""
+        """Return `op`, a name or a `ReduceOp`, as a `ReduceOp`; raise ArgumentError otherwise."""
         if isinstance(op, ReduceOp):
             return op
         if isinstance(op, str) and op in BUILT_IN:
@@ -248,21 +248,21 @@ class ReduceOp:
 
     @property
     def code(self) -> int:
-        """The operation's number in a signature."""
+        """The op's number in a signature."""
         return _CUSTOM if self.function else OPERATIONS.index(self.name) + 1
 
     @property
     def parameter_bits(self) -> int:
-        """The factor's bits as a double, or a function's digest, as part of a signature; else 0."""
+        """The factor's bits as a double, or a function's digest, for a signature; otherwise 0."""
         if self.factor is None:
             return self.digest
         return int(struct.unpack("<q", struct.pack("<d", self.factor))[0])
 
     def check_dtype(self, dtype: str) -> None:
-        """Raise `ArgumentTypeError` where this operation has no meaning for the dtype."""
+        """Raise `ArgumentTypeError` if this op is not defined for the dtype."""
         if dtype not in DTYPES:
             raise ArgumentTypeError(
-                f"{self.name}: no reduction works on dtype {dtype}; those that do: "
+                f"{self.name}: no reduction works on dtype {dtype}; supported are: "
                 + ", ".join(DTYPES)
             )
         if reason := self._refusal(dtype):
@@ -307,11 +307,11 @@ _ELSEWHERE = {
     **{f"logical_{name}": f"l{name}" for name in ("and", "or", "xor")},
     "premul_sum": "scaled_sum",
 }
-"""What NumPy, MPI, torch.distributed and NCCL call operations: what they are here."""
+"""Names of ops in NumPy, MPI, torch.distributed and NCCL -> names here."""
 
 
 def _hint_at(op: object) -> str:
-    """Return what somebody who wrote this for an operation may have meant; empty where nothing."""
+    """Return a hint at the op that the user may have meant; empty if there is none."""
     if is_array_like(op):
         return OUT_BY_NAME
     given = op if isinstance(op, str) else getattr(op, "__name__", getattr(op, "name", ""))
@@ -324,7 +324,7 @@ def _hint_at(op: object) -> str:
     return f" (write {' or '.join(filter(None, (named, own)))})" if named or own else ""
 
 
-@functools.lru_cache(maxsize=128)  # one object per factor: known by identity
+@functools.lru_cache(maxsize=128)  # one object for each factor: entries compare identity
 def _scaled_sum(factor: float) -> ReduceOp:
     return ReduceOp("scaled_sum", factor)
 
@@ -339,7 +339,7 @@ for _name, _op in BUILT_IN.items():
 
 
 def operation_name(code: int, parameter_bits: int = 0) -> str:
-    """Return the name of the operation with this number in a signature; empty for none."""
+    """Return the name of the op with this number in a signature; empty if there is none."""
     if code == _CUSTOM:
         known = _customs.get(parameter_bits)
         return f"{known or 'custom'} #{parameter_bits:x}"
@@ -357,7 +357,7 @@ DIGEST_SEED = 0x9E3779B1
 def mix_digest(digest: int, value: int) -> int:
     """Mix one more number into a 32-bit digest.
 
-    The same function runs in Python and, compiled by Numba, on int64: the multipliers have 31 bits,
+    The same function runs in Python and, compiled by Numba, on int64. The multipliers have 31 bits,
     so no product leaves the range of int64.
     """
     low = (digest ^ (value & 0x7FFFFFFF)) & 0xFFFFFFFF
@@ -375,7 +375,7 @@ def digest_of(values: tuple[int, ...]) -> int:
 
 
 def dtype_code(name: str) -> int:
-    """Return a dtype's number in a signature; other fixed-size dtypes by a hash of their name."""
+    """Return a dtype's number in a signature; for other fixed-size dtypes a hash of the name."""
     if name in DTYPES:
         return DTYPES.index(name)
     return len(DTYPES) + digest_of(tuple(name.encode()))

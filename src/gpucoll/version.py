@@ -1,4 +1,4 @@
-"""The one place where the version is written; `setup.py` reads it from here without importing."""
+"""The version, written only here; `setup.py` reads it without importing the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How errors and descriptions spell what they all speak of: ranks, and threads."""
+"""Shared wording of errors and descriptions: the names of ranks and threads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gpucoll.errors import StateError
 ONE_THREAD = "one thread at a time, or one communicator per thread (duplicate)"
 
 MESSAGE_REASONS = (
-    "the other rank did not make the matching call, or another size, or each of the two is in a "
-    "send to the other: put what goes both ways into group(), or send_recv"
+    "the other rank did not make the matching call, or made it with another size, or both ranks "
+    "are in a send to each other: put messages that go both ways into group(), or use send_recv"
 )
-"""Why a message of GPU arrays may have no end."""
+"""Reasons why a message of GPU arrays may never end."""
 
 
 def rank_of(rank: int, world_size: int) -> str:
@@ -26,16 +26,16 @@ def list_ranks(ranks: Sequence[int]) -> str:
 
 
 OUT_BY_NAME = ". The array for the result goes by name: out=..."
-"""After what says that an array stands where none can."""
+"""Added to an error about an array in the place of another argument."""
 
 
 def is_array_like(given: object) -> bool:
-    """Return whether this is an array of some library, or a list that may stand for one."""
+    """Return whether this is an array of a library, or a list that may stand for one."""
     return isinstance(given, list | tuple) or hasattr(given, "shape")
 
 
 def spelled_given(given: object) -> str:
-    """Return an argument as errors show it; of an array only its kind, not its elements."""
+    """Return an argument as errors show it: for an array only its kind, not its elements."""
     shape = getattr(given, "shape", None)
     if not isinstance(shape, tuple):
         return repr(given)
@@ -44,7 +44,7 @@ def spelled_given(given: object) -> str:
 
 
 def another_thread(rank: int, world_size: int) -> StateError:
-    """Return the error for a call beside one that another thread has not finished."""
+    """Return the error for a call that is made while another thread is in one."""
     return StateError(
         f"another thread of {rank_of(rank, world_size)} is in a call on this communicator: "
         f"{ONE_THREAD}"

@@ -55,6 +55,7 @@ def test_what_never_ends_has_no_rounds():
         rounds_of(schedules, [[EMPTY], [EMPTY]], Contents())
 
 
+@pytest.mark.soak(quick=24)
 @each_algorithm
 def test_it_is_well_formed_and_all_lies_inside(algorithm):
     for size in SIZES:

@@ -26,6 +26,7 @@ def spelled(algorithm):
 each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=spelled)
 
 
+@pytest.mark.soak(quick=17)
 @each_algorithm
 def test_every_size(algorithm):
     for size in SIZES:
@@ -39,6 +40,7 @@ def test_every_root(algorithm):
             check(algorithm, size, root)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(
     "algorithm", [one for one in ALGORITHMS if one.name in LOGARITHMIC], ids=spelled
 )
@@ -47,6 +49,7 @@ def test_many_ranks(algorithm):
         check(algorithm, size, root=size // 3)
 
 
+@pytest.mark.soak(quick=18)
 @each_algorithm
 def test_steps_keep_the_rules(algorithm):
     for size in SIZES:

@@ -176,6 +176,7 @@ def test_no_such_inside():
         Inside(0, 0)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("name", "hosts", "slices"),
     [

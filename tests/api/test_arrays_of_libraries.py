@@ -103,6 +103,7 @@ def call_on(comm, kind, name, dtype, count):
     return True
 
 
+@pytest.mark.soak(quick=28)
 @pytest.mark.parametrize(("kind", "name", "dtype"), CASES)
 def test_results_are_of_the_input_s_kind(ranks, kind, name, dtype):
     package = KINDS[kind][1]

@@ -286,6 +286,7 @@ def be_rejected(comm, names):
 PREFIXES = sorted({name.split(":")[0] for name in calls()})
 
 
+@pytest.mark.soak(quick=15)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_rejected(ranks, prefix):
     names = [name for name in calls() if name.split(":")[0] == prefix]

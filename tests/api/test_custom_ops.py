@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import pickle
 import subprocess
@@ -102,6 +101,7 @@ def all_reductions(comm, is_symmetric):
     return set.union(*(reductions(comm, count, make) for count in COUNTS))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("is_symmetric", [False, True])
 def test_every_reduction_on_every_path(ranks, world_size, is_symmetric):
@@ -112,19 +112,32 @@ def test_every_reduction_on_every_path(ranks, world_size, is_symmetric):
         assert paths == ({"ONE_SHOT", "SYMMETRIC"} if is_symmetric else {"ONE_SHOT", "STAGED"})
 
 
-@pytest.mark.ranks(4)
-def test_ranks_are_combined_in_order(comm):
-    for count, dtype in itertools.product((1, 500, 100_000), (np.int32, np.int64)):
+def combine_in_order(comm, dtype):
+    combined = int("1234"[: comm.world_size])
+    for count in (1, 500, 100_000):
         x = np.full(count, comm.rank + 1, dtype)
-        assert (comm.all_reduce(x, APPEND) == 1234).all()
+        assert (comm.all_reduce(x, APPEND) == combined).all()
         assert (comm.scan(x, APPEND) == int("1234"[: comm.rank + 1])).all()
         works = [comm.all_reduce(x, APPEND, async_op=True) for _ in range(2)]
-        assert all((work.wait() == 1234).all() for work in works)
+        assert all((work.wait() == combined).all() for work in works)
     plan = comm.plan_all_reduce(x, APPEND)
-    assert (plan() == 1234).all()
-    assert comm.all_reduce(comm.rank + 1, APPEND) == 1234
+    assert (plan() == combined).all()
+    assert comm.all_reduce(comm.rank + 1, APPEND) == combined
 
 
+@pytest.mark.ranks(2)
+def test_ranks_are_combined_in_order(comm):
+    combine_in_order(comm, np.int64)
+
+
+@pytest.mark.soak
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_more_ranks_are_combined_in_order(comm, dtype):
+    combine_in_order(comm, dtype)
+
+
+@pytest.mark.soak(quick=1)
 @pytest.mark.ranks(2)
 def test_half_types_are_rounded_once(comm):
     x = np.full(300, 2048 if comm.rank == 0 else 1.5, np.float16)
@@ -278,6 +291,7 @@ def _mismatch_of_scales(comm):
     return _reduce_with(comm, 2.0 if comm.rank == 1 else 3.0)
 
 
+@pytest.mark.soak
 def test_other_constants_on_one_rank_are_a_mismatch(ranks):
     for text in ranks.call(3, _mismatch_of_scales):
         assert "rank 1 called all_reduce(op=custom" in text
@@ -344,7 +358,8 @@ def test_what_is_no_operation_is_refused(function, reason):
 @pytest.mark.ranks(2)
 def test_refused_before_anything_moves(comm):
     ops = ReduceOp.custom(lambda a, b: a.x), ReduceOp.custom(lambda a, b: a / b)
-    for op, reason in zip(ops, ("Unknown attribute 'x'", "it makes float64"), strict=True):
+    reasons = ("Unknown attribute 'x'", "its function returns float64")
+    for op, reason in zip(ops, reasons, strict=True):
         with pytest.raises(ArgumentTypeError, match=reason):
             comm.all_reduce(np.ones(3, np.int32), op)
     with pytest.raises(ArgumentTypeError, match="identity="):
@@ -377,6 +392,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_a_function_of_main_through_launch(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -217,6 +217,7 @@ def wait_twice(comm):
         threading.Event().wait(TIMEOUT_S)
 
 
+@pytest.mark.soak
 def test_a_plan_has_its_deadline_anew_in_each_call(ranks):
     assert ranks.call(2, wait_twice, timeout_s=TIMEOUT_S) == [None, None]
 

@@ -76,6 +76,7 @@ def test_every_shape(comm):
             assert (got == x).all()
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.ranks(2)
 def test_every_size_both_ways_at_once(comm, way):
@@ -181,6 +182,7 @@ def test_70_000_small_messages(comm):
 # --- send_recv, and to itself -------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=8)
 @pytest.mark.ranks(2, 3, 4, 7)
 def test_a_ring(comm):
     right, left = shift(comm)

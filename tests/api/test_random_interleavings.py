@@ -138,6 +138,7 @@ def run_interleaving(comm, seed, n_steps):
     return comm.all_reduce(1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("world_size", "n_steps"), [(2, 4000), (3, 3000), (4, 2000), (7, 1200)])
 def test_random_interleavings(ranks, world_size, n_steps):
     replies = ranks.call(world_size, run_interleaving, 11 + world_size, n_steps, limit_s=150)

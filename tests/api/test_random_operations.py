@@ -137,6 +137,7 @@ def run(comm, seed):
     return comm.all_reduce(1)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", [20_201])
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
 def test_random_operations(ranks, world_size, seed):

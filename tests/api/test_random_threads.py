@@ -293,6 +293,7 @@ def report(where, replies):
     return counts
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_messages_of_threads(ranks, world_size):
     share = OPERATIONS // len(WORLDS)
@@ -302,6 +303,7 @@ def test_messages_of_threads(ranks, world_size):
     assert counts["refused"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("placed", ["ab", "aab"])
 def test_messages_of_threads_between_hosts(hosts, placed):
     share = OPERATIONS // 10

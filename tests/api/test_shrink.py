@@ -44,6 +44,7 @@ def fresh(rank_server):
 # --- ranks that are killed ------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize(
     ("count", "victims"), [(2, [1]), (3, [0]), (4, [0]), (4, [2]), (5, [0, 3])]
 )
@@ -169,6 +170,7 @@ def test_any_two_that_are_enough_have_a_rank_in_common():
 # --- ranks that are stopped, late, or leave -------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_stopped_rank_is_left_behind(rank_server):
     def stop(comm, late):
         comm.barrier()
@@ -329,6 +331,7 @@ def as_it_is_ready(patch):
     patch.setattr(Guest, "_send", lambda *args: die() if "ready" in args[1] else send(*args))
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(
     ("moment", "victim"),
     [
@@ -391,6 +394,7 @@ def test_the_first_rank_dies_when_all_have_it(fresh):
         assert last == 2
 
 
+@pytest.mark.soak
 def test_a_rank_is_stopped_while_they_meet(rank_server):
     """It was agreed on, and does not come: it is late there, and the rest goes on without it."""
 
@@ -471,11 +475,13 @@ def test_after_a_mismatch(fresh):
 
 def test_what_is_pending_ends(fresh):
     def pend(comm):
-        arrive(comm)
         if comm.rank == 1:
+            for source in (0, 2):  # both calls of both are pending
+                comm.recv(np.empty(1), source, tag=1)
             die()
         work = comm.all_reduce(np.ones(100_000), async_op=True)
         message = comm.recv(np.empty(3), source=0 if comm.rank else 2, async_op=True)
+        comm.send(np.ones(1), dest=1, tag=1)
         until_lost(comm)
         with comm.shrink() as made:
             used = use(made)[-1][0]

@@ -15,6 +15,8 @@ from tests.waiting import until
 
 import gpucoll
 from gpucoll.errors import StateError
+from gpucoll.group.host import progress
+from gpucoll.transport.shared.words import THREAD_QUEUES, Thread
 
 
 def x():
@@ -46,6 +48,22 @@ def test_use_after_close(comm):
             use(comm)
     assert comm.is_closed
     assert repr(comm) == f"<gpucoll.Communicator rank {comm.rank} of 2 closed>"
+
+
+def served():
+    """Return the queues that the process's compiled thread serves."""
+    words = progress.thread()._words
+    return set(words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES].tolist()) - {0}
+
+
+@pytest.mark.ranks(2)
+def test_an_asynchronous_call_after_close_leaves_the_thread_no_queue(comm):
+    """The thread would read the queue's memory when the communicator is gone."""
+    before = served()
+    comm.close()
+    with pytest.raises(StateError, match="is closed"):
+        comm.all_reduce(x(), async_op=True)
+    assert served() == before
 
 
 def message(comm):
@@ -211,6 +229,7 @@ def drop_communicators(comm, is_waited_for):
     return True
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("is_waited_for", [True, False])
 def test_a_communicator_that_is_dropped_lets_go_of_everything(is_waited_for):
     """Its thread, too, which an asynchronous call has started."""

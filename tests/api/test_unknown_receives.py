@@ -75,6 +75,7 @@ def test_they_go_on(ranks, way):
     ranks.call(2, exchange, way)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_they_go_on_between_hosts(hosts, way):
     hosts.call("ab", exchange, way)

@@ -73,7 +73,8 @@ def check_vain_polls(texts, received):
     assert received == [0, 1, 2]
     assert len(texts) == 3
     for text in texts:
-        assert f"came within {BRIEF_S:g} s. It was withdrawn: the communicator stays usable" in text
+        assert f"came within {BRIEF_S:g} s. The " in text
+        assert text.endswith(" was withdrawn: the communicator stays usable")
         assert "on rank 0 of 2: no message from " in text
 
 
@@ -132,12 +133,14 @@ def polled(comm, peer, choices):
     return comm.recv(source=ANY_SOURCE, tag=ANY_TAG, async_op=True, **limit).wait()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_lost_or_received_twice(ranks, way):
     for n_vain in ranks.call(2, poll_at_random, 1, way):
         assert n_vain > 0
 
 
+@pytest.mark.soak
 def test_nothing_is_lost_or_received_twice_between_hosts(hosts):
     for n_vain in hosts.call("ab", poll_at_random, 2):
         assert n_vain > 0

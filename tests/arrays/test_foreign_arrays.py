@@ -135,7 +135,7 @@ def test_interfaces_that_cannot_serve():
         prepare(WithInterface(np.zeros(2, ">i4")))
     with pytest.raises(ArgumentTypeError, match="masked"):
         prepare(WithInterface(np.zeros(2), mask=WithInterface(np.zeros(2, bool))))
-    with pytest.raises(ArgumentTypeError, match="dtype '<z4' is none that NumPy knows"):
+    with pytest.raises(ArgumentTypeError, match="dtype '<z4' is not known to NumPy"):
         prepare(WithInterface(np.zeros(2), typestr="<z4"))
 
 

@@ -140,7 +140,7 @@ def test_64_bits():
 def test_no_out():
     x = jax.numpy.ones(3)
 
-    with pytest.raises(ArgumentTypeError, match="JAX arrays are immutable: leave out= away"):
+    with pytest.raises(ArgumentTypeError, match="JAX arrays are immutable: omit out="):
         prepare(x, jax.numpy.zeros(3))
     with pytest.raises(ArgumentTypeError, match=r"x's library, a JAX array; got numpy.ndarray"):
         prepare(x, np.zeros(3, np.float32))

@@ -23,7 +23,7 @@ from gpucoll.errors import ArgumentError
 
 CUDA, ROCM = Seen("cuda", "there is /dev/nvidiactl"), Seen("rocm", "there is /dev/kfd")
 NONE = Seen("", "nothing is there")
-HOST = Seen("host", "GPUCOLL_DEVICE says host")
+HOST = Seen("host", "GPUCOLL_DEVICE=host")
 WITHOUT, WITH = ("cpu", "nccl", "rccl"), ("cpu", "nccl", "rccl", "direct")
 
 
@@ -193,7 +193,7 @@ def test_discovery_by_device_files(monkeypatch, tmp_path, file, kind):
 def test_discovery_by_environment(monkeypatch, tmp_path):
     monkeypatch.delenv(config.CPU_ONLY, raising=False)
     monkeypatch.setenv(config.GPU_KIND, "rocm")
-    assert look_for_gpus(tmp_path) == Seen("rocm", "GPUCOLL_GPU_KIND says rocm")
+    assert look_for_gpus(tmp_path) == Seen("rocm", "GPUCOLL_GPU_KIND=rocm")
     monkeypatch.setenv(config.GPU_KIND, "tpu")
     with pytest.raises(ArgumentError, match="must be cuda or rocm"):
         look_for_gpus(tmp_path)

@@ -82,7 +82,7 @@ def test_peers_are_refused(alone, capfd):
 
 def test_what_starts_ranks_itself_is_refused(alone, capfd):
     assert cli.main([*SHORT, "all_reduce,startup,memory"]) == 2
-    assert "startup, memory: what is measured is starting ranks" in capfd.readouterr().err
+    assert "startup, memory: the start of ranks is measured" in capfd.readouterr().err
 
 
 def test_ranks_that_are_there_are_not_put_on_one_cpu(alone, capfd):

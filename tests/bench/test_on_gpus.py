@@ -59,13 +59,17 @@ def test_a_sweep(double, tmp_path, capfd):
     content = json.loads(path.read_text())
     assert content["environment"]["array"] == "cupy"
     assert content["environment"]["pinned_cpus"] is None
-    assert content["environment"]["timing"].count("It ends when the GPU has done them all.") == 1
+    assert (
+        content["environment"]["timing"].count("It ends when the GPU has completed all of them.")
+        == 1
+    )
     placements = {(entry["library"], entry["placement"]) for entry in content["results"]}
     assert placements == {
         ("gpucoll", "private"), ("gpucoll", "symmetric"), ("gpucoll-plan", "private"),
     }  # fmt: skip
 
 
+@pytest.mark.soak
 def test_every_collective_with_a_rank_for_each_gpu(double, monkeypatch, capfd):
     found = [{"name": "Double"}] * 3
     answer = {"devices": found, "may_share": False, "kind_reason": ""}
@@ -76,12 +80,13 @@ def test_every_collective_with_a_rank_for_each_gpu(double, monkeypatch, capfd):
     assert "# Out of bounds values : 0 OK" in out
 
 
+@pytest.mark.soak
 def test_a_copy_is_the_limit(double, tmp_path, capfd):
     path = tmp_path / "result.json"
     arguments = ["all_reduce,all_gather", "--ranks", "2", *SHORT, "--array", "cupy", "--limit"]
     assert cli.main([*arguments, "--plan", "--json", str(path)]) == 0
     out = capfd.readouterr().out
-    assert out.count("# copy: of as many bytes within the device of rank 0") == 2
+    assert out.count("# copy: a copy of the same size within the device of rank 0") == 2
     assert out.count(" gpucoll busbw / copy ") == out.count(" gpucoll-plan busbw / copy ") == 6
     content = json.loads(path.read_text())
     assert all(entry["library"] != "copy" for entry in content["results"])
@@ -103,6 +108,7 @@ def test_through_the_direct_backend(double, tmp_path, capfd):
     assert all(row[8] == row[12] == "0" for row in results(captured.out))
 
 
+@pytest.mark.soak
 def test_what_the_library_cannot_reduce_goes_by_kernels(double, capfd):
     arguments = ["--ranks", "2", "-b", "64", "-e", "64", "-n", "1", "-w", "0", "--rounds", "1"]
     assert cli.main([*arguments, "--array", "cupy", "-d", "int16,int32,bool", "-o", "all"]) == 0
@@ -111,6 +117,7 @@ def test_what_the_library_cannot_reduce_goes_by_kernels(double, capfd):
     assert types == {"int16", "int32", "bool"}
 
 
+@pytest.mark.soak
 def test_a_list_in_one_call(double, capfd):
     arguments = ["--ranks", "2", *SHORT, "--array", "cupy", "--list", "4"]
     assert cli.main(arguments) == 0
@@ -120,13 +127,13 @@ def test_a_list_in_one_call(double, capfd):
 @pytest.mark.parametrize(
     ("found", "problem", "more", "expected"),
     [
-        (None, "no answer within 30 s; it was ended", [], "could not be looked for: no answer"),
-        ([], None, [], "needs a GPU, and there is none: there are no device files"),
+        (None, "no answer within 30 s; it was ended", [], "the search for GPUs failed: no answer"),
+        ([], None, [], "needs a GPU, but none was found: there are no device files"),
         (
             [{}],
             None,
             ["--ranks", "2", "--backend", "nccl"],
-            "with nccl each rank needs a GPU of its own, and this process sees 1; --backend direct",
+            "with nccl each rank needs a GPU of its own, but this process sees 1; --backend direct",
         ),
     ],
 )
@@ -150,10 +157,10 @@ def test_no_array_library(monkeypatch, capfd):
     ("arguments", "expected"),
     [
         (["--array", "jax"], "invalid choice"),
-        (["--backend", "direct"], "--backend direct moves arrays on GPUs: give --array too"),
-        (["barrier", "--array", "cupy", "--limit"], "barrier has no arrays, and no copy is as"),
+        (["--backend", "direct"], "--backend direct moves arrays on GPUs: add --array"),
+        (["barrier", "--array", "cupy", "--limit"], "barrier has no arrays, so there is no copy"),
         (["--array", "cupy", "--compare", "gloo"], "--compare gloo is for host arrays only"),
-        (["--compare", "cupy-nccl"], "is for arrays on GPUs: give --array too"),
+        (["--compare", "cupy-nccl"], "is for arrays on GPUs: add --array"),
     ],
 )
 def test_contradictions(arguments, expected, capfd):
@@ -164,6 +171,6 @@ def test_contradictions(arguments, expected, capfd):
 
 
 def test_a_library_that_sees_no_gpu():
-    with pytest.raises(NoGpuError, match="PyTorch sees no GPU: is it a build for CPUs"):
+    with pytest.raises(NoGpuError, match="PyTorch finds no GPU: is it a CPU build"):
         own_gpu(0, 0, "PyTorch")
     assert [own_gpu(rank, 4, "CuPy") for rank in (0, 3, 4)] == [0, 3, 0]

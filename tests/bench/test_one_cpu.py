@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpucoll.bench import cli, libraries, starts
 from gpucoll.topology import usable_cpus
 
@@ -36,6 +38,7 @@ def test_on_doubles(on_double, tmp_path, monkeypatch, capfd):
     assert f"pinned in rank order to CPUs {cpu}, {cpu}" in out
 
 
+@pytest.mark.soak
 def test_on_gpucoll(capfd):
     assert cli.main(["all_reduce", *ARGUMENTS, "--one-cpu"]) == 0
     assert " gpucoll / gpucoll-bound " in capfd.readouterr().out

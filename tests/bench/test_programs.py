@@ -102,7 +102,7 @@ def test_a_peer_without_a_launcher_is_left_out(double, double_peer, capfd):
     double_peer("gloo")
     assert cli.main(["startup", *SHORT, "--compare", "gloo"]) == 0
     out = capfd.readouterr().out
-    assert "# gloo has no launcher of its own: no startup and memory of it" in out
+    assert "# gloo has no launcher of its own, so startup and memory are not measured for it" in out
     assert [row[-1] for row in results(out)] == ["gpucoll"]
 
 
@@ -112,10 +112,11 @@ def test_wrong_sums_are_counted(double, capfd):
     assert results(capfd.readouterr().out)[0][8] == "3"  # of one rank in three runs
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("fault", "message"),
     [("fail", "ended with exit code 9 (while startup)"),
-     ("alone", "2 were started, and they counted 0 of 1 (while startup)"),
+     ("alone", "2 were started, but they counted 0 of 1 (while startup)"),
      ("hang", "not done within 1 s (while startup)")],
 )  # fmt: skip
 def test_a_program_that_fails(double, mpich, fault, message, monkeypatch, capfd):
@@ -126,7 +127,7 @@ def test_a_program_that_fails(double, mpich, fault, message, monkeypatch, capfd)
     error = capfd.readouterr().err
     assert (
         f"gpucoll: {message}" in error
-        or f"gpucoll: its ranks do not find each other: {message}" in error
+        or f"gpucoll: its ranks did not find each other: {message}" in error
     )
     assert fault != "fail" or "| a last word" in error
     double("gpucoll", "")

@@ -22,6 +22,7 @@ def results(text):
     return [line.split() for line in text.splitlines() if not line.startswith("#")]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_all_reduce(ranks, tmp_path, capfd):
     path = tmp_path / "result.json"
@@ -38,6 +39,7 @@ def test_all_reduce(ranks, tmp_path, capfd):
     }
 
 
+@pytest.mark.soak
 def test_other_collectives(capfd):
     needed = {"ping_pong": "send", "stream": "send"}
     names = [name for name in COLLECTIVES if hasattr(Communicator, needed.get(name, name))]
@@ -66,6 +68,7 @@ def test_patterns(tmp_path, capfd):
         assert all(side["nwrong"] == expected for side in sides), entry
 
 
+@pytest.mark.soak
 def test_starting_and_memory(tmp_path, capfd):
     path = tmp_path / "result.json"
     arguments = ["--ranks", "2", "--rounds", "1", "--json", str(path)]
@@ -80,6 +83,7 @@ def test_starting_and_memory(tmp_path, capfd):
     assert figures["communicator_descriptors"] > 0
 
 
+@pytest.mark.soak
 def test_tensors(capfd):
     pytest.importorskip("torch")
     names = ["all_reduce", "gather", "ping_pong", "async_all_reduce", "isend_irecv"]
@@ -90,6 +94,7 @@ def test_tensors(capfd):
     assert out.count("gpucoll torch - gpucoll") >= 3 * 2 * len(names)
 
 
+@pytest.mark.soak
 def test_half_types(capfd):
     pytest.importorskip("ml_dtypes")
     arguments = ["--ranks", "2", *FEW, "-d", "float16,bfloat16,float8_e5m2", "-o", "sum,avg,max"]

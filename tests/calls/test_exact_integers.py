@@ -153,7 +153,7 @@ def test_an_int_beside_an_array_in_shared_memory(ranks):
 
     replies = ranks.call(2, beside_shared_memory, environment=EVERYTHING_SHARED)
     assert replies[1] == ("2", 2**63)
-    assert replies[0][0].startswith("x is an int, but other ranks gave an array in shared memory")
+    assert replies[0][0].startswith("x is an int, but other ranks passed an array in shared mem")
     assert replies[0][1] == 2**63
 
 
@@ -174,9 +174,9 @@ def test_an_int_beyond_int64_is_refused(comm, name):
     with pytest.raises(ArgumentTypeError) as caught:
         CALLS[name](comm, 2**63)
     assert str(caught.value).endswith(
-        f"{place} is an int beyond int64, as which Python's ints travel in collectives, whatever "
-        "the other ranks give: pass numpy.uint64(x) on every rank, or a float, or use "
-        "all_reduce_object"
+        f"{place} is an int that int64 does not hold; in collectives Python's ints travel as "
+        "int64, whatever the other ranks pass: pass numpy.uint64(x) on every rank, or a float, or "
+        "use all_reduce_object"
     )
     with pytest.raises(ArgumentTypeError, match="an int that 64 bits do not hold"):
         CALLS[name](comm, -(2**63) - 1)
@@ -184,6 +184,7 @@ def test_an_int_beyond_int64_is_refused(comm, name):
     assert comm.all_reduce_object(2**70, int.__add__) == 2**71
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.ranks(2)
 def test_bools_stay_bools_and_custom_ops_wrap(comm):
     assert comm.all_reduce(True) is True

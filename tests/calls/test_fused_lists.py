@@ -56,6 +56,7 @@ COVERING = [
 """Each two of counts, dtypes and placements; for all calls and all numbers of ranks."""
 
 
+@pytest.mark.soak(quick=9)
 @pytest.mark.parametrize(("counts", "dtypes", "placement"), COVERING)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.ranks(1, 2, 3, 4)

@@ -45,6 +45,7 @@ def run(tmp_path, text, shape=DIFFERENT, options=""):
 SAID = "ended without having waited for an asynchronous call that failed: MismatchError"
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("text", [DROPPED, IN_A_FUNCTION])
 def test_a_failure_is_said_and_ends_the_job(tmp_path, text):
     code, _, err = run(tmp_path, text)
@@ -58,6 +59,7 @@ def test_without_on_async_error_it_is_said_alone(tmp_path):
     assert err.count(SAID) == 2
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("text", [DROPPED, IN_A_FUNCTION])
 def test_what_goes_well_needs_no_word(tmp_path, text):
     assert run(tmp_path, text, ALIKE) == (0, "", "")

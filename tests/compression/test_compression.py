@@ -82,6 +82,7 @@ def reduce_all_counts(comm, name):
     return digest.digest()
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_bits_are_the_oracles(ranks, world_size, name):
@@ -90,6 +91,7 @@ def test_bits_are_the_oracles(ranks, world_size, name):
     assert len(set(got)) == 1  # the same bits on every rank
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("kind", ["normal", "wide", "outliers", "cancelling"])
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_errors_stay_within_the_bound(name, kind):
@@ -164,6 +166,7 @@ def feed_back(comm, name, op, turns):
     )
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_residuals_hold_exactly_what_was_lost(ranks, name, op):
@@ -172,6 +175,7 @@ def test_residuals_hold_exactly_what_was_lost(ranks, name, op):
         assert with_feedback < without / 3
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.ranks(3)
 def test_chance_needs_no_residual_for_errors_to_average_out(comm):
     x = np.full(2560, 0.3, np.float32)
@@ -261,6 +265,7 @@ def test_strided_arrays_numbers_and_groups(comm):
     assert_same(later, expected)
 
 
+@pytest.mark.soak
 @pytest.mark.ranks(2)
 def test_pytorch_tensors(comm):
     torch = pytest.importorskip("torch")

@@ -52,7 +52,7 @@ def bad_rows():
     scaled = gpucoll.ReduceOp.scaled_sum(2)
     yield "scaled_sum", ones(), {"op": scaled, **plain}, kind, "op must be sum or avg"
     yield "op unknown", ones(), {"op": "add", **plain}, usage, "got 'add'"
-    yield "residual alone", ones(), {"residual": ones()}, kind, "residual goes with compression"
+    yield "residual alone", ones(), {"residual": ones()}, kind, "residual needs compression"
     for label, residual, error, text in (
         ("dtype", ones(dtype="f8"), kind, "residual must be a float32 array on the host"),
         ("size", ones(5), usage, "residual has 5 elements"),

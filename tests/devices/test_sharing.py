@@ -380,7 +380,7 @@ def flush(device, control):
 
 
 def test_what_nics_have_written(on_ranks, vendor):
-    unknown = "its driver does not say when streams see what a NIC has written"
+    unknown = "its driver does not tell when streams see what a NIC has written"
     expected = [("", 1), (unknown, 0), ("", 0), ("", 0)]
     assert on_ranks(1, flush) == [expected if vendor == "nccl" else [unknown]]
 

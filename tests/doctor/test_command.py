@@ -61,6 +61,7 @@ def as_json():
 
 
 class TestJson:
+    @pytest.mark.soak
     def test_keys_and_types_are_those_of_the_schema(self, as_json):
         _, report = as_json
         assert_is(report, Report, "report")
@@ -96,6 +97,7 @@ class TestText:
         assert process.stdout.endswith("it was not tried.\n")
         assert "\033" not in process.stdout
 
+    @pytest.mark.soak
     def test_a_library_that_hangs_becomes_a_line(self, tmp_path):
         os.mkfifo(tmp_path / "libnccl.so.2")
         path = str(tmp_path / "libnccl.so.2")
@@ -107,6 +109,7 @@ class TestText:
         assert f"{path} (GPUCOLL_NCCL_LIBRARY names it): no answer within 6 s" in words
         assert "Traceback" not in process.stdout + process.stderr
 
+    @pytest.mark.soak
     def test_a_broken_topology_file_becomes_a_line(self, tmp_path):
         (tmp_path / "topology.xml").write_text("<graphs/>")
 
@@ -117,6 +120,7 @@ class TestText:
         assert "FAIL topology ArgumentError: topology file" in words
         assert "its root is <graphs>" in words
 
+    @pytest.mark.soak
     def test_only_the_cpu(self):
         process = doctor("--no-self-test", "--json", GPUCOLL_CPU_ONLY="1")
         problems = {x["problem"] for x in json.loads(process.stdout)["gpus"]["drivers"]}
@@ -128,6 +132,7 @@ class TestText:
 class TestOnDoubles:
     """Real processes, with doubles of the driver and of the vendor's library in their way."""
 
+    @pytest.mark.soak(quick=1)
     def test_gpus_and_libraries_are_found_and_chosen(self, doubles, vendor, kind):
         double = doubles.double(vendor)
 
@@ -158,6 +163,7 @@ class TestOnDoubles:
         assert ("never been executed" in row["reason"]) == (vendor == "rccl")
         assert [x["number"] for x in report["default_gpus"]] == [0, 1]
 
+    @pytest.mark.soak
     def test_a_driver_that_fails_is_a_reason(self, doubles, vendor, kind):
         double = doubles.double(vendor)
         process = doctor(
@@ -169,7 +175,7 @@ class TestOnDoubles:
         )
         assert process.returncode == 0, process.stderr
         words = " ".join(process.stdout.split())
-        assert f"refused: {vendor} would serve, but this process has no GPU: the " in words
+        assert f"refused: {vendor} would be chosen, but this process has no GPU: the " in words
 
 
 class TestExitCodes:
@@ -201,6 +207,7 @@ class TestExitCodes:
         assert stopped.value.code == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
 
+    @pytest.mark.soak
     def test_1_when_real_ranks_fail(self):
         process = doctor(GPUCOLL_CPU_TUNING="nonsense")
         assert process.returncode == 1, process.stdout

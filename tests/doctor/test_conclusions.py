@@ -68,7 +68,7 @@ class TestNvidiaWithoutNccl:
 
     def test_a_driver_that_is_too_old(self):
         report = nvidia("11.4").report()
-        assert "serves CUDA 11.4" in advice_of(report, "NVIDIA driver")["why"]
+        assert "supports CUDA 11.4" in advice_of(report, "NVIDIA driver")["why"]
         assert not any("gpucoll[" in (command or "") for command in commands(report))
 
     def test_gpu_arrays_are_refused_with_the_reason(self):

@@ -71,7 +71,7 @@ def test_failures_are_sentences(doubles, name, problem):
 
 def test_no_process_can_be_started(doubles, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(doubles / "none"))
-    answer = Answer(None, "no process can be started for it: No such file or directory")
+    answer = Answer(None, "its process cannot be started: No such file or directory")
     assert ask_one("answers", "a") == answer
 
 

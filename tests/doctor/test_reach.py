@@ -73,7 +73,7 @@ def test_by_tls(certificates, lines, listening):
     address, said = listening
     reach.reach(address, lambda *line: lines.append(line), LIMIT_S)
 
-    assert "inside of TLS 1.3: it has the same secret" in lines[2][2]
+    assert "inside of TLS 1.3: both have the same secret" in lines[2][2]
     assert lines[-1][:2] == ("ok", "rate")
     state, _, text = said.get(timeout=LIMIT_S)
     assert (state, "asked, and sent" in text) == ("ok", True), text
@@ -115,7 +115,7 @@ def test_nobody_there(lines):
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("nowhere", "no HOST:PORT"),
+        ("nowhere", "is not HOST:PORT"),
         ("no-such-host.invalid:99", "does not resolve"),
         ("[fe80::1%lo]:99", "link-local address of IPv6"),
     ],
@@ -129,7 +129,7 @@ def test_no_address(lines, address, text):
 
 def test_no_secret(monkeypatch, capsys):
     monkeypatch.delenv("GPUCOLL_SECRET", raising=False)
-    with pytest.raises(AuthenticationError, match="has no secret"):
+    with pytest.raises(AuthenticationError, match="no secret is set"):
         reach.listen("127.0.0.1:9", print, LIMIT_S)
     assert cli.main(["--listen", "127.0.0.1:9"]) == 1
-    assert "has no secret" in capsys.readouterr().out
+    assert "no secret is set" in capsys.readouterr().out

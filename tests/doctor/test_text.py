@@ -131,8 +131,10 @@ def test_what_the_user_says_of_the_gpus_network():
         ib_hca_source="the environment",
     )
     text = " ".join(render(environment.report()).split())
-    assert "NCCL_SOCKET_IFNAME=ib0 of /etc/nccl.conf stands; the hosts are linked by eth0" in text
-    assert "NCCL_IB_HCA=mlx5_3 of the environment stands" in text
+    assert (
+        "NCCL_SOCKET_IFNAME=ib0 from /etc/nccl.conf is kept; the hosts are linked by eth0" in text
+    )
+    assert "NCCL_IB_HCA=mlx5_3 from the environment is kept" in text
     environment["gpu_network"].update(interface=None, socket_ifname=None, ib_hca=None)
     text = " ".join(render(environment.report()).split())
     assert "the library chooses its interface; the hosts are linked by no interface" in text

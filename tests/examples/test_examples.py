@@ -30,6 +30,7 @@ def digits():
     return data.data / 16, data.target
 
 
+@pytest.mark.soak(quick=1)
 @several_ranks
 def test_data_parallel_training_equals_one_process_bit_for_bit(ranks, digits, world_size):
     replies = ranks.call(world_size, example("data_parallel_digits")["main"], *digits)
@@ -54,6 +55,7 @@ def test_data_parallel_training_depends_on_the_number_of_ranks_by_rounding_only(
     np.testing.assert_allclose(losses, expected, rtol=240 * 100 * 1.4e-14)
 
 
+@pytest.mark.soak(quick=1)
 @several_ranks
 def test_kmeans_finds_the_clusters_of_one_process(ranks, world_size):
     result = ranks.call(world_size, example("kmeans")["main"])[0]
@@ -77,6 +79,7 @@ def test_kmeans_with_more_ranks_than_points_and_an_empty_cluster(ranks):
         assert centers.ravel().tolist() == [0, 1, 9]
 
 
+@pytest.mark.soak(quick=2)
 @several_ranks
 def test_halo_exchange_equals_one_process_bit_for_bit(ranks, world_size):
     temperatures, alone = ranks.call(world_size, example("halo_exchange")["main"])[0]
@@ -93,6 +96,7 @@ def test_process_grid_multiplies_as_numpy(ranks, world_size):
     np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     "deadly", [{}, {1: 40, 2: 80}, {0: 7, 3: 8}, {0: 50}, {3: 0, 2: 119}], ids=str
 )
@@ -111,6 +115,7 @@ def test_elastic_training_goes_on_through_killed_ranks(rank_server, deadly):
     assert np.abs(weights - np.arange(20)).max() < 0.2
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_example_is_a_program_for_gpucoll_run(name):
     if name == "data_parallel_digits":
@@ -118,6 +123,7 @@ def test_example_is_a_program_for_gpucoll_run(name):
     check_program("-m", "gpucoll.launcher.cli", "-n", "2", str(EXAMPLES / f"{name}.py"))
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("name", ["halo_exchange", "elastic_training"])
 def test_example_is_a_program_by_itself(name):
     check_program(str(EXAMPLES / f"{name}.py"))

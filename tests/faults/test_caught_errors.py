@@ -305,6 +305,7 @@ def run_script(comm, seed, n_steps):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])
 def test_every_result_is_right_or_an_error(ranks, world_size):
     limit_s = 60 + N_STEPS / 50

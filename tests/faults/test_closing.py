@@ -234,11 +234,13 @@ def check(replies):
         assert not remains
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_it_leaves_nothing(ranks, name):
     check(ranks.replies(3, close_in, SITUATIONS[name]))
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_it_leaves_nothing_on_several_hosts(hosts, name):
     check(hosts.replies("aab", close_in, SITUATIONS[name]))
@@ -262,6 +264,7 @@ def close_after_a_loss(comm, waits):
     return closed(own), left() - before
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("placed", ["aaa", "aab", "aba"])
 def test_it_leaves_nothing_after_a_loss(hosts, placed, waits):
@@ -384,5 +387,6 @@ def close_beside_a_callback(comm):
     return found, left() - before
 
 
+@pytest.mark.soak
 def test_it_does_not_wait_for_a_callback(ranks):
     check(ranks.replies(2, close_beside_a_callback))

@@ -61,6 +61,7 @@ def come_too_late(comm, kind, size):
     go_on(comm, kind, size)
 
 
+@pytest.mark.soak(quick=7)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_deadline_names_who_is_missing(ranks, kind, size):
@@ -108,6 +109,7 @@ WAYS = {
 }
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["all_gather", "all_to_all", "reduce_scatter", "scan", "gather"])
 def test_a_rank_killed_while_data_moves(ranks, kind, way):

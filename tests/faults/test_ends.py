@@ -46,6 +46,7 @@ CALLS = {
 }
 
 
+@pytest.mark.soak(quick=6)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_deadline_names_who_is_missing(ranks, name):
     start = time.monotonic()
@@ -176,6 +177,7 @@ def leave(comm, how):
     comm.all_reduce(np.ones(4))
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("how", ["sys.exit", "os._exit", "close"])
 def test_a_rank_that_leaves_is_lost_at_once(ranks, how):
     start = time.monotonic()

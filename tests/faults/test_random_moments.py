@@ -110,6 +110,7 @@ def own_state():
     return named, len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world_size", ROUNDS)
 def test_killed(rank_server, world_size):
     before = own_state()
@@ -127,6 +128,7 @@ def test_killed(rank_server, world_size):
     assert own_state() == before
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world_size", ROUNDS)
 def test_stopped(rank_server, world_size):
     before = own_state()

@@ -40,6 +40,7 @@ def victims_of(count, dying, place):
     return [(place + turn * 2) % count for turn in range(dying)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("count", "dying", "jobs"), ONE_HOST)
 def test_on_one_host(rank_server, count, dying, jobs):
     for place in range(jobs):
@@ -49,6 +50,7 @@ def test_on_one_host(rank_server, count, dying, jobs):
             check(f"{count} ranks, seed {seed}, {victims} die", pool.collect(LIMIT_S), victims)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("placed", "dying", "jobs"), SEVERAL)
 def test_on_several_hosts(hosts, rank_server, placed, dying, jobs):
     count = len(placed)

@@ -246,6 +246,7 @@ EXITS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", EXITS)
 def test_a_program_may_end_with_calls_pending(tmp_path, name):
     """Whatever they are doing: nothing crashes, nobody waits for long."""
@@ -298,6 +299,7 @@ def use_many(comm):
     return before[0], left()[0], grown_kib
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_many_communicators_and_calls(ranks):
     for before, after, grown_kib in ranks.call(2, use_many):
         assert after == before

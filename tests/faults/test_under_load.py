@@ -60,6 +60,7 @@ def run_out_of_time(comm):
     return late
 
 
+@pytest.mark.soak
 def test_a_deadline(ranks, busy_machine):
     late, _ = ranks.call(2, run_out_of_time)
     assert median(late) < SOON_S
@@ -90,6 +91,7 @@ def be_interrupted(comm):
     return took
 
 
+@pytest.mark.soak
 def test_ctrl_c(ranks, busy_machine):
     took, _ = ranks.call(2, be_interrupted)
     assert max(took) < SOON_S
@@ -114,6 +116,7 @@ def lose_a_rank(seat, path, is_calling):
         return time.monotonic()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("is_calling", [False, True], ids=["waiting", "calling"])
 def test_a_kill(rank_server, busy_machine, is_calling, tmp_path):
     took = []

@@ -59,9 +59,9 @@ def test_a_barrier_says_that_the_late_rank_stands_in_a_send(ranks):
 
     told = (
         "barrier() (#1): rank 1 had not arrived. Rank 1 is waiting in send(uint8, 5000000 bytes, "
-        "dest=0, tag=3). So they wait for each other. Make the calls in an order in which no rank "
-        "waits for another's later call; several messages at once go by send_recv or group(). The "
-        "communicator is broken: close it"
+        "dest=0, tag=3). So they wait for each other. Order the calls so that no rank waits for a "
+        "later call of another rank; to send and receive several messages at once, use send_recv() "
+        "or group(). The communicator is broken: close it"
     )
     assert found == [
         f"rank 0 of 2 waited 0.2 s in {told}",
@@ -125,8 +125,8 @@ def test_a_chain_of_waits_is_followed_to_its_end(ranks):
         "received it. "
         "Rank 1 is waiting in recv(float64, 16 bytes, source=2, tag=8). Rank 2 is waiting in "
         "barrier() (#2). Rank 3 is in no call of this communicator; the last collective: "
-        "barrier() (#1). Is the other rank in another call, or are sends and receives in an order "
-        "in which each waits for the other? send_recv and group() cannot. The communicator is "
+        "barrier() (#1). Is the other rank in a different call, or do two ranks wait for each "
+        "other's message? send_recv() and group() avoid such deadlocks. The communicator is "
         "broken: close it"
     )
 
@@ -143,7 +143,7 @@ def several_messages(comm):
 def test_a_group_of_messages_counts_the_others(ranks):
     found = texts(ranks.replies(2, several_messages), DeadlineError)
 
-    told = "Rank 1 is waiting in recv(float64, 8 bytes, source=0, tag=0) beside 2 more messages."
+    told = "Rank 1 is waiting in recv(float64, 8 bytes, source=0, tag=0) and 2 more messages."
     assert told in found[0]
 
 
@@ -157,6 +157,7 @@ def no_message_any_more(comm):
     comm.send(np.ones(LARGE), 1, timeout_s=PATIENT_S)
 
 
+@pytest.mark.soak
 def test_a_message_that_came_is_not_waited_for(ranks):
     found = texts(ranks.replies(2, no_message_any_more), DeadlineError)
 

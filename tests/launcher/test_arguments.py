@@ -66,7 +66,7 @@ def test_options_from_the_environment(monkeypatch):
     [
         ("", "-n"),
         ("train.py", "-n"),
-        ("-n 2", "which program"),
+        ("-n 2", "there is no program to run"),
         ("-n 2 -m", "-m"),
         ("-n", "-n"),
         ("-n 0 train.py", "'0'"),

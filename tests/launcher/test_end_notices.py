@@ -27,6 +27,7 @@ WAIT_S = 20.0
 class TestRanksThatNeverJoin:
     """With the real `gpucoll.init`, whose deadline is far away."""
 
+    @pytest.mark.soak(quick=1)
     @pytest.mark.parametrize("gone", [0, 1, 2])
     def test_one_that_ends_with_0(self, run, script, gone):
         program = script(

@@ -21,6 +21,7 @@ class TestExitCode:
         assert code == 7
         assert "gpucoll-run: rank 2 of 3 ended with exit code 7" in err
 
+    @pytest.mark.soak(quick=2)
     @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
     def test_of_a_signal(self, run, script, number):
         program = script(f"if rank == 1: os.kill(os.getpid(), {int(number)})")
@@ -112,7 +113,7 @@ class TestTimeout:
         options = Options(3, "none", prefix=True, timeout_s=90.0, grace_s=20.0, command=command)
         assert RunThatIsLate(options).execute() == 124
         err = capfd.readouterr().err
-        assert "gpucoll-run: ranks 0, 2 had not ended after 90 s, which is --timeout" in err
+        assert "gpucoll-run: ranks 0, 2 had not ended after 90 s (--timeout)" in err
         assert "gpucoll-run: ranks 0, 2 had to be ended, and were killed by SIGTERM" in err
 
     def test_counts_even_if_the_ranks_then_end_well(self, run, script):
@@ -190,4 +191,4 @@ def test_limits_are_seen_before_any_rank_is_started(start):
     )
     exit_code, _, err = start([sys.executable, "-c", code, "-n", 50, "sleep", 600]).finish()
     assert exit_code == 2
-    assert "50 ranks need 182 file descriptors in their launcher, and the limit is 100" in err
+    assert "50 ranks need 182 file descriptors in their launcher, but the limit is 100" in err

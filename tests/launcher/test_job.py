@@ -55,13 +55,13 @@ class TestLimits:
     def test_more_ranks_than_one_host_has(self, run):
         code, out, err = run("-n", 2000, "true")
         assert (code, out) == (2, "")
-        assert err == "gpucoll-run: 2000 ranks: one host has 256 at most\n"
+        assert err == "gpucoll-run: 2000 ranks: one host supports at most 256\n"
 
     @pytest.mark.parametrize(
         ("ranks", "limits", "text"),
         [
             (256, {}, ""),
-            (257, {}, "257 ranks: one host has 256 at most"),
+            (257, {}, "257 ranks: one host supports at most 256"),
             (50, {resource.RLIMIT_NOFILE: 100}, "need 182 file descriptors .* limit is 100: raise"),
             (50, {resource.RLIMIT_NPROC: 49}, "50 ranks: the limit is 49 processes"),
             (50, {resource.RLIMIT_NPROC: 50}, ""),
@@ -277,7 +277,7 @@ class TestRankSet:
             os.waitpid(ranks._running[0].pid, 0)
             ranks.run()
         assert [(end.exit_code, end.failed, end.status) for end in ends] == [(None, True, 1)]
-        assert "something else in this process collected its exit code" in str(ends[0])
+        assert "another part of this process collected its exit code" in str(ends[0])
 
 
 class TestRankEnd:

@@ -167,12 +167,13 @@ class TestArguments:
         with pytest.raises(kind, match=r"gpucoll\.launch: "):
             gpucoll.launch(**{"function": lambda comm: None, **arguments})
 
+    @pytest.mark.soak(quick=2)
     @pytest.mark.parametrize("timeout_s", [float("inf"), 1e30, 10**400])
     def test_a_deadline_that_never_comes(self, timeout_s):
         assert call(lambda rank: rank, timeout_s=timeout_s) == [0, 1]
 
     def test_more_ranks_than_one_host_has(self):
-        with pytest.raises(ArgumentError, match="100000 ranks: one host has 256 at most"):
+        with pytest.raises(ArgumentError, match="100000 ranks: one host supports at most 256"):
             gpucoll.launch(print, ranks=100000)
 
     def test_a_number_of_ranks_of_numpy(self):

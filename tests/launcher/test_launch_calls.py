@@ -34,6 +34,7 @@ if __name__ == "__main__":
 
 
 class TestOptions:
+    @pytest.mark.soak(quick=1)
     @pytest.mark.parametrize("options", [*OPTIONS, " ".join(OPTIONS)])
     def test_ranks_run_under_the_callers(self, options, tmp_path):
         program = tmp_path / "program.py"

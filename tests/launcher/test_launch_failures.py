@@ -119,7 +119,7 @@ class TestFailures:
                 return int, ("no number",)
 
         with pytest.raises(
-            LaunchError, match="rank 0 of 1 returned something that cannot be unpickled"
+            LaunchError, match="rank 0 of 1 returned a value that cannot be unpickled"
         ):
             call(lambda rank: Broken(), 1)
 
@@ -147,6 +147,7 @@ class TestFailures:
         with pytest.raises(OSError, match="nobody waited for"):
             call(lambda rank: rank, 1, join=join)
 
+    @pytest.mark.soak(quick=1)
     @pytest.mark.parametrize("kind", [PeerLostError, AbortedError])
     def test_the_cause_goes_before_what_follows_from_it(self, kind, tmp_path):
         fifo = str(tmp_path / "fifo")

@@ -57,16 +57,19 @@ class TestOptions:
         [
             (([4], None, 1, None), "--node-rank 1 is for jobs over several hosts"),
             (([4], 1, 1, None), "--node-rank 1 is for jobs over several hosts"),
-            (([4], None, None, MEET), "--meet is for jobs over several hosts: .* Say --nodes"),
-            (([4, 2], 1, 0, MEET), "-n 4,2 has 2 numbers for --nodes 1"),
-            (([4, 2], 3, 0, MEET), "-n 4,2 has 2 numbers for --nodes 3"),
+            (
+                ([4], None, None, MEET),
+                "--meet is for jobs over several hosts: add --nodes with their number",
+            ),
+            (([4, 2], 1, 0, MEET), "-n 4,2 has 2 numbers, but --nodes is 1"),
+            (([4, 2], 3, 0, MEET), "-n 4,2 has 2 numbers, but --nodes is 3"),
             (
                 ([4], 3, None, MEET),
-                "3 nodes need --node-rank: 0 on the host of rank 0, then 1 to 2",
+                "3 nodes need --node-rank: 0 on the host of rank 0, and 1 to 2",
             ),
             (([4, 2], None, None, MEET), "2 nodes need --node-rank"),
             (([4], 2, 2, MEET), r"--node-rank must be in 0\.\.1; got 2"),
-            (([4], 2, 0, None), "need --meet HOST:PORT, the same in each terminal"),
+            (([4], 2, 0, None), "need --meet HOST:PORT, the same on each"),
             (([4], 2, 0, "node"), "--meet must be tcp.*'node': it has no port"),
             (([4], 2, 0, "203.0.113.7:80"), "rank 0 cannot listen at tcp://203.0.113.7:80"),
         ],
@@ -92,7 +95,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("line", "part"),
         [
-            ("-n 4,0 true", "'4,0' is not a whole number from 1 on, nor a list of such"),
+            ("-n 4,0 true", "'4,0' is neither a whole number of at least 1 nor a list of them"),
             ("-n 4, true", "'4,'"),
             ("-n 2 --nodes 0 true", "'0'"),
             ("-n 2 --nodes 2 --node-rank -1 true", "--node-rank"),

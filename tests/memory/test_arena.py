@@ -37,6 +37,7 @@ def test_arrays_are_aligned_and_apart(arena):
         assert (array == value % 251).all()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", range(5))
 def test_random_sizes_never_overlap(new_arena, seed):
     """Sizes from a granule to a fifth, full again and again: no block changes under another."""

@@ -103,6 +103,7 @@ def test_a_forked_child_leaves_the_arena_alone(arena):
     assert array.ctypes.data == arena.mapping.address
 
 
+@pytest.mark.soak
 def test_forks_while_threads_take_and_free(arena):
     """The lock may be held at the moment of a fork: the child never waits for it."""
     ended = threading.Event()

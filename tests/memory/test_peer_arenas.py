@@ -50,6 +50,7 @@ def use_more_and_more(comm):
     return found, sums
 
 
+@pytest.mark.soak
 def test_address_space_grows_with_use(ranks):
     for found, sums in ranks.call(3, use_more_and_more):
         first, *_, last = found
@@ -97,6 +98,7 @@ def grow_in_several_threads(comm):
     return wrong
 
 
+@pytest.mark.soak
 def test_threads_that_reach_further_at_once(ranks):
     assert ranks.call(2, grow_in_several_threads) == [[], []]
 

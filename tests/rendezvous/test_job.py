@@ -233,7 +233,7 @@ class TestNames:
         assert tokens == ["one#0", "two#0", "one#1"]
 
     def test_a_name_does_not_name_a_job(self):
-        with pytest.raises(RendezvousError, match="nothing to meet the others by"):
+        with pytest.raises(RendezvousError, match="nothing by which to find the others"):
             find_job(0, 2, name="a")
 
     @pytest.mark.parametrize("name", ["", "x" * 201, "a\0b", "a\nb"])

@@ -212,7 +212,7 @@ def test_hydra_inside_of_slurms_step(environment):
 )
 def test_a_launcher_that_says_too_little_leaves_nobody_alone(environment, tables, name):
     environment(*tables)
-    with pytest.raises(RendezvousError, match=rf"{name} says .*set GPUCOLL_RANK, GPUCOLL_WORLD_S"):
+    with pytest.raises(RendezvousError, match=rf"{name} shows .*set GPUCOLL_RANK, GPUCOLL_WORLD_S"):
         find_job()
     assert place(find_job(0, 1)) == (0, 1)
     environment(GPUCOLL_JOB="word")
@@ -284,7 +284,7 @@ def test_slurm_that_does_not_say_where(environment, changes, text):
 @pytest.mark.parametrize(
     ("table", "changes", "text"),
     [
-        (OPEN_MPI_5, {"OMPI_COMM_WORLD_RANK": "2"}, "Open MPI's environment says rank 2 of 2"),
+        (OPEN_MPI_5, {"OMPI_COMM_WORLD_RANK": "2"}, "Open MPI's environment gives rank 2 of 2"),
         (SLURM_STEP, {"SLURM_PROCID": "two"}, "SLURM_PROCID must be a number, but is 'two'"),
         (SLURM_STEP, {"SLURM_STEP_NUM_TASKS": ""}, "SLURM_STEP_NUM_TASKS must be a number"),
     ],

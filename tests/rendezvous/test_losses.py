@@ -192,6 +192,7 @@ def check_others(found, who, how, n_found):
                 assert kind is PeerLostError or how not in DIES
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(("who", "step", "how"), CASES)
 def test_in_init(fresh, tmp_path, who, step, how):
     how = how.replace("ended", "killed")
@@ -201,6 +202,7 @@ def test_in_init(fresh, tmp_path, who, step, how):
     check_others(found, who, how, 1)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(("who", "step", "how"), CASES)
 def test_in_duplicate(fresh, tmp_path, who, step, how):
     how = how.replace("ended", "exits with 0")
@@ -233,6 +235,7 @@ def divide_without_one(seat, victim, how):
     return found
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("victim", [1, 3])
 def test_between_exchange_and_meeting(fresh, victim, how):
@@ -275,6 +278,7 @@ def interrupt_when(folder, pid):
     os.kill(pid, signal.SIGINT)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("victim", [0, 2])
 def test_ctrl_c_while_waiting_in_init(rank_server, tmp_path, victim):
     with rank_server.fork(4) as pool:
@@ -348,7 +352,9 @@ def test_a_deadline_names_who_is_missing_and_breaks_the_old_one(ranks, tmp_path)
     for rank, (kind, text, seconds, left, _) in enumerate(found):
         assert issubclass(kind, GpucollError)
         assert issubclass(kind, TimeoutError)
-        assert rank == 2 or "rank 2 did not come" in text or "rank 0 did not" in text
+        # On a busy machine the deadline runs out while they exchange what the meeting needs.
+        named = ("rank 2 did not come", "rank 0 did not", "ranks 1, 2 had not finished")
+        assert rank == 2 or any(words in text for words in named)
         assert "duplicate" in text
         assert seconds < SOON_S
         assert left == []

@@ -62,7 +62,7 @@ def test_two_processes_with_one_rank(fresh):
     errors = fresh(3, join, 2.0, {2: {"rank": 1}})
 
     assert all(isinstance(error, RendezvousError) for error in errors)
-    assert all("two processes say that they are rank 1" in str(error) for error in errors)
+    assert all("two processes claim to be rank 1" in str(error) for error in errors)
     assert all("init(name=...)" in str(error) for error in errors)
 
 
@@ -158,6 +158,7 @@ WRONG = {
 }
 
 
+@pytest.mark.soak(quick=9)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_tuning(fresh, name):
     variable, value, text = WRONG[name]

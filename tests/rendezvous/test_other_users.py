@@ -162,7 +162,7 @@ def test_nobody_of_a_user_namespace_is_not_everybody_outside_of_it():
         finally:
             inside.kill()
 
-    assert "nothing says whose it is: this rank runs as user 65534" in text
+    assert "its user is unknown: this rank runs as user 65534" in text
 
 
 def come_to(name):

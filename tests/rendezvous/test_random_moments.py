@@ -46,6 +46,7 @@ def divide_until_it_fails(seat, going):
     return error, [name for name in held_open() if name not in before]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("seed", range(6))
 def test_at_random_moments(rank_server, tmp_path, number, seed):

@@ -144,7 +144,7 @@ def test_several_hosts_need_a_secret_and_all_ranks_are_told(monkeypatch):
     with ThreadPoolExecutor(3) as threads:
         texts = list(threads.map(come, range(3)))
 
-    assert all(text.startswith("rank 1 of 3 is to talk to others over TCP") for text in texts)
+    assert all(text.startswith("rank 1 of 3 must talk to other hosts over TCP") for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_store_that_has_none_leaves_it_to_the_variables(monkeypatch):
     ("given", "kind", "text"),
     [
         (b"short", ArgumentError, r"secret\(\) of the store Knows holds a secret of 5 bytes"),
-        (b"", ArgumentError, "a secret of 0 bytes, where 16 are the least"),
+        (b"", ArgumentError, "a secret of 0 bytes, but at least 16 are needed"),
         (5, ArgumentTypeError, r"secret\(\) of the store Knows must return bytes or str; got int"),
     ],
 )

@@ -91,7 +91,9 @@ def test_ranks_with_different_ones_do_not_meet(hosts, tmp_path):
 
 def test_without_one_all_ranks_are_told(hosts, tmp_path):
     def meet(seat):
-        with pytest.raises(AuthenticationError, match="ranks 0, 1 of 2 is to talk"):
+        with pytest.raises(
+            AuthenticationError, match="ranks 0, 1 of 2 must talk to other hosts over TCP"
+        ):
             seat.init()
         return True
 

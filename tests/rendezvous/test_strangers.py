@@ -87,8 +87,8 @@ RUBBISH = {
     "negative": (encode(introduction(rank=-1)), "which rank it is"),
     "true": (encode(introduction(rank=True)), "which rank it is"),
     "nothing agreed": (encode(introduction(same={})), "what all ranks must agree on"),
-    "rank 99": (encode(introduction(rank=99)), "it is rank 99, but rank 1 is to come"),
-    "rank 0": (encode(introduction(rank=0)), "it is rank 0, but rank 1 is to come"),
+    "rank 99": (encode(introduction(rank=99)), "claims to be rank 99, but rank 1 is expected"),
+    "rank 0": (encode(introduction(rank=0)), "claims to be rank 0, but rank 1 is expected"),
     "no descriptors": (encode(introduction()), "sent 0 file descriptors"),
     "no descriptors after all": (encode(introduction(), 2) + b"ff", "sent no file descriptors"),
 }
@@ -122,6 +122,7 @@ def blocking_receive(end):
         connection.close()
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("name", RUBBISH)
 def test_rubbish_is_turned_away_and_the_ranks_meet(fresh, tmp_path, name):
     assert fresh(3, meet_beside_rubbish, *RUBBISH[name], tmp_path / "told") == [2, 2, None]
@@ -236,6 +237,7 @@ def meet_among_many(seat, n_connections, n_strangers, folder, spare):
     return total
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(
     ("n_connections", "n_strangers", "spare"), [(500, 2, 0), (1, 10, 9), (20, 3, 9)]
 )

@@ -39,6 +39,7 @@ def stream():
     stream.close()
 
 
+@pytest.mark.soak(quick=9)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_there_and_back(dtype):
     values = any_values(dtype, 60, 1).reshape(3, 4, 5)

@@ -93,6 +93,7 @@ def section(result, test):
     )
 
 
+@pytest.mark.soak
 def test_failures(inner, pytester):
     result = inner(test_it=FAILURES)
 
@@ -161,6 +162,9 @@ HANGS = """
             wait_for_ever()
         comm.barrier()
 
+    @pytest.mark.ranks(2, timeout_s=20)
+    def test_ranks_have_started(comm): ...
+
     @pytest.mark.ranks(2)
     def test_all_hang(comm):
         wait_for_ever()
@@ -183,13 +187,14 @@ HANGS = """
     """
 
 
+@pytest.mark.soak
 def test_hangs(inner, pytester):
     orphans = pytester.mkdir("orphans")
     start_s = time.monotonic()
     result = inner("-o", "gpucoll_timeout_s=0.7", test_it=HANGS)
 
     assert time.monotonic() - start_s < 40
-    result.assert_outcomes(passed=1, failed=4)
+    result.assert_outcomes(passed=2, failed=4)
 
     text = section(result, "test_one_hangs")
     assert "rank 1 of 3:\nnot done after 4 s; it stood at" in text
@@ -257,6 +262,7 @@ WAITING = """
     """
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda item: item.name)
 def test_ranks_end_with_pytest(inner, pytester, number):
     inner("--collect-only", test_it=WAITING)

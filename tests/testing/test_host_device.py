@@ -29,7 +29,7 @@ def test_the_nth_copy_fails_once():
     x = da.zeros(4)
     with host_device.failing("copy", at=2):
         x[0] = 1
-        with pytest.raises(BackendError, match="as a test has it"):
+        with pytest.raises(BackendError, match="as a test has requested"):
             x[1] = 1
         x[2] = 1
     assert x.get().tolist() == [1, 0, 1, 0]

@@ -7,6 +7,7 @@ import pytest
 pytest_plugins = "pytester"
 
 
+@pytest.mark.soak
 def test_xdist(inner):
     pytest.importorskip("xdist")
     result = inner(
@@ -67,6 +68,7 @@ def test_coverage_of_what_ranks_execute(inner):
     result.stdout.fnmatch_lines(["code_of_ranks.py * 1 * 8"])
 
 
+@pytest.mark.soak
 def test_timeout_ends_a_rank_that_hangs(inner):
     pytest.importorskip("pytest_timeout")
     result = inner(

@@ -164,7 +164,7 @@ def test_outcomes(inner):
         "FAILED *skips_on_one_rank - skipped on rank 1 of 2*",
         "FAILED *fails_otherwise_than_expected - ranks 0-1: ValueError",
         "FAILED *test_passes_unexpectedly_strictly - ranks 0-1: *XPASS*",
-        "FAILED *cannot_have_parameters - *give one number of ranks*",
+        "FAILED *cannot_have_parameters - *give a single number of ranks*",
         "ERROR *test_teardown_fails - rank 1: assert 1 == 0",
         "ERROR *test_setup_fails - ranks 0-1: fixture *no_such_fixture* not found*",
         "ERROR *test_without_ranks - *the fixture comm needs *",
@@ -249,6 +249,7 @@ def installed(pytester, monkeypatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("named", [[], ["-p", "gpucoll.testing.plugin"]])
 @pytest.mark.usefixtures("installed")
 def test_an_installed_plugin_is_found_and_may_be_named_as_well(pytester, named):
@@ -371,3 +372,27 @@ def test_ranks_find_what_pytest_finds_and_join_no_job(inner, pytester, monkeypat
     )
 
     result.assert_outcomes(passed=1)
+
+
+WORKS_LONG = """
+    from gpucoll import progress
+
+    def test_long():
+        print("captured")
+        progress.show("gpucoll: compiling", False)
+        progress.show("gpucoll: compiled", True)
+
+    def test_afterwards():
+        pass
+    """
+
+
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n1")])
+def test_what_takes_long_shows_itself(inner, arguments):
+    result = inner(*arguments, test_long=WORKS_LONG)
+
+    result.assert_outcomes(passed=2)
+    lines = [line for line in result.errlines if line]
+    assert lines == ["gpucoll: compiling", "gpucoll: compiled"]
+    assert "captured" not in result.stdout.str()

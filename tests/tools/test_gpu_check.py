@@ -76,6 +76,7 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
+@pytest.mark.soak
 def test_without_a_gpu(tmp_path):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(ROOT / "tools/gpu_check.py"), "--output", str(tmp_path)]
@@ -141,14 +142,15 @@ time.sleep(600)
 FAILS = "import sys\nfor n in range(300): print(n)\nsys.exit(3)"
 PRINTS = "while True: print('again' * 1000)"
 FILLS = """
-import os, tempfile, time
-with tempfile.NamedTemporaryFile(delete=False) as file:
-    file.write(b"x" * 1000)
-print(f"wrote {file.name}", flush=True)
+import tempfile, time
+name = tempfile.mktemp()
+print(f"writes {name}", flush=True)  # first: the step is ended as soon as the file is there
+open(name, "wb").write(b"x" * 1000)
 time.sleep(600)
 """
 
 
+@pytest.mark.soak
 def test_faults_end_nothing_but_themselves(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_check_process, "MOST_LOG_BYTES", 1 << 20)
     usage = shutil.disk_usage
@@ -183,7 +185,7 @@ def test_faults_end_nothing_but_themselves(tmp_path, monkeypatch, capsys):
     assert found["hangs"] == ("killed", "not done after 5 s: about to hang")
     status, detail = found["fills the disk"]
     assert status == "killed"
-    assert detail.startswith("the disk is full: 0 MiB are left: wrote ")
+    assert detail.startswith("the disk is full: 0 MiB are left: writes ")
     assert not Path(detail.rpartition(" ")[2]).exists()
     assert found["prints"][0] == "killed"
     assert found["prints"][1].startswith("more than 1 MiB of output: ")

@@ -21,6 +21,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.soak
 @needs_compiler
 def test_through_the_direct_backend(tmp_path):
     command = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", "2"]

@@ -55,6 +55,7 @@ def rows_of(path):
     return {row["name"]: row for row in json.loads(path.read_text())}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("ranks", "how"), [(1, ["--backend", "cpu"]), (2, ["--backend", "cpu"]), (2, ["--mixed"])]
 )

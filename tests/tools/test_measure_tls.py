@@ -15,6 +15,7 @@ import gpucoll
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_it_runs():
     command = [sys.executable, str(ROOT / "tools/measure_tls.py"), "--rounds", "1"]

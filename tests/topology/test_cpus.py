@@ -230,6 +230,7 @@ class TestCpuSets:
         assert cpu_sets(2, cpus, root) == [set(range(6)), set(range(6, 12))]
         assert cpu_sets(4, cpus, root)[1] == {3, 4, 5}
 
+    @pytest.mark.soak(quick=13)
     @pytest.mark.parametrize("seed", range(40))
     def test_sets_are_disjoint_and_use_every_cpu(self, tmp_path, seed):
         chance = random.Random(seed)

@@ -37,17 +37,17 @@ class CpuCall:
         self._block = block
         self._request = request
         self.run_once = group.prepare(block)
-        """Runs it, unless asynchronous calls are queued, and returns its `Status`."""
+        """Runs the call unless asynchronous calls are queued; returns its `Status`."""
         self._run_queued: Callable[[], int] | None = None
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
         if self._run_queued is None:
             self._run_queued = self._group.prepare(self._block, queued=True)
         self._group.run_prepared(self._run_queued, timeout_s)
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Start it in the group's queue; return its number, or 0: there is no room."""
+        """Start the call in the group's queue; return its number, or 0 if there is no room."""
         request = self._request
         reads: list[Buffer | None] = [*request.sources, *(source for source, _ in request.parts)]
         writes: list[Buffer | None] = [*request.destinations, *(out for _, out in request.parts)]
@@ -58,19 +58,19 @@ class CpuCall:
 
 
 def _areas(buffers: Sequence[Buffer | None]) -> list[tuple[int, int]]:
-    """Return the address and size of each."""
+    """Return address and size of each buffer."""
     return [(buffer.address, buffer.size_bytes) for buffer in buffers if buffer is not None]
 
 
 class CpuBackend:
-    """Host buffers of the ranks of one host.
+    """Moves host buffers between the ranks of one host.
 
     Parameters
     ----------
     group : HostGroup
         The ranks, around their segment.
     messages : MessageTable, optional
-        What moves messages, where that goes beyond them.
+        Moves messages, if they go beyond these ranks.
     """
 
     def __init__(self, group: HostGroup, messages: MessageTable | None = None) -> None:
@@ -122,19 +122,19 @@ class CpuBackend:
         check_dtype(kind, "empty")
         try:
             return self._group.members.arena.array(shape, kind)
-        except ValueError as error:  # more dimensions than NumPy has, or bytes than there are
-            raise ArgumentError(f"empty: shape {shape} cannot be: {error}") from None
+        except ValueError as error:  # more dimensions than NumPy allows, or too many bytes
+            raise ArgumentError(f"empty: shape {shape} is not possible: {error}") from None
 
     def shared_arrays(self) -> AbstractContextManager[None]:
-        """Return a context in which every new NumPy array is like one of `empty`."""
+        """Return a context in which every new NumPy array lies in memory like that of `empty`."""
         return self._group.members.arena.shared_arrays()
 
     def last_path(self) -> Path:
-        """Return which way this rank's last call took."""
+        """Return the path that this rank's last call took."""
         return Path(int(self._group.path))
 
     def describe(self) -> dict[str, str]:
-        """Return the agreed thresholds, in words."""
+        """Return the agreed thresholds as sentences."""
         tuning = self._group.members.tuning
         from_root = tuning.root_copy_min_bytes
         return {
@@ -147,7 +147,7 @@ class CpuBackend:
             if tuning.string_copies
             else "vector instructions",
             "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes, while no "
-            f"more than {tuning.eager_room_bytes} bytes lie with a receiver",
+            f"more than {tuning.eager_room_bytes} bytes are queued at a receiver",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",
             "prefetch": f"{tuning.prefetch_bytes} bytes ahead",
             "last call on this rank": self.last_path().spelled,

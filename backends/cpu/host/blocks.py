@@ -1,4 +1,4 @@
-"""Call blocks of this backend's collectives: which loop, which kernel, which blocks to whom."""
+"""Call blocks of this backend's collectives: the loop, the kernel, and the blocks to each rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REDUCTION = reduction_loop, reduction_post, reduction_finish
 
 @dataclass(frozen=True)
 class Movement:
-    """Between whom blocks go, and whether an input or output is one block for or from each rank."""
+    """The ranks between which blocks move, and whether input or output has one block per rank."""
 
     flow: Flow
     is_spread: bool
@@ -55,7 +55,7 @@ class BlockMaker:
     Parameters
     ----------
     rank, world_size : int
-        Whose.
+        The rank, and the number of ranks.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -72,7 +72,7 @@ class BlockMaker:
         *,
         keeps: bool = False,
     ) -> CallBlock:
-        """Return the block of a call whose arrays are not known yet; `keeps`: see `Request`."""
+        """Return the block of a call whose arrays are not known yet. For `keeps` see `Request`."""
         loop, *parts = _MOVEMENT if collective in MOVEMENTS else _REDUCTION
         block = CallBlock(
             collective, loop.address, dtype=dtype, item_bytes=item_bytes, op=op, root=root
@@ -147,7 +147,7 @@ class BlockMaker:
         words[Call.LARGEST_PARTS] = everyone if movement.is_spread else 1
         is_rooted = movement.flow != Flow.ALL
         if is_rooted and self._rank != root:
-            return  # its one array, a gather's input or a scatter's output, is one block
+            return  # its only array, a gather's input or a scatter's output, is one block
         words[Call.SOURCE_PARTS] = everyone if movement.is_spread else 1
         words[Call.DESTINATION_PARTS] = everyone if movement.lands_apart else 1
         words[Call.IN_PLACE_BLOCK] = self._rank * (movement.lands_apart - movement.is_spread)
@@ -190,7 +190,7 @@ class BlockMaker:
         return block
 
     def _set_addresses(self, block: CallBlock, field: Call, buffers: tuple[Buffer, ...]) -> None:
-        """Say where the arrays of an input or output lie, one for each rank."""
+        """Set the addresses of an input or output of one array per rank."""
         block.set_table(field, [buffer.address for buffer in buffers])
         block.keep += tuple(buffer.owner for buffer in buffers)
 
@@ -220,7 +220,7 @@ class BlockMaker:
         words[Call.BLOCK_BYTES] = block_bytes
         words[Call.LARGEST_BYTES] = block_bytes * int(words[Call.LARGEST_PARTS])
         if request.collective == Collective.SCATTER:
-            count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has none
+            count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has no bytes
             block.sign_block(count)
 
     def _set_counts(self, block: CallBlock, request: Request) -> None:

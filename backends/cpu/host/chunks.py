@@ -1,7 +1,8 @@
-"""Chunks of larger arrays on their way through the stages: three per rank, used in turn.
+"""Chunks of larger arrays in the stages: three stages per rank, used in turn.
 
-Every rank counts the chunks of all staged calls in the same way. Its *filled* word says up to which
-one its stages are ready to be read, its *read* word up to which one it has read the others'.
+Every rank counts the chunks of all staged calls in the same way. A rank's *filled* word is the
+number of the last chunk that its stages are ready to give; its *read* word is the number of the
+last chunk that it has read from the others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def stage_of(context, place, rank):
 
 @inline
 def signal_chunk(context, words, place):
-    """Say that this rank has filled, or read, chunk `place` of this call."""
+    """Announce that this rank has filled, or read, chunk `place` of this call."""
     signal(get(context, words) + get(context, RANK) * LINE, get(context, CHUNK) + place + 1)
 
 
@@ -53,14 +54,14 @@ def wait_chunk_of_all(context, words, place):
 
 @inline
 def count_chunks(context, chunks):
-    """Count a call's chunks: it has ended."""
+    """Add a call's chunks to the count: it has ended."""
     put(context, CHUNK, get(context, CHUNK) + chunks)
 
 
 @inline
 def keep_up(context, words):
-    """Move this rank's word along with the chunks that it had no part in.
+    """Advance this rank's word over the chunks in which it had no part.
 
-    Left behind for 2**31 chunks (hours of broadcasts from one root) it would look as if ahead.
+    A word left behind by 2**31 chunks (hours of broadcasts from one root) would seem to be ahead.
     """
     signal(get(context, words) + get(context, RANK) * LINE, get(context, CHUNK))

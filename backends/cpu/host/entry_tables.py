@@ -1,7 +1,7 @@
-"""The compiled entry of one collective: arrays straight into machine code.
+"""The compiled entry of one collective: passes arrays directly to machine code.
 
-`gpucoll.entries.collective_entry` finds the call block by the identity of three Python objects, the
-array's dtype, the op and the root, in a small table. Python fills the table as it meets new ones.
+`gpucoll.entries.collective_entry` finds the call block in a small table, by the identity of three
+Python objects: the array's dtype, the op and the root. Python adds new combinations to the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEGMENT_WORDS = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry, and the objects whose identities it has."""
+    """One entry of the table, with the objects whose identities it holds."""
 
     key: int
     dtype: object
@@ -48,16 +48,16 @@ class EntryTable:
     Parameters
     ----------
     group : HostGroup
-        Whose calls.
+        The group of the calls.
     code : compiled function
         `collective_entry` or `message_entry`.
     sends : bool
-        Whether messages of one array are sent.
+        Whether the table is for sends of one array.
 
     Attributes
     ----------
     call : callable
-        ``(x, out, op, root, timeout_s)`` -> `out`, or None where Python has to look: unknown
+        ``(x, out, op, root, timeout_s)`` -> `out`, or None if Python must handle the call: unknown
         objects, other kinds of array, overlap, errors.
     """
 
@@ -81,7 +81,7 @@ class EntryTable:
         self._entries: list[Entry] = []
         self._learning = threading.Lock()
         self._gone: list[Entry] = []
-        """Entries that had to go, while a call may be using their blocks."""
+        """Entries removed while a call may be using their blocks."""
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
             self.call = self.entry_of(code)
@@ -94,7 +94,7 @@ class EntryTable:
         return made
 
     def starter(self) -> Callable[..., Any]:
-        """Return what starts such calls: ``(x, out, op, root)`` -> the number, or None."""
+        """Return the entry that starts calls: ``(x, out, op, root)`` -> the number, or None."""
         if not numpy_struct.matches():
             return _never
         self._table[collectives.TABLE_QUEUE] = self._group.started_calls().address
@@ -112,20 +112,21 @@ class EntryTable:
     ) -> None:
         """Serve arrays of this dtype object with this op and root object from now on.
 
-        They are kept alive here, so that no other object can take their identity. The oldest entry
-        goes when the table is full. `key`, by default the dtype's identity, and `tensor_table`: see
-        `gpucoll.arrays.array_kinds.ArrayKind`. Nothing is done while another thread does the same.
+        The table keeps these objects alive, so that no other object can take their identity. If the
+        table is full, the oldest entry is removed. For `key`, by default the dtype's identity, and
+        `tensor_table` see `gpucoll.arrays.array_kinds.ArrayKind`. Does nothing while another thread
+        is in this method.
         """
         key = id(dtype) if key is None else key
         if self._learning.locked():
-            return  # one written by two threads might name a block that neither keeps
+            return  # an entry written by two threads might name a block that neither keeps
         with self._learning:
             if any(e.key == key and e.op is op and e.root is root for e in self._entries):
                 return
             if self._is_at_rest():
                 self._gone.clear()
             elif len(self._gone) >= collectives.MAX_ENTRIES:
-                return  # a call goes on and on, and this would need ever more memory
+                return  # one long call would otherwise need ever more memory
             if tensor_table:
                 self._table[collectives.TABLE_TENSORS] = tensor_table
             block = make()
@@ -133,7 +134,7 @@ class EntryTable:
             self._put_first(Entry(key, dtype, op, root, block))
 
     def _is_at_rest(self) -> bool:
-        """Return whether no call of this table runs, and none that it has started is pending."""
+        """Return whether no call of this table runs and no call that it started is pending."""
         words = self._context
         return int(words[Context.STATE]) != State.BUSY and not int(words[Context.PENDING])
 
@@ -150,7 +151,7 @@ class EntryTable:
 
 
 def _never(*arguments: Any) -> None:
-    """Leave every call to Python: this interpreter's arrays do not lie in memory as expected."""
+    """Leave every call to Python: this interpreter's arrays are not laid out as expected."""
 
 
 class ListEntryTable(EntryTable):

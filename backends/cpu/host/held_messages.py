@@ -1,8 +1,8 @@
 """Messages that were taken out of the mailbox before a receive asked for them.
 
-A message stands in the way of others of its sender when somebody waits for those; one that is told
-neither size nor dtype is received in two steps. Their memory is the C library's: compiled code
-takes it, and gives it back.
+A message is held aside if a receive waits for a later message of the same sender. A message that is
+received without giving size and dtype is also held: it is received in two steps. Compiled code
+allocates and frees the memory through the C library.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ release = types.ExternalFunction("free", types.void(_i64))
 
 @inline
 def copy_shape(record, target, dimensions_field):
-    """Write the shape of a message into a row or held message."""
+    """Write the shape of a message into a row or a held message."""
     dimensions = dimensions_of(record)
     put(target, dimensions_field, dimensions)
     first = E_PLACE if way_of(record) == POSTED else E_FIRST_LENGTH
@@ -60,7 +60,7 @@ def copy_shape(record, target, dimensions_field):
 
 @inline
 def message_extra(record):
-    """Return what a message has behind its envelope for a shape and a description."""
+    """Return the size of shape and description that follow a message's envelope."""
     return extra_bytes(dimensions_of(record), description_bytes_of(record))
 
 
@@ -75,10 +75,7 @@ def message_record_bytes(record):
 
 @inline
 def new_held(record, sender):
-    """Return a new held message for one that lies in a mailbox; 0: there is no memory.
-
-    With all but its data.
-    """
+    """Return a new held message, without its data, for one in a mailbox; 0: no memory."""
     description_bytes = description_bytes_of(record)
     padded = (description_bytes + 7) & -8
     data_bytes = get(record, E_SIZE_BYTES) if way_of(record) == POSTED else 0

@@ -1,4 +1,4 @@
-"""What lies in mailboxes at the end: for who closes, and says what was never received."""
+"""The messages that are left in mailboxes at the end, for the report of a rank that closes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Words = npt.NDArray[np.int64]
 
 
 def unreceived(members: Members, table: _Words, peers: _Words) -> list[tuple[int, int]]:
-    """Return sender and tag of messages that came and that nobody has received."""
+    """Return sender and tag of the messages that arrived and were not received."""
     found, held = [], int(table[TransferTable.FIRST_HELD])
     while held:
         words = held_words(held)
@@ -32,7 +32,7 @@ def unreceived(members: Members, table: _Words, peers: _Words) -> list[tuple[int
 def undelivered(
     members: Members, peers: _Words, has_closed: Callable[[int], bool]
 ) -> list[tuple[int, int]]:
-    """Return receiver and number of messages that lie with ranks which have closed."""
+    """Return receiver and number of the messages that wait at ranks which have closed."""
     found = []
     for peer in range(members.layout.ends):
         area = int(peers[peer, Mailbox.OUT_AREA])
@@ -45,7 +45,7 @@ def undelivered(
 
 
 def _lying(members: Members, sender: int, words: _Words) -> Iterator[int]:
-    """Return the tags of messages of a rank that nobody has taken out of the mailbox."""
+    """Return the tags of a rank's messages that are still in the mailbox."""
     place = members.layout
     pair = members.rank * members.layout.ends + sender
     if not members.load(place.opened + 8 * pair):

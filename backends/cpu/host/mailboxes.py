@@ -1,11 +1,11 @@
-"""Mailboxes: two rings of records for each pair of ranks, written by one and taken by the other.
+"""Mailboxes: two rings of records for each pair of ranks, written by one and read by the other.
 
-A message is a record that begins with an envelope. Its data is in the envelope if it is very small,
-follows in the record and, if it is longer, in further ones, its parts; or the envelope says where
-the receiver finds it, in the sender's arena or process, and the sender waits until it is
-acknowledged. The small ring is used until it is full, and again when the large one has been
-emptied. Whoever changes a mailbox rings the other's bell, which costs a system call only where that
-one sleeps.
+A message begins with a record that has an envelope. Data that is very small lies in the envelope.
+Larger data follows in the record and, if it is longer still, in further records, its parts.
+Otherwise the envelope gives the place of the data in the sender's arena or process, and the sender
+waits until the message is acknowledged. The small ring is used until it is full, and again when the
+large ring has been emptied. A rank that changes a mailbox rings the other rank's bell, which costs
+a system call only if that rank sleeps.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ _MATCHED_COUNT = layout.MAILBOX_MATCHED_COUNT
 _SMALL, _LARGE = layout.MAILBOX_SMALL, layout.MAILBOX_LARGE
 _STREAMED_BYTES = layout.STREAMED_BYTES
 _MODE_SHIFT, _DIMENSIONS_SHIFT, _ACKNOWLEDGEMENT_SHIFT, _DESCRIPTION_SHIFT = 8, 16, 24, 40
-_DIMENSIONS_BASE = 16  # so that what stands for a number is not negative
+_DIMENSIONS_BASE = 16  # keeps the codes for numbers from being negative
 MANY_DIMENSIONS = layout.MESSAGE_DIMENSIONS + 1
-"""Stands for any number of dimensions that an envelope has no room for."""
+"""Stands for any number of dimensions for which an envelope has no room."""
 ASKED = 1
-"""In `NEEDS_ROOM`: memory was asked for in vain, and it is not noted yet by which send."""
+"""In `NEEDS_ROOM`: no memory was available, and the send that needs it is not noted yet."""
 
 
-# --- what both sides know -------------------------------------------------------------------------
+# --- both sides -----------------------------------------------------------------------------------
 
 
 @inline
 def mailbox_words(table, rank):
-    """Return the address of what this rank knows of the mailboxes to and from another."""
+    """Return the address of this rank's words about the mailboxes to and from another rank."""
     return get(table, PEERS) + rank * (8 * MAILBOX_WORDS)
 
 
@@ -136,13 +136,13 @@ def mode_of(record):
 
 @inline
 def dimensions_of(record):
-    """Return a message's number of dimensions, or what stands for a number."""
+    """Return a message's number of dimensions, or the code for a number."""
     return ((get(record, E_PACKED) >> _DIMENSIONS_SHIFT) & 0xFF) - _DIMENSIONS_BASE
 
 
 @inline
 def acknowledgement_of(record):
-    """Return 1 + the number of the word that acknowledges a message; 0: none does."""
+    """Return 1 + the index of the word that acknowledges a message; 0: none does."""
     return (get(record, E_PACKED) >> _ACKNOWLEDGEMENT_SHIFT) & 0xFFFF
 
 
@@ -154,7 +154,7 @@ def description_bytes_of(record):
 
 @inline
 def extra_bytes(dimensions, description_bytes):
-    """Return what a message takes behind its envelope for a shape and a description."""
+    """Return the size of shape and description that follow a message's envelope."""
     if dimensions <= 1 and description_bytes == 0:
         return 0
     return SHAPE_BYTES + _round_up(description_bytes)
@@ -162,7 +162,7 @@ def extra_bytes(dimensions, description_bytes):
 
 @inline
 def record_bytes(extra, data_bytes):
-    """Return the size of a record with so much data in it."""
+    """Return the size of a record that contains so much data."""
     if extra == 0 and data_bytes <= SMALLEST_BYTES:
         return ENVELOPE_BYTES
     return ENVELOPE_BYTES + extra + _round_up(data_bytes)
@@ -170,7 +170,7 @@ def record_bytes(extra, data_bytes):
 
 @inline
 def data_place(record, extra, size_bytes):
-    """Return where the data of a message lies in its record."""
+    """Return the address of a message's data in its record."""
     if extra == 0 and size_bytes <= SMALLEST_BYTES:
         return record + 8 * E_FIRST_LENGTH
     return record + ENVELOPE_BYTES + extra
@@ -190,7 +190,7 @@ def copy(context, destination, source, size_bytes):
 
 @inline
 def copy_posted(context, destination, source, size_bytes):
-    """Copy into a record, taking its lines back from whoever read them."""
+    """Copy into a record, taking its cache lines back from the rank that read them."""
     ahead = get(context, _PREFETCH_BYTES)
     call_copy(get(context, _COPY_POSTED), destination, source, size_bytes, ahead)
 
@@ -200,7 +200,7 @@ def copy_posted(context, destination, source, size_bytes):
 
 @inline
 def open_mailbox(table, words, receiver):
-    """Take memory for the mailbox to a rank; return whether it is there."""
+    """Take memory for the mailbox to a rank; return whether it is available."""
     context = get(table, CONTEXT)
     area = _area_of(context, receiver, get(context, RANK))
     if reserve(context, area, _LARGE) != OK:
@@ -213,7 +213,7 @@ def open_mailbox(table, words, receiver):
 
 @inline
 def matched_bytes(words):
-    """Look how much of what this rank has sent was matched; return it."""
+    """Read how much of this rank's messages was matched; return it."""
     matched = load64_acquire(get(words, OUT_AREA) + _MATCHED)
     put(words, OUT_MATCHED, matched)
     return matched
@@ -221,7 +221,7 @@ def matched_bytes(words):
 
 @inline
 def _used_bytes(words):
-    """Return how much of the ring that is written may not have been taken yet."""
+    """Return how much of the ring in use may not have been taken yet."""
     return get(words, OUT_WRITTEN) - max(get(words, OUT_TAIL), get(words, OUT_BASE))
 
 
@@ -232,7 +232,7 @@ def _look_at_tail(words):
 
 @inline
 def publish(context, words, receiver, record, size_bytes, number):
-    """Give a record to the receiver: first the place behind it says that it is not written."""
+    """Give a record to the receiver, after marking the next place as not written."""
     which = get(words, OUT_RING)
     start, ring_size = _ring_start(get(words, OUT_AREA), which), _ring_bytes(context, which)
     offset = record - start + size_bytes
@@ -247,18 +247,18 @@ def publish(context, words, receiver, record, size_bytes, number):
 
 @inline
 def _go_to_start(context, words, record, skipped):
-    """Write that the next record is at the start of this ring."""
+    """Write a record that sends the reader to the start of this ring."""
     start = _ring_start(get(words, OUT_AREA), get(words, OUT_RING))
     store64(start, 0)
     put(record, E_PACKED, TO_START)
     put(words, OUT_OFFSET, 0)
     put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + skipped)
-    store64_release(record, 1)  # the record that follows rings
+    store64_release(record, 1)  # the bell is rung by the record that follows
 
 
 @inline
 def _go_to_other(context, words, record):
-    """Write that the next record is in the other ring; what is here will be taken."""
+    """Write a record that sends the reader to the other ring; older records will still be taken."""
     which = get(words, OUT_RING)
     there = get(words, OUT_OTHER)
     store64(_ring_start(get(words, OUT_AREA), 1 - which) + there, 0)
@@ -266,7 +266,7 @@ def _go_to_other(context, words, record):
     after = get(words, OUT_OFFSET) + ENVELOPE_BYTES
     put(words, OUT_OTHER, 0 if after == _ring_bytes(context, which) else after)
     put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + ENVELOPE_BYTES)
-    # One place less: where the other ring was left there may still be a record like this one.
+    # One place less: a record like this one may still be where the other ring was left.
     put(words, OUT_BASE, get(words, OUT_WRITTEN) - ENVELOPE_BYTES)
     put(words, OUT_OFFSET, there)
     put(words, OUT_RING, 1 - which)
@@ -275,9 +275,10 @@ def _go_to_other(context, words, record):
 
 @inline
 def _skipped_bytes(words, which, ring_size, size_bytes, is_part):
-    """Return what is left out at the end of the ring, so that a record is in one piece.
+    """Return how much is skipped at the end of the ring, so that a record is in one piece.
 
-    What streams goes to the start before that, where the receiver keeps up: so it stays in caches.
+    Parts of a long message return to the start earlier if the receiver keeps up, which keeps them
+    in caches.
     """
     offset = get(words, OUT_OFFSET)
     if offset + size_bytes > ring_size:
@@ -291,14 +292,14 @@ def _skipped_bytes(words, which, ring_size, size_bytes, is_part):
 
 @inline
 def _may_go_back(words, size_bytes):
-    """Return whether the small ring can be used again: all that was ever written was taken."""
+    """Return whether the small ring can be used again: everything ever written was taken."""
     is_small = size_bytes <= (_LARGE - _SMALL) // 2
     return is_small and get(words, OUT_TAIL) == get(words, OUT_WRITTEN)
 
 
 @inline
 def _has_large(table, words):
-    """Take memory for the large ring, unless that was done; return whether it is there."""
+    """Take memory for the large ring unless that was done; return whether it is available."""
     if get(words, OUT_HAS_LARGE) == 0:
         context, large = get(table, CONTEXT), _ring_start(get(words, OUT_AREA), 1)
         if reserve(context, large, get(context, _LARGE_RING_BYTES)) != OK:
@@ -310,13 +311,13 @@ def _has_large(table, words):
 
 @inline
 def place_record(table, words, size_bytes, is_part):
-    """Return where a record of this size is to be written; 0: there is no room for it now."""
+    """Return the place for a record of this size; 0: there is no room for it now."""
     context = get(table, CONTEXT)
     for _ in range(3):
         which = get(words, OUT_RING)
         ring_size = _ring_bytes(context, which)
         skipped = _skipped_bytes(words, which, ring_size, size_bytes, is_part)
-        # One place more: the record behind this one must say that it is not written.
+        # One place more: the record after this one must be marked as not written.
         needed = skipped + size_bytes + ENVELOPE_BYTES
         if _used_bytes(words) + needed > ring_size or (skipped and which):
             _look_at_tail(words)
@@ -338,7 +339,7 @@ def place_record(table, words, size_bytes, is_part):
 
 @inline
 def take_next_line(words, context):
-    """Begin to take the line of the next record, which the receiver may have read."""
+    """Begin to take the cache line of the next record, which the receiver may have read."""
     take_line(_ring_start(get(words, OUT_AREA), get(words, OUT_RING)) + get(words, OUT_OFFSET))
 
 
@@ -347,7 +348,7 @@ def take_next_line(words, context):
 
 @inline
 def _open_incoming(context, words, sender):
-    """Look whether a rank has begun to send; return whether it has."""
+    """Check whether a rank has begun to send; return whether it has."""
     me = get(context, RANK)
     if load64_acquire(_opened_word(context, me, sender)) == 0:
         return False
@@ -363,7 +364,7 @@ def _skip(words, offset, taken):
 
 @inline
 def written_record(table, words, sender):
-    """Return the next record of a rank's messages that was not taken; 0: none is written."""
+    """Return the next record of a rank that was not taken yet; 0: none is written."""
     context = get(table, CONTEXT)
     if get(words, IN_AREA) == 0 and not _open_incoming(context, words, sender):
         return 0
@@ -387,7 +388,7 @@ def written_record(table, words, sender):
 
 @inline
 def give_back(context, words, sender, size_bytes):
-    """Give the record that was taken back to its sender."""
+    """Return the taken record's place to its sender."""
     offset = get(words, IN_OFFSET) + size_bytes
     if offset == _ring_bytes(context, get(words, IN_RING)):
         offset = 0
@@ -398,7 +399,7 @@ def give_back(context, words, sender, size_bytes):
 
 @inline
 def note_matched(words, cost):
-    """Tell the sender that a receive was found for a message that took so much room."""
+    """Report to the sender that a receive matched a message that took so much room."""
     matched, count = get(words, IN_MATCHED) + cost, get(words, IN_COUNT) + 1
     put(words, IN_MATCHED, matched)
     put(words, IN_COUNT, count)

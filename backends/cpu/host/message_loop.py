@@ -1,8 +1,8 @@
-"""Waiting for messages: rows of the table, until all of them are over.
+"""Waiting for messages: for rows of the table, until all of them are over.
 
-One loop serves a blocking call, a group, and whoever waits for what was begun before. It takes all
-pending messages on, those of others too, and sleeps on this rank's bell, as collectives sleep on
-their words: `gpucoll.transport.shared.flags`.
+One loop serves blocking calls, groups, and waits for messages that were started before. It advances
+all pending messages, including those of others, and sleeps on this rank's bell, as collectives
+sleep on their words: `gpucoll.transport.shared.flags`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _ABORT_DEADLINE = int(Abort.MESSAGE_DEADLINE)
 _ANSWER_EVEN, _ANSWER_ODD = layout.STATUS_ACKNOWLEDGED
 _AT_ONCE = 1
 _PATIENCE = 3
-"""A message of 256 KiB is copied in 10 us, which is more than `Context.YIELDS` cover."""
+"""A message of 256 KiB is copied in 10 us, longer than `Context.YIELDS` cover."""
 _MOVES_BETWEEN_LOOKS = 256
 _LONGEST_SLICE_NS = int(TransferTable.LONGEST_SLICE_NS)
 _SHORTEST_SLICE_NS = 100_000
@@ -105,7 +105,7 @@ def _row_at(rows, place):
 
 @inline
 def _all_over(rows, count):
-    """Return whether nothing is left to be waited for."""
+    """Return whether all rows are over."""
     n_over = 0
     for place in range(count):
         n_over += state_of(_row_at(rows, place)) >= DONE
@@ -114,19 +114,19 @@ def _all_over(rows, count):
 
 @inline
 def _result(rows, count):
-    """Return OK, or MISFIT where one of these rows, which are over, did not get its message."""
+    """Return OK, or MISFIT if one of these rows, which are over, did not get its message."""
     n_done = 0
     for place in range(count):
         n_done += get(_row_at(rows, place), STATE) == DONE
     return OK if n_done == count else _MISFIT
 
 
-# --- saying what this rank waits for --------------------------------------------------------------
+# --- reporting what this rank waits for -----------------------------------------------------------
 
 
 @inline
 def _note(context, rows, count):
-    """Say in the segment what this rank waits for: read when a rank gives up."""
+    """Write into the segment what this rank waits for: others read it when a rank gives up."""
     doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
     first, further = -1, 0
     for place in range(count):
@@ -147,7 +147,7 @@ def _note(context, rows, count):
 
 @inline
 def _note_the_end(context):
-    """Say that this rank waits for no message any more, unless that is how the others find it."""
+    """Note that this rank waits for no message any more; after an abort keep it for the others."""
     if not is_aborted(context):
         put(get(context, _BELLS) + get(context, RANK) * LINE + _DOING, _D_KIND, 0)
 
@@ -159,8 +159,9 @@ def _note_the_end(context):
 def _answer(context, calls):
     """Answer a mismatch of collectives, so that no rank waits for this one.
 
-    The other end of a message may have to recover before it can go on. The event stays pending:
-    this rank raises it at its next collective. Where another thread is in one, it answers.
+    The other end of a message may have to recover before it can continue. The event stays pending:
+    this rank raises it at its next collective. If another thread is in a collective, that thread
+    answers.
     """
     event = load64(get(context, _EVENT_LINE) + _EVENT_WORD)
     if event == get(calls, _EVENT_SEEN) or get(calls, _STATE) == _BUSY:
@@ -175,7 +176,7 @@ def _answer(context, calls):
 
 @inline
 def _has_left(context, table, rank):
-    """Return whether a rank has closed the communicator; one of another host tells this one so."""
+    """Return whether a rank has closed the communicator; on another host, whether it said so."""
     line = get(context, STATUS_LINES) + rank * LINE
     if load64_acquire(line + _STATUS_CLOSED) != 0:
         return True
@@ -206,7 +207,7 @@ def _closed_peer(context, call, table, rows, count):
 
 @inline
 def _first_deadline(context, rows, count, time_ns):
-    """Return when the first deadline of these rows is; they count from now, unless they do yet."""
+    """Return the first deadline of these rows; deadlines not yet counting count from now."""
     first_ns = 0
     for place in range(count):
         row = _row_at(rows, place)
@@ -223,12 +224,12 @@ def _first_deadline(context, rows, count, time_ns):
 
 @inline
 def _withdraw(context, table, rows, count, time_ns):
-    """Withdraw what no message has matched by a deadline of its own; return how many are late.
+    """Withdraw rows that no message matched before their own deadline; return how many are late.
 
-    A message that is coming has the communicator's deadline from then on: who polls with a short
-    one would otherwise break the communicator whenever a message comes just before it.
+    A message that is on its way gets the communicator's deadline instead. Otherwise a program that
+    polls with a short deadline would break the communicator if a message arrived just before it.
     """
-    call_step(get(table, _STEP), table)  # what has come by now is not late
+    call_step(get(table, _STEP), table)  # messages that have arrived by now are not late
     n_late = 0
     lock(table)
     for place in range(count):
@@ -256,7 +257,7 @@ def _give_up_for(context, calls, code, rank):
 
 @inline
 def _look_around(context, call, table, rows, count, time_ns):
-    """Look whether to go on waiting: signals, lost peers, deadlines; return a status."""
+    """Check whether to go on waiting: signals, lost peers, deadlines; return a status."""
     calls = get(table, CALLS)
     put(table, _SEEN_NS, time_ns)
     if get(call, _UNTIL_NS) != _AT_ONCE and python_raised(context):
@@ -267,7 +268,7 @@ def _look_around(context, call, table, rows, count, time_ns):
     lost = dead_rank(context)
     if lost < 0:
         lost = _closed_peer(context, call, table, rows, count)
-        if lost >= 0:  # what it sent before it closed is still there
+        if lost >= 0:  # messages that it sent before it closed are still there
             moves = get(table, MOVES)
             call_step(get(table, _STEP), table)
             if get(table, MOVES) != moves or _all_over(rows, count):
@@ -294,7 +295,7 @@ def _look_around(context, call, table, rows, count, time_ns):
 
 @inline
 def _may_yield(context):
-    """Return whether a wait may give way to other processes before it sleeps: see `flags`."""
+    """Return whether a wait may yield to other processes before it sleeps: see `flags`."""
     sleepy = get(context, _SLEEPY)
     if sleepy > 0:
         put(context, _SLEEPY, sleepy - 1)
@@ -303,7 +304,7 @@ def _may_yield(context):
 
 @inline
 def _yield_guarded(context):
-    """Give way once; return whether that was to a rank, and not for a whole time slice."""
+    """Yield once; return whether another rank ran, rather than a process for a whole slice."""
     before_ns = now_ns(context)
     yield_once()
     if now_ns(context) - before_ns <= TIME_SLICE_NS:
@@ -357,7 +358,7 @@ def _wait(context, call, table, rows, count):
         turns += 1
         if get(table, MOVES) != moves:
             moves, turns, n_moves = get(table, MOVES), 0, n_moves + 1
-            if n_moves % _MOVES_BETWEEN_LOOKS == 0:  # they may come without end
+            if n_moves % _MOVES_BETWEEN_LOOKS == 0:  # messages may move endlessly
                 release_interpreter(context)
                 status = _look_around(context, call, table, rows, count, now_ns(context))
                 if status != OK:
@@ -377,12 +378,12 @@ def _wait(context, call, table, rows, count):
         status = _sleep(context, call, table, rows, count)
         if status != OK:
             return status
-        turns = spins  # what woke this rank may be all: a few more yields at most
+        turns = spins  # perhaps nothing else happens: a few more yields at most
 
 
 @inline
 def _poll(context, call, table, rows, count):
-    """Look around once in a slice of time; return a status."""
+    """Look around at most once per time slice; return a status."""
     time_ns = now_ns(context)
     if time_ns - get(table, _SEEN_NS) >= get(table, _LONGEST_SLICE_NS):
         status = _look_around(context, call, table, rows, count, time_ns)
@@ -393,10 +394,10 @@ def _poll(context, call, table, rows, count):
 
 @compiled(types.int64(types.int64, types.int64))
 def message_loop(context, call):
-    """Begin the call's rows, unless they were; wait until all are over; return a status.
+    """Start the call's rows unless they were started; wait until all are over; return a status.
 
-    After any status but OK, MISFIT, NO_ROOM, NOT_YET, and SIGNAL where only the wait ends, no
-    thread touches any row.
+    No thread touches any row after a status other than OK, MISFIT, NO_ROOM, NOT_YET, or a SIGNAL
+    that ends the wait alone.
     """
     table, rows, count = get(context, _TABLE), get(call, _ROWS), get(call, _N_ROWS)
     if get(call, _IS_STARTED) == 0:

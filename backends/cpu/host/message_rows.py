@@ -1,4 +1,4 @@
-"""Rows of pending messages as Python sees them: memory, requests into it, and what was found."""
+"""Rows of pending messages for Python: their memory, the requests in them, and the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpucoll.transport.shared.words import (
 )
 from gpucoll.types import DTYPES, dtype_code
 
-# Plain ints: an enumeration's members cost each use of them as an index twice.
+# Plain ints: indexing with an enumeration's members takes twice as long.
 _WORDS, _SHOWN = TRANSFER_WORDS, layout.MESSAGE_DIMENSIONS
 _ROW = struct.Struct(f"={_WORDS}q")
 _KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
@@ -48,7 +48,7 @@ _EXPIRED, _WITHDRAWS = int(Progress.EXPIRED), int(Mode.WITHDRAWS)
 
 
 def _native_dtypes() -> dict[int, np.dtype[Any]]:
-    """Return NumPy's own dtypes by the number that travels with a message."""
+    """Return NumPy's own dtypes, by the number that is sent with a message."""
     kinds = {name: getattr(np, name + "_" * (name == "bool"), None) for name in DTYPES}
     return {dtype_code(name): np.dtype(kind) for name, kind in kinds.items() if kind is not None}
 
@@ -57,7 +57,7 @@ _NATIVE = _native_dtypes()
 
 
 class Rows:
-    """Memory of some rows: not NumPy's, which may be shared with a forked child."""
+    """The memory of some rows. It is not NumPy's, which a forked child may share."""
 
     __slots__ = ("_memory", "words")
 
@@ -75,11 +75,11 @@ class Rows:
 
     @property
     def address(self) -> int:
-        """Where they lie."""
+        """The address of the rows."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def request(self) -> MessageRequest:
-        """Return what the first row was asked for, as a request without its buffer."""
+        """Return what the first row asked for, as a request without its buffer."""
         words = self.words
         request = MessageRequest(_KINDS[words[_KIND]], words[_PEER], words[_TAG])
         if request.kind == _PROBE:
@@ -87,7 +87,7 @@ class Rows:
         return request
 
     def new_array(self) -> npt.NDArray[Any] | None:
-        """Return a new array like what the first row has taken; None: it needs more than that."""
+        """Return an array for the message that the first row reserved; None: it needs more."""
         words = self.words
         n_dimensions, dtype = words[_DIMENSIONS], _NATIVE.get(words[_FOUND_DTYPE])
         if words[_STATE] != _DONE or dtype is None or not 0 <= n_dimensions <= _SHOWN:
@@ -95,23 +95,23 @@ class Rows:
         return np.empty(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions].tolist(), dtype)
 
     def origin(self) -> tuple[int, int, int]:
-        """Return source, tag and size in bytes of what the first row has found."""
+        """Return source, tag and size in bytes of the message that the first row found."""
         words = self.words
         return words[_FOUND_PEER], words[_FOUND_TAG], words[_FOUND_BYTES]
 
     def new_bytes(self, code: int) -> npt.NDArray[Any] | None:
-        """Return new memory for what the first row has taken; None: its dtype's number differs."""
+        """Return memory for the reserved message as bytes; None: its dtype's number differs."""
         words = self.words
         if words[_STATE] != _DONE or words[_FOUND_DTYPE] != code:
             return None
         return np.empty(words[_FOUND_BYTES], np.uint8)
 
     def state(self, place: int = 0) -> int:
-        """Return how far a row is. What belongs to it may be read once the table was locked."""
+        """Return how far a row is. Its other words may be read only after locking the table."""
         return self.words[place * _WORDS + _STATE]
 
     def are_over(self, count: int) -> bool:
-        """Return whether the first rows are over."""
+        """Return whether the first `count` rows are over."""
         words = self.words
         if count == 1:
             return words[_STATE] >= _DONE
@@ -124,9 +124,10 @@ class Rows:
         deadline_ns: int,
         withdraws: bool = False,
     ) -> list[Any]:
-        """Describe requests; return what must be kept alive until they are over.
+        """Describe requests; return objects that must be kept alive until the requests are over.
 
-        With `withdraws` the deadline is the call's own: it ends what no message has matched alone.
+        With `withdraws` the deadline is the call's own: it ends only requests that no message
+        matched.
         """
         kept: list[Any] = []
         for place, request in enumerate(requests):
@@ -155,7 +156,7 @@ class Rows:
         return kept
 
     def settle(self, place: int, request: MessageRequest, error: Exception | None) -> None:
-        """Write what became of a row that is over into its request."""
+        """Write the outcome of a row that is over into its request."""
         start = place * _WORDS
         words = self.words[start : start + _WORDS] if place else self.words
         state = words[_STATE]
@@ -183,7 +184,7 @@ class Rows:
 
 
 def plain_array(memory: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
-    """Return what a row has found: see `MessageTable.plain_array`."""
+    """Return the message that a row has found: see `MessageTable.plain_array`."""
     words = _ROW.unpack_from(memory)
     code, n_dimensions = words[_FOUND_DTYPE], words[_DIMENSIONS]
     if words[_STATE] != _DONE or code >= len(DTYPES) or not 0 <= n_dimensions <= _SHOWN:
@@ -210,7 +211,7 @@ def _fill_buffer(words: memoryview, request: MessageRequest) -> None:
 
 
 def address_of(data: bytes) -> int:
-    """Return where bytes lie; they must be kept alive."""
+    """Return the address of bytes, which must be kept alive."""
     address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
     assert address is not None
     return address
@@ -222,6 +223,6 @@ def held_words(held: int) -> Any:
 
 
 def held_description(held: int) -> bytes:
-    """Return what a held message says of its dtype; empty for most."""
+    """Return a held message's description of its dtype; empty for most messages."""
     size_bytes = held_words(held)[Held.DESCRIPTION_BYTES]
     return ctypes.string_at(held + 8 * HELD_WORDS, size_bytes) if size_bytes else b""

@@ -1,7 +1,8 @@
-"""Pending messages, taken a step further: by whoever starts one, waits for one, or has the time.
+"""Steps of pending messages, made by any thread that starts one, waits for one, or has time.
 
-A step never waits, and never takes the interpreter. What waits for a message looks at its row, and
-sleeps on this rank's bell, which also another thread's step rings when a row is over.
+A step never waits, and never takes the interpreter. A thread that waits for a message checks its
+row, and sleeps on this rank's bell. When a row is over, the step of another thread rings that bell,
+too.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ _i64 = types.int64
 
 @inline
 def lock(table):
-    """Take the table's lock: whoever has it does not wait for anything."""
+    """Take the table's lock; a thread that holds it waits for nothing."""
     tries = 0
     while not try_lock(table):
         tries += 1
@@ -94,7 +95,7 @@ def lock(table):
 
 @inline
 def _is_dead(table):
-    """Return whether nothing may be touched any more; so it stays once it was seen."""
+    """Return whether nothing may be touched any more; once true, it stays true."""
     if get(table, IS_DEAD) == 0 and is_aborted(get(table, CONTEXT)):
         put(table, IS_DEAD, 1)
     return get(table, IS_DEAD) != 0
@@ -102,7 +103,7 @@ def _is_dead(table):
 
 @inline
 def _send_on(table, row):
-    """Take a send on as far as there is room; return how it went."""
+    """Advance a send as far as there is room; return how it went."""
     went = send_step(table, row)
     if went != MOVED:
         return went
@@ -117,9 +118,9 @@ def _send_on(table, row):
 
 @inline
 def _step_row(table, row, turn):
-    """Take a send, or a receive that fetches, a step further; return how it went.
+    """Advance a send, or a receive that fetches, by a step; return how it went.
 
-    Of the sends to one rank only the first that is not in the mailbox may go on.
+    Of the sends to one rank, only the first that is not yet in the mailbox may advance.
     """
     if get(row, KIND) != SEND:
         return fetch_step(table, row)
@@ -134,7 +135,7 @@ def _step_row(table, row, turn):
 
 @inline
 def _step_rows(table):
-    """Take what moves by itself a step further; return how many rows moved."""
+    """Advance all rows that need no record from others; return how many moved."""
     turn = get(table, TURN) + 1
     put(table, TURN, turn)
     moved, before, row = 0, 0, get(table, FIRST)
@@ -145,7 +146,7 @@ def _step_rows(table):
             moved += 1
         if went == OVER:
             remove(table, FIRST, LAST, before, row, NEXT)
-            finish(table, row, DONE)  # from here on it is its owner's
+            finish(table, row, DONE)  # from here on the row belongs to its owner
         else:
             before = row
         row = after
@@ -154,12 +155,12 @@ def _step_rows(table):
 
 @inline
 def _note_sends(table):
-    """Tell the other ranks of the first send that waits: read when a rank gives up."""
+    """Report the first send that waits to the other ranks, which read it when a rank gives up."""
     row, noted = get(table, FIRST), 0
     if row != 0 and get(row, KIND) == SEND:
         noted = ((get(row, PEER) + 1) << 32) | get(row, TAG)
     if noted == get(table, NOTED):
-        return  # others read that line whenever they wake this rank
+        return  # others read that cache line whenever they wake this rank
     put(table, NOTED, noted)
     context = get(table, CONTEXT)
     doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
@@ -200,9 +201,9 @@ def _post(table, row):
 
 @compiled(_i64(_i64))
 def message_step(table):
-    """Take all pending messages a step further; return how many are pending.
+    """Advance all pending messages by a step; return how many are pending.
 
-    Nothing is done where another thread is just doing it.
+    Does nothing if another thread is doing it.
     """
     if not try_lock(table):
         return load64_acquire(table + 8 * PENDING)
@@ -212,7 +213,7 @@ def message_step(table):
         _note_sends(table)
     pending, has_finished = get(table, PENDING), get(table, FINISHED) != finished
     unlock(table)
-    if has_finished:  # another thread may sleep until one of them is over
+    if has_finished:  # another thread may be asleep until one of them is over
         context = get(table, CONTEXT)
         ring_bell(context, get(context, RANK))
     return pending
@@ -220,9 +221,9 @@ def message_step(table):
 
 @compiled(_i64(_i64, _i64, _i64))
 def message_post(table, rows, count):
-    """Begin sends, receives and probes, behind all that were begun before; return whether it was.
+    """Start sends, receives and probes, after all others; return whether they were started.
 
-    What can be done of them at once is done. Nobody else's come between them.
+    Whatever can be done immediately is done. No other thread's requests come between them.
     """
     lock(table)
     is_dead, mine = _is_dead(table), 0
@@ -246,7 +247,7 @@ def message_post(table, rows, count):
 
 @inline
 def _drop_from(table, first, last, row):
-    """Take a row out of a list if it is there; return whether it was."""
+    """Remove a row from a list if it is there; return whether it was."""
     before, found = 0, get(table, first)
     while found != 0 and found != row:
         before, found = found, get(found, NEXT)
@@ -257,7 +258,7 @@ def _drop_from(table, first, last, row):
 
 @inline
 def drop(table, row):
-    """Take a row out that nothing has begun to move; return whether that could be."""
+    """Remove a row if nothing has begun to move it; return whether that was possible."""
     if get(row, KIND) == SEND:
         if not get(row, IS_WAITING) or not _drop_from(table, FIRST, LAST, row):
             return False
@@ -273,7 +274,7 @@ def drop(table, row):
 
 @compiled(_i64(_i64, _i64))
 def message_drop(table, row):
-    """Take a row back; return 1, or 0: another rank may see it, it is over, or the table is."""
+    """Withdraw a row; return 1, or 0 if another rank may see it, or row or table is over."""
     lock(table)
     is_dropped = not _is_dead(table) and state_of(row) < DONE and drop(table, row)
     if is_dropped:
@@ -284,7 +285,7 @@ def message_drop(table, row):
 
 @compiled(_i64(_i64))
 def message_refuse(table):
-    """Drop the send that no memory can be taken for; return 1, or 0 where there is none."""
+    """Drop the send for which there is no memory; return 1, or 0 if there is no such send."""
     lock(table)
     row = get(table, NEEDS_ROOM)
     put(table, NEEDS_ROOM, 0)
@@ -292,7 +293,7 @@ def message_refuse(table):
     if is_dropped:
         finish(table, row, DROPPED)
     unlock(table)
-    if is_dropped:  # the thread that waits for it may sleep
+    if is_dropped:  # the thread that waits for it may be asleep
         context = get(table, CONTEXT)
         ring_bell(context, get(context, RANK))
     return 1 if is_dropped else 0
@@ -300,7 +301,7 @@ def message_refuse(table):
 
 @compiled(_i64(_i64))
 def message_end(table):
-    """Make sure that no thread touches anything from here on; return how many were pending."""
+    """Make sure that no thread touches anything from here on; return how many rows were pending."""
     lock(table)
     put(table, IS_DEAD, 1)
     pending = get(table, PENDING)
@@ -310,7 +311,7 @@ def message_end(table):
 
 @compiled(_i64(_i64, _i64))
 def message_put_back(table, held):
-    """Let a message that was taken for a receive stand for whoever asks, before all others."""
+    """Release a message reserved for a receive: others can receive it, before later messages."""
     lock(table)
     if get(held, H_WAY) == POSTED:
         put(held, H_ACKNOWLEDGEMENT, 0)
@@ -326,13 +327,13 @@ def message_put_back(table, held):
 
 @compiled(_i64(_i64))
 def message_release(table):
-    """Give the memory of messages back that nobody received; the table is at its end."""
+    """Free messages that nobody received; the table is at its end."""
     world_size = get(get(table, CONTEXT), WORLD_SIZE)
     for rank in range(world_size):
         words = mailbox_words(table, rank)
         target = get(words, IN_TARGET)
         if target != 0 and get(words, IN_TARGET_IS_HELD) != 0 and get(target, H_OWNER) != 0:
-            release(target)  # the others are in the list
+            release(target)  # the other messages are in the list
         put(words, IN_TARGET, 0)
     count, held = 0, get(table, FIRST_HELD)
     put(table, FIRST_HELD, 0)

@@ -1,4 +1,4 @@
-"""The table of pending messages as Python sees it: begins them, waits for them, says what came."""
+"""The table of pending messages for Python: starts them, waits for them, reports their outcome."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ from gpucoll.wording import another_thread
 _Words = npt.NDArray[np.int64]
 _ROWS_OF_A_CALL, _ROW_BYTES = 2, 8 * TRANSFER_WORDS
 _LONGEST_SLICE_NS = 20_000_000
-_RECEIVES = 1  # which of the entries receives at once
+_RECEIVES = 1  # index of the entry that receives, blocking
 _AT_ONCE = 1
-"""As the time until which to wait: only take everything a step further."""
+"""In place of the end of a wait: only advance everything by a step."""
 _OK, _MISFIT = int(Status.OK), int(Status.MISFIT)
 _IDLE, _TAKEN = int(State.IDLE), int(State.TAKEN)
 
 
 def _function(code: Any, n_arguments: int) -> Callable[..., int]:
-    """Return compiled code as a function that keeps the interpreter: it never waits."""
+    """Return compiled code as a function that keeps the interpreter, because it never waits."""
     words = [ctypes.c_int64] * n_arguments
     made: Callable[..., int] = ctypes.PYFUNCTYPE(ctypes.c_int64, *words)(code.address)
     return made
@@ -78,9 +78,10 @@ class MessageTable:
     Parameters
     ----------
     group : HostGroup
-        The ranks of this host, around the segment that has the mailboxes.
+        The ranks of this host, with the segment that holds the mailboxes.
     whole : Group, optional
-        The group around that one, which is told of what ends a wait; default: the same.
+        The group of all ranks around that one, which learns what ends a wait; default: the same
+        group.
     """
 
     def __init__(self, group: HostGroup, whole: Group | None = None) -> None:
@@ -88,7 +89,7 @@ class MessageTable:
         self._whole: Group = group if whole is None else whole
         self._ends = group.members.layout.ends
         self.room_error: Exception | None = None
-        """Why memory for a mailbox could not be taken, when that was last so."""
+        """Why there was no memory for a mailbox, the last time that it was lacking."""
         self._words = np.frombuffer(bytearray(8 * TABLE_WORDS), np.int64)
         self._address = self._words.ctypes.data
         self._peers = np.frombuffer(bytearray(8 * MAILBOX_WORDS * self._ends), np.int64).reshape(
@@ -101,20 +102,20 @@ class MessageTable:
         self._set_up()
         self._rows = self._new_rows(_ROWS_OF_A_CALL)
         self._blocking, self._starting = self._new_context(), self._new_context()
-        """Of the entries: those whose calls block, and those that begin or wait for one message."""
+        """Contexts of the entries that block, and of those that start or wait for one message."""
         for context in (self._blocking, self._starting):
             context[Context.TRANSFERS] = self._address
         self._blocking[Context.MESSAGE_ROWS] = self._rows.address
         self._turn = self._blocking.ctypes.data + 8 * Context.STATE
         self._entering = threading.Lock()
         self._room = threading.RLock()
-        """Held while memory is granted; a signal's handler may come to need some, too."""
+        """Held while memory is granted; a signal handler may need some, too."""
         self._granting = self._grant_to_entry
         self._words[TransferTable.GRANT] = id(self._granting)
         self._waiters: list[Waiter] = []
         self._row_tables: list[MessageEntries] = []
         self.under_way: set[PendingTransfers] = set()
-        """Their rows are in the table: an interrupt may leave nobody else who keeps them."""
+        """Transfers whose rows are in the table. After an interrupt nothing else may keep them."""
         self._entries = self._make_entries()
         self.send, self.receive, self.begin_send, self.begin_receive = (
             entries.call for entries in self._entries
@@ -155,7 +156,7 @@ class MessageTable:
         words[TransferTable.STEP] = message_step.message_step.address
 
     def _make_entries(self) -> list[MessageEntries]:
-        """Return the entries that send and receive, blocking; and those that begin to."""
+        """Return the entries that send and receive, blocking; then those that only start."""
         group, blocking, starting = self._group, self._blocking, self._starting
         entry, start = messages.message_entry, begun_messages.start_entry
         return [
@@ -166,7 +167,7 @@ class MessageTable:
         ]
 
     def _row_entries(self, context: _Words, *codes: Any) -> list[Callable[..., Any]]:
-        """Return entries that wait for one row each."""
+        """Return entries that each wait for one row."""
         entries = MessageEntries(self._group, codes[0], context, sends=False)
         entries.wait_by(CallBlock(Collective.SEND, message_loop.address))
         self._row_tables.append(entries)
@@ -193,17 +194,17 @@ class MessageTable:
             entries.learn(dtype, None, None, make)
 
     def hold(self, is_held: bool) -> None:
-        """Keep the compiled entries from running calls at once, or let them again."""
+        """Stop the compiled entries from running calls immediately, or allow it again."""
         for context in (self._blocking, self._starting):
             context[Context.PENDING] = is_held
 
     def begun(self, row: bytearray) -> PendingTransfers:
-        """Return a message that an entry has begun, for whoever does more than wait for it."""
+        """Return a message that an entry has started, for uses other than waiting for it."""
         rows = self._rows_of(row)
         return PendingTransfers(self, rows, [rows.request()], None)
 
     def receive_taken(self, row: bytearray, code: int | None = None) -> npt.NDArray[Any] | None:
-        """Receive what `take` has taken into a new array; None: see `ended`."""
+        """Receive the message that `take` reserved into a new array; None: see `ended`."""
         rows = self._rows_of(row)
         out = rows.new_array() if code is None else rows.new_bytes(code)
         if out is None:
@@ -211,38 +212,38 @@ class MessageTable:
         if self._fetch(row, out) is None:
             try:
                 self._wait_blocking(rows, 1, is_started=True)
-            finally:  # it is over, or the table is
+            finally:  # the message is over, or the table is
                 self.let_go_begun(row)
         return out
 
     def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
-        """Return source, tag, dtype's number, shape, size in bytes and place of what was found.
+        """Return source, tag, dtype's number, shape, size in bytes and place of the found message.
 
-        None where it is no array of a dtype that has a number, or not found yet.
+        Returns None if nothing was found yet, or the message is no array of a dtype with a number.
         """
         return plain_array(row)
 
     def origin(self, row: bytearray) -> tuple[int, int, int]:
-        """Return source, tag and size in bytes of what was received."""
+        """Return source, tag and size in bytes of the received message."""
         return self._rows_of(row).origin()
 
     def ended(self, row: bytearray) -> MessageRequest:
-        """Return a row that is over as a request, with what it has found or how it has failed."""
+        """Return a row that is over as a request, with the message that it found or its error."""
         rows = self._rows_of(row)
         request = rows.request()
         rows.settle(0, request, self.room_error)
         return request
 
     def ended_together(self, rows: bytearray) -> list[MessageRequest]:
-        """Return the rows of one call of an entry in the same way."""
+        """Return the rows of one call of an entry, all over, as such requests."""
         return [self.ended(rows[at : at + _ROW_BYTES]) for at in range(0, len(rows), _ROW_BYTES)]
 
-    # --- beginning, and waiting -------------------------------------------------------------------
+    # --- starting and waiting ---------------------------------------------------------------------
 
     def start(
         self, requests: Sequence[MessageRequest], timeout_s: float | None
     ) -> PendingTransfers:
-        """Begin requests, in this order and behind all that were begun before."""
+        """Start requests, in this order, after all that were started before."""
         self._whole.check_open()
         rows = self._new_rows(len(requests))
         timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
@@ -257,11 +258,11 @@ class MessageTable:
         return transfers
 
     def _post(self, rows: Rows, count: int) -> int:
-        """Begin rows; return 0 where the table is at its end."""
+        """Start rows; return 0 if the table is at its end."""
         return _post(self._address, rows.address, count)
 
     def _ask_thread(self) -> None:
-        """Have the process's thread take messages on, where there can be one."""
+        """Have the process's background thread advance messages, if there can be one."""
         if not self._words[TransferTable.THREAD]:
             keep = self._words, self._peers, self._free_words, self.under_way
             self._group.at_close(partial(_stop_thread, self._address, keep))
@@ -272,9 +273,9 @@ class MessageTable:
         ask_thread.ctypes(self._address)
 
     def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
-        """Wait for rows that were begun; return whether they are over.
+        """Wait for rows that were started; return whether they are over.
 
-        With `timeout_s` 0 only a step is made. A signal ends this wait alone.
+        With `timeout_s` 0 only one step is made. A signal ends only this wait.
         """
         until_ns = 0
         if timeout_s is not None:
@@ -287,14 +288,14 @@ class MessageTable:
             self._waiters.append(waiter)
 
     def _take_waiter(self) -> Waiter:
-        """Return a waiter that no other thread uses until it is put back."""
+        """Return a waiter that no other thread uses until it is returned."""
         try:
             return self._waiters.pop()
         except IndexError:
             return Waiter(self._words, self._new_context())
 
     def _run(self, waiter: Waiter, rows: Rows, count: int) -> bool:
-        """Wait until rows are over; return False where the waiter's own time is, before that."""
+        """Wait until rows are over; return False if the waiter's own time ends first."""
         while True:
             if self._group.is_forked or self._group.is_closed:
                 self._group.check_open()
@@ -312,10 +313,10 @@ class MessageTable:
                 self._whole.raise_for(status)
 
     def _grant(self) -> None:
-        """Let a send take the memory that it needs; where there is none, it has failed."""
+        """Get the memory that a send needs; if there is none, the send fails."""
         with self._room:
             if not self._words[TransferTable.NEEDS_ROOM]:
-                return  # another thread has done it meanwhile
+                return  # another thread has done it
             try:
                 make_room(self._steps)
             except SharedMemoryError as error:
@@ -324,7 +325,7 @@ class MessageTable:
             self._words[TransferTable.NEEDS_ROOM] = 0
 
     def _grant_to_entry(self) -> None:
-        """Do so within a blocking entry."""
+        """Get the memory that a send needs, within a blocking entry."""
         with self._ending():
             self._grant()
 
@@ -332,18 +333,18 @@ class MessageTable:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Make a blocking call, of which there is one at a time: here, or in an entry.
+        """Make a blocking call, here or in an entry; only one runs at a time.
 
         Raises
         ------
         StateError
-            Another thread is in one; or the communicator cannot be used.
+            Another thread is in a blocking call, or the communicator cannot be used.
         """
         # Not acquire and try: an interrupt in between would leave it locked for ever.
         if self._entering.locked():
             self._raise_refused()
         with self._entering:
-            # Where an interrupt came before the end of a call, its turn is still TAKEN.
+            # If an interrupt came before the end of a call, its turn is still TAKEN.
             if ordering.compare_exchange(self._turn, _IDLE, _TAKEN) not in (_IDLE, _TAKEN):
                 self._raise_refused()
             try:
@@ -358,7 +359,7 @@ class MessageTable:
         raise another_thread(whole.rank, whole.world_size)
 
     def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
-        """Begin requests and wait until all are over; as a blocking call, or a part of one."""
+        """Start requests and wait until all are over, as a blocking call or a part of one."""
         rows = self._new_rows(len(requests))
         limit_s = self._group.timeout_s if timeout_s is None else timeout_s
         kept = rows.fill(requests, _nanoseconds(limit_s), 0, withdraws=timeout_s is not None)
@@ -368,7 +369,7 @@ class MessageTable:
         del kept
 
     def _wait_blocking(self, rows: Rows, count: int, *, is_started: bool) -> None:
-        """Wait for rows as a blocking call: where this rank leaves, all learn it."""
+        """Wait for rows as a blocking call: if this rank leaves the wait, all ranks learn of it."""
         waiter = self._take_waiter()
         try:
             with self._ending():
@@ -379,12 +380,12 @@ class MessageTable:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Give the communicator up where a blocking call is left by an exception."""
+        """Give the communicator up if an exception leaves a blocking call."""
         try:
             yield
         except GpucollError:
             raise
-        except BaseException:  # Ctrl-C, no memory: between two steps nobody else sees it
+        except BaseException:  # Ctrl-C, no memory: no other thread sees it between two steps
             self._whole.abort(Abort.INTERRUPTED)
             _end(self._address)
             raise
@@ -392,7 +393,7 @@ class MessageTable:
     # --- probing ----------------------------------------------------------------------------------
 
     def probe(self, request: MessageRequest) -> bool:
-        """Probe without waiting; return whether there is such a message, and fill it in."""
+        """Probe without waiting; fill in the request and return whether a message matches."""
         rows = self._new_rows(1)
         rows.fill([request], 0, 0)
         transfers = PendingTransfers(self, rows, [request], None)
@@ -403,26 +404,26 @@ class MessageTable:
         return rows.state() == Progress.DONE
 
     def _take_back(self, rows: Rows) -> bool:
-        """Take a probe back, unless it is over; return False where the table is over instead."""
+        """Withdraw a probe unless it is over; return False if the table is over instead."""
         return self.withdraw(rows) or rows.are_over(1)
 
     def withdraw(self, rows: Rows) -> bool:
-        """Take back a receive that no message has come for, or a send of which nothing is posted.
+        """Withdraw a receive that no message has matched, or a send that posted nothing.
 
-        Returns False where it is neither: it is over, or another rank may see it; or the table is.
+        Returns False if the message or the table is over, or if another rank may see the message.
         """
         return bool(_drop(self._address, rows.address))
 
     def let_go(self, request: MessageRequest) -> None:
-        """Give a held message up that nobody will receive: it stands for whoever asks again."""
+        """Release a held message that this request will not receive: others can receive it."""
         if request.held:
             _put_back(self._address, request.held)
             request.held = 0
 
     def plan(self, request: MessageRequest) -> tuple[Callable[[], int], object]:
-        """Return what sends or receives the same memory again and again, and says a `Status`.
+        """Return a function that sends or receives the same memory at every call.
 
-        And what has to be kept with it.
+        The function returns a `Status`. The second value is an object that must be kept with it.
         """
         rows = self._new_rows(1)
         kept = rows.fill([request], 0, 0)
@@ -438,7 +439,7 @@ class MessageTable:
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Let go of everything: whatever is pending will never be over."""
+        """Release everything; pending messages will never be over."""
         if not self._group.is_forked and self._words[TransferTable.IS_DEAD] != 2:
             _end(self._address)
             self._group.context[Context.TRANSFERS] = 0
@@ -447,11 +448,11 @@ class MessageTable:
         self.under_way.clear()
 
     def unreceived(self) -> list[tuple[int, int]]:
-        """Return sender and tag of messages that came and that nobody has received."""
+        """Return sender and tag of the messages that arrived and were not received."""
         return left_messages.unreceived(self._group.members, self._words, self._peers)
 
     def undelivered(self) -> list[tuple[int, int]]:
-        """Return receiver and number of messages that lie with ranks which have closed."""
+        """Return receiver and number of the messages that wait at ranks which have closed."""
         return left_messages.undelivered(self._group.members, self._peers, self._has_closed)
 
     def _has_closed(self, rank: int) -> bool:
@@ -463,13 +464,13 @@ def _is_large(request: MessageRequest) -> bool:
 
 
 def _stop_thread(table: int, keep: Any) -> None:
-    """Have the thread look at a table no more; all that it looks at is kept until then."""
+    """Remove a table from the thread; everything that the thread reads is kept until then."""
     thread().remove(as_messages(table), keep)
 
 
 @cache
 def _padded(description: bytes) -> bytes:
-    """Return whole words of a description, for ever: rows that are pending say where they lie."""
+    """Return a description padded to whole words, kept for ever: pending rows have its address."""
     return description.ljust(-(-len(description) // 8) * 8, b"\0")
 
 

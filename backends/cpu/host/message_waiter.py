@@ -1,4 +1,4 @@
-"""Who waits for messages in compiled code: a context, a call block, and what runs it."""
+"""A wait for messages in compiled code: a context, a call block, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Words = npt.NDArray[np.int64]
 
 
 class Waiter:
-    """A context and a call block of its own, for one thread that waits for messages."""
+    """A private context and call block for one thread that waits for messages."""
 
     def __init__(self, table: _Words, context: _Words) -> None:
         context[Context.TRANSFERS] = table.ctypes.data
@@ -32,7 +32,7 @@ class Waiter:
         self.block = CallBlock(Collective.SEND, message_loop.address)
         self.words = self.block.words
         self.shown = memoryview(self.words.data)
-        """The same words, of which an item costs a tenth."""
+        """The same words; reading one of them takes a tenth of the time."""
         self.states = memoryview(context.data)
         self.words[Call.CONTEXT] = context.ctypes.data
         self.words[Call.LARGEST_BYTES] = layout.NEVER  # other threads run meanwhile
@@ -42,7 +42,7 @@ class Waiter:
     def set_rows(
         self, rows: Rows, count: int, *, is_started: bool, leaves: bool, until_ns: int = 0
     ) -> None:
-        """Say what to wait for, whether it has begun, and whether a signal ends the wait alone."""
+        """Set what to wait for, whether it was started, and whether a signal ends only the wait."""
         words = self.shown
         words[_ROWS], words[_N_ROWS] = rows.address, count
         words[_IS_STARTED], words[_LEAVES] = is_started, leaves

@@ -1,12 +1,12 @@
 """broadcast, gather, scatter, all_gather, all_to_all and reduce_scatter within a host.
 
-One loop for all of them: each rank takes its pieces (`pieces`) from the slots, from the arenas or,
-chunk by chunk, from the stages of the others. Where pieces come from all ranks, reduce_scatter
-reduces them and the others put them side by side.
+One loop serves all of them. Each rank takes its pieces (`pieces`) from the other ranks' slots,
+arenas or, chunk by chunk, stages. If pieces come from all ranks, reduce_scatter reduces them and
+the others put them side by side.
 
-A small rooted one does not synchronise: who only sends is over with it as soon as it has posted,
-and may be ahead of the others by the ring's length. Everything else begins when everyone has
-arrived, so that a mismatch is found before anything is written.
+A small rooted call does not synchronise: a rank that only sends is finished as soon as it has
+posted, and may be ahead of the others by the ring's length. Every other call begins when all ranks
+have arrived, so that a mismatch is found before anything is written.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ _ROOT_COPY_MIN_BYTES = int(Context.ROOT_COPY_MIN_BYTES)
 _GATHER_COPY_MAX_BYTES = int(Context.GATHER_COPY_MAX_BYTES)
 _COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
 _LISTED = -1
-"""In place of an input's address: it is one array for each rank, and `posted_inputs` says where."""
+"""In place of an input's address: it is one array per rank, with addresses in `posted_inputs`."""
 _IN_PLACE = 0
-"""In place of a destination's offset: what this rank sends to itself is there already."""
+"""In place of a destination's offset: the piece that this rank sends to itself is there already."""
 _FLOW, _ALL = int(Call.FLOW), int(Flow.ALL)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 
@@ -113,7 +113,7 @@ def _receives(context, call):
 
 @inline
 def _is_small(context, call):
-    """Return whether inputs go through slots. Alike on all ranks."""
+    """Return whether inputs go through slots; the same on all ranks."""
     size_bytes = get(call, LARGEST_BYTES)
     if get(call, _FLOW) != _ALL:
         return size_bytes <= get(context, _ROOTED_BYTES)
@@ -123,14 +123,14 @@ def _is_small(context, call):
 
 @inline
 def _copy(context, destination, source, size_bytes):
-    """Copy; what is large with its lines taken ahead: a fifth faster beyond the caches."""
+    """Copy; for large sizes, fetch cache lines ahead, a fifth faster for data beyond the caches."""
     kernel = get(context, _COPY_PLAIN if size_bytes < _LARGE_BYTES else _COPY_TAKE)
     call_copy(kernel, destination, source, size_bytes, get(context, _PREFETCH_BYTES))
 
 
 @inline
 def _is_in_place(context, call):
-    """Return whether what this rank sends to itself is there already."""
+    """Return whether the piece that this rank sends to itself is in place already."""
     me = get(context, RANK)
     return input_piece(context, call, me) == get(call, DESTINATION) + landing(call, me)
 
@@ -147,13 +147,13 @@ def _take_own(context, call):
 
 @inline
 def _payload_of(context, call, rank):
-    """Return where the small input of `rank` lies."""
+    """Return the address of the small input of `rank`."""
     return payload_of(context, get(context, SEQUENCE), rank, get(call, LARGEST_BYTES))
 
 
 @inline
 def _input_of(context, call, rank, way):
-    """Return where the piece of `rank` for this rank lies: in its slot, its arena, its process."""
+    """Return the address of the piece from `rank` for this rank: in slot, arena or process."""
     offset = piece_offset(context, call, rank, get(context, RANK))
     if way == _SINGLE_COPY:
         address = posted_address(context, rank)
@@ -179,7 +179,7 @@ def _reduce_pieces(context, call, way):
 
 @inline
 def _take(context, call, way):
-    """Take this rank's pieces out of everybody's slots, arenas or processes; return a status."""
+    """Take this rank's pieces from all slots, arenas or processes; return a status."""
     if get(call, KERNEL) != 0:
         _reduce_pieces(context, call, way)
         return OK
@@ -210,7 +210,7 @@ def _write_pieces(context, call):
 
 @inline
 def _check_pieces(context, call):
-    """Compare what ranks send and expect, where they say so; return a status."""
+    """Compare what ranks send and expect, if they give both; return a status."""
     if get(call, PIECES) == 0 or pieces_agree(context):
         return OK
     put(context, MISMATCHED, get(context, SEQUENCE))
@@ -219,7 +219,7 @@ def _check_pieces(context, call):
 
 @inline
 def _pack_inputs(context, call):
-    """Put a small input that is one array for each rank into the slot, side by side."""
+    """Put a small input of one array per rank into the slot, side by side."""
     payload = _payload_of(context, call, get(context, RANK))
     for rank in range(get(context, WORLD_SIZE)):
         size_bytes = block_bytes(call, rank)
@@ -229,13 +229,13 @@ def _pack_inputs(context, call):
 
 @inline
 def _post_input(context, call):
-    """Post this rank's header, with its small input in the slot or its arena offset."""
+    """Post this rank's header, with the small input in its slot or the input's arena offset."""
     sends, size_bytes = _sends(context, call), get(call, SIZE_BYTES)
     is_small, is_listed = _is_small(context, call), get(call, INPUTS) != 0
     source = destination = NOT_SHARED
     if is_small and get(call, _FLOW) != _ALL:
         goes_ahead(context)
-    # Small rooted ones go through slots, so that senders need not wait.
+    # Small rooted inputs go through slots, so that senders need not wait.
     may_share = get(call, _FLOW) == _ALL or not is_small
     if is_listed:
         may_share = False
@@ -267,7 +267,7 @@ def _post_input(context, call):
 
 @inline
 def _total_bytes(context, call):
-    """Return the size of the largest input, estimated where no rank knows it. Alike on all."""
+    """Return the size of the largest input, or an estimate if no rank knows it; same on all."""
     if get(call, PIECES) == 0:
         return get(call, LARGEST_BYTES)
     return largest_piece_bytes(context, call) * get(context, WORLD_SIZE)
@@ -275,12 +275,12 @@ def _total_bytes(context, call):
 
 @inline
 def _copies_once(context, call):
-    """Return whether reading straight from processes is the faster way. Alike on all ranks.
+    """Return whether reading directly from processes is faster; the same on all ranks.
 
-    It is, but for two: several readers of the root's one input slow each other down, unless the
-    root has its own result to copy meanwhile; and where each rank has a CPU, two processes copy
-    something large to the root faster than one. Some processors have a bound of their own for what
-    comes from a root: they stage quickly.
+    It is, with two exceptions. Several readers of the root's only input slow each other down,
+    unless the root copies its own result meanwhile. If each rank has a CPU, two processes copy
+    large data to the root faster than one. For some processors a separate threshold applies to data
+    from a root, because they stage quickly.
     """
     if get(call, KERNEL) != 0:
         return False
@@ -301,9 +301,10 @@ def _copies_once(context, call):
 
 @inline
 def _overwrites(context, call):
-    """Return whether a rank's input is overwritten while others may still need it. Alike on all.
+    """Return whether a rank's input is overwritten while others may still need it.
 
-    So it is in an all_to_all in place: it must go through the stages.
+    That happens in an all_to_all in place, whose data must therefore go through the stages. The
+    result is the same on all ranks.
     """
     if get(call, KERNEL) != 0 or not get(call, IS_SPREAD) or get(call, _FLOW) != _ALL:
         return False
@@ -315,7 +316,7 @@ def _overwrites(context, call):
 
 @inline
 def _n_shared(context, call):
-    """Return how many ranks' inputs lie in shared memory; one that sends nothing counts."""
+    """Return how many ranks' inputs lie in shared memory; ranks that send nothing count as such."""
     count, flow = 0, get(call, _FLOW)
     for rank in range(get(context, WORLD_SIZE)):
         sends = flow == _ALL or (rank == get(call, ROOT)) == (flow == _FROM_ROOT)
@@ -326,7 +327,7 @@ def _n_shared(context, call):
 
 @inline
 def _reach_inputs(context, call):
-    """Map what this rank reads of the others' arenas; return a status."""
+    """Map the parts of the others' arenas that this rank reads; return a status."""
     me = get(context, RANK)
     for rank in range(get(context, WORLD_SIZE)):
         source = posted_source(context, rank)
@@ -339,7 +340,7 @@ def _reach_inputs(context, call):
 
 @inline
 def _take_where_it_lies(context, call, way):
-    """Take pieces where they lie; return when nobody reads this rank's input any more."""
+    """Take pieces directly from their memory; return when no rank reads this rank's input."""
     put(context, PATH, way)
     if _receives(context, call):
         status = _reach_inputs(context, call) if way == _SYMMETRIC else OK
@@ -356,13 +357,13 @@ def _take_where_it_lies(context, call, way):
         )
     elif _sends(context, call):
         status = wait_all_done(context, sequence)
-    # A peer that gave up may have used its memory anew while this rank still read it.
+    # A peer that gave up may have reused its memory while this rank still read it.
     return EVENT if status == OK and event_pending_since(context) else status
 
 
 @inline
 def _move_small(context, call):
-    """Move what is small and rooted, without waiting for more than is needed."""
+    """Move small data of a rooted call, waiting for no more than needed."""
     put(context, PATH, _ONE_SHOT)
     if not _receives(context, call):
         if get(call, _FLOW) == _FROM_ROOT:
@@ -382,7 +383,7 @@ def _move_small(context, call):
 
 @inline
 def _move(context, call):
-    """Wait for the others and move on the way that all have chosen; return a status."""
+    """Wait for the others and move by the path that all have chosen; return a status."""
     is_small = _is_small(context, call)
     if is_small and get(call, _FLOW) != _ALL:
         return _move_small(context, call)
@@ -430,7 +431,7 @@ def _alone(context, call):
 
 @inline
 def _make_ready(context, call):
-    """Have memory for what this call uses; return a status."""
+    """Make sure that there is memory for this call; return a status."""
     has_table = get(call, PIECES) | get(call, INPUTS)
     if has_table == 0 and get(call, LARGEST_BYTES) <= get(context, READY_BYTES):
         return OK
@@ -451,7 +452,7 @@ def _make_ready(context, call):
 
 @compiled(types.int64(types.int64, types.int64))
 def movement_loop(context, call):
-    """Run one movement as the call block says; return a status."""
+    """Run the movement in the call block; return a status."""
     status = _make_ready(context, call)
     if status == OK:
         status = begin(context, call)
@@ -470,14 +471,14 @@ def movement_loop(context, call):
 
 @compiled(types.int64(types.int64, types.int64))
 def movement_post(context, call):
-    """Post a movement ahead, without waiting; NOT_RUN where that cannot be.
+    """Post a movement ahead, without waiting; NOT_RUN if that is not possible.
 
-    What is shared the others only read.
+    Shared memory is no obstacle: the others only read it.
     """
     if get(context, WORLD_SIZE) == 1 or not _is_small(context, call):
         return NOT_RUN
     if _make_ready(context, call) != OK:
-        return NOT_RUN  # Python looks, when it is run
+        return NOT_RUN  # Python handles it when the call is run
     status = begin_ahead(context, call)
     if status == OK:
         _post_input(context, call)
@@ -486,7 +487,7 @@ def movement_post(context, call):
 
 @compiled(types.int64(types.int64, types.int64))
 def movement_finish(context, call):
-    """Do the rest of what `movement_post` began; return a status."""
+    """Complete the call that `movement_post` began; return a status."""
     status = _move(context, call)
     if status == OK:
         close_record(context)

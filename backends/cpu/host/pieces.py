@@ -1,8 +1,8 @@
-"""What goes from whom to whom in a movement: sizes and places of the pieces, in bytes.
+"""The pieces of a movement, with sender and receiver: their sizes and places, in bytes.
 
-A piece is what one rank sends to another. The input of a *spread* movement (scatter, all_to_all,
-reduce_scatter) is one block for each rank; that of the others goes to everybody as a whole. The
-blocks of an input or output may be arrays of their own: then a table says where they lie.
+A piece is the data that one rank sends to another. The input of a *spread* movement (scatter,
+all_to_all, reduce_scatter) is one block for each rank; in other movements every rank gets the whole
+input. The blocks of an input or output may be separate arrays: then a table has their addresses.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ IS_SPREAD, PIECES = int(Call.IS_SPREAD), int(Call.PIECES)
 LANDS_APART, LANDINGS = int(Call.LANDS_APART), int(Call.LANDINGS)
 INPUTS = int(Call.INPUTS)
 _BLOCK_BYTES, _OFFSETS = int(Call.BLOCK_BYTES), int(Call.OFFSETS)
-_MORE_THAN_INLINE = layout.INLINE_BYTES + 1  # there the header says where the input is
+_MORE_THAN_INLINE = layout.INLINE_BYTES + 1  # for such sizes the header gives the input's place
 
 
 @inline
 def block_offset(call, rank):
-    """Return where block `rank` begins in the larger array."""
+    """Return the offset of block `rank` in the larger array."""
     table = get(call, _OFFSETS)
     return rank * get(call, _BLOCK_BYTES) if table == 0 else get(table, rank)
 
@@ -42,7 +42,7 @@ def block_bytes(call, rank):
 
 @inline
 def table_bytes(context):
-    """Return the size of the tables that a rank posts: of its pieces, and of its inputs."""
+    """Return the size of a rank's posted tables: of its pieces, and of its inputs."""
     return 24 * get(context, WORLD_SIZE)
 
 
@@ -63,7 +63,7 @@ def piece_bytes(context, call, sender, receiver):
 
 @inline
 def piece_offset(context, call, sender, receiver):
-    """Return where the piece for `receiver` begins in the input of `sender`."""
+    """Return the offset of the piece for `receiver` in the input of `sender`."""
     if not get(call, IS_SPREAD):
         return 0
     if get(call, PIECES) == 0:
@@ -85,13 +85,13 @@ def input_piece(context, call, receiver):
 
 @inline
 def posted_inputs(context, rank):
-    """Return the table that `rank` has posted of an input in several arrays: where each lies."""
+    """Return the table of addresses that `rank` posted for an input of several arrays."""
     return posted_pieces(context, rank) + 16 * get(context, WORLD_SIZE)
 
 
 @inline
 def landing(call, sender):
-    """Return where the piece of `sender` goes in this rank's output."""
+    """Return the offset of the piece from `sender` in this rank's output."""
     if not get(call, LANDS_APART):
         return 0
     table = get(call, LANDINGS)
@@ -100,7 +100,7 @@ def landing(call, sender):
 
 @inline
 def pieces_agree(context):
-    """Return whether every rank expects from every other what that one sends. Alike on all."""
+    """Return whether all ranks expect what the others send them; the same on all ranks."""
     world_size = get(context, WORLD_SIZE)
     for sender in range(world_size):
         for receiver in range(world_size):
@@ -113,7 +113,7 @@ def pieces_agree(context):
 
 @inline
 def largest_piece_bytes(context, call):
-    """Return the size of the largest piece of all. Alike on all ranks."""
+    """Return the size of the largest piece of all; the same on all ranks."""
     world_size, largest = get(context, WORLD_SIZE), 0
     if get(call, PIECES) == 0:
         for rank in range(world_size):

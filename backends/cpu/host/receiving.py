@@ -1,7 +1,7 @@
-"""What a receive or a probe gets: the first message that it asks for, in the order sent.
+"""Matching: a receive or a probe gets the first message that fits it, in the order sent.
 
-A message goes to the first receive that was posted and asks for it. One that nobody asks for stays
-in the mailbox, unless somebody waits for what is behind it: then it is held aside.
+A message goes to the first posted receive that it matches. A message without such a receive stays
+in the mailbox, unless a receive waits for a later one: then it is held aside.
 """
 
 from __future__ import annotations
@@ -117,17 +117,17 @@ from gpucoll.transport.shared.words import HELD_WORDS, Context
 
 _PIDS, _ABORT_UNREADABLE = int(Context.PIDS), int(Abort.UNREADABLE)
 _FETCHED_BYTES = 1 << 20
-"""So much is fetched in one step: another thread may want the table meanwhile."""
+"""How much one step fetches: another thread may need the table meanwhile."""
 _MOST_RECORDS = 64
-"""So many records of one rank are taken in one step."""
+"""How many records of one rank one step takes."""
 
 
-# --- who wants what -------------------------------------------------------------------------------
+# --- pending receives and probes ------------------------------------------------------------------
 
 
 @inline
 def want(table, peer, change):
-    """Count one receive or probe more, or less, that a rank's mailbox can help."""
+    """Change the count of receives and probes for which a rank's mailbox may have a message."""
     put(table, N_WANTED, get(table, N_WANTED) + change)
     if peer == ANY:
         put(table, N_ANY, get(table, N_ANY) + change)
@@ -138,7 +138,7 @@ def want(table, peer, change):
 
 @inline
 def _asks_for(row, sender, tag, number, mode):
-    """Return whether a receive or probe asks for a message."""
+    """Return whether a receive or probe matches a message."""
     if get(row, PEER) != ANY and get(row, PEER) != sender:
         return False
     if get(row, NUMBER) != 0:
@@ -150,7 +150,7 @@ def _asks_for(row, sender, tag, number, mode):
 
 @inline
 def _first_posted(table, sender, tag, number, mode):
-    """Return the first receive or probe that asks for a message, and the row before it."""
+    """Return the first receive or probe that matches a message, and the row before it."""
     before, row = 0, get(table, FIRST_POSTED)
     while row != 0:
         if _asks_for(row, sender, tag, number, mode):
@@ -161,7 +161,7 @@ def _first_posted(table, sender, tag, number, mode):
 
 @inline
 def _first_held(table, row):
-    """Return the first held message that a row asks for, and the one before it."""
+    """Return the first held message that matches a row, and the one before it."""
     before, held = 0, get(table, FIRST_HELD)
     while held != 0:
         sender, number = get(held, H_SENDER), get(held, H_NUMBER)
@@ -182,7 +182,7 @@ def _unpost(table, row, before):
 
 @inline
 def acknowledge(table, sender, acknowledgement):
-    """Tell the sender of a message that it was taken, where it waits for that."""
+    """Tell the sender of a message that it was taken, if the sender waits for that."""
     if acknowledgement == 0:
         return
     context = get(table, CONTEXT)
@@ -192,7 +192,7 @@ def acknowledge(table, sender, acknowledgement):
 
 @inline
 def _ask_other_host(table, row):
-    """Ask for a message's data, which comes by itself then; return how it went."""
+    """Request a message's data, which then arrives without further steps; return how it went."""
     if get(row, PLACE) != 0:
         put(row, PLACE, 0)
         return call_loop(get(table, FETCH), table, row)
@@ -220,7 +220,7 @@ def fetch_step(table, row):
             put(context, SEQUENCE, get(get(table, CALLS), SEQUENCE))
             give_up(context, _ABORT_UNREADABLE, sender)
     if is_aborted_since(context):
-        return STAYED  # what was read may be anything by then
+        return STAYED  # the data read may be invalid by then
     put(row, DONE_BYTES, done + step)
     if done + step < get(row, FOUND_BYTES):
         return MOVED
@@ -256,7 +256,7 @@ def _describe_record(row, record, sender):
 
 @inline
 def _copy_description(row, source, size_bytes):
-    """Give a probe what the message says of its dtype; there is room for the longest."""
+    """Copy a message's description of its dtype for a probe, which has room for the longest."""
     put(row, DESCRIPTION_BYTES, size_bytes)
     for place in range((size_bytes + 7) >> 3):
         put(get(row, DESCRIPTION), place, get(source, place))
@@ -271,7 +271,7 @@ def _fits(row):
 
 @inline
 def _take_first_part(table, words, sender, record, destination):
-    """Copy what a message's first record has of its data; return how much that is."""
+    """Copy the data in a message's first record; return its size."""
     context, size_bytes = get(table, CONTEXT), get(record, E_SIZE_BYTES)
     part_bytes = min(size_bytes, POST_BYTES)
     if part_bytes:
@@ -282,14 +282,14 @@ def _take_first_part(table, words, sender, record, destination):
 
 @inline
 def _leave_mailbox(table, words, sender, record):
-    """Give a message's first record back."""
+    """Return the place of a message's first record to the sender."""
     put(words, IN_NUMBER, get(record, 0))
     give_back(get(table, CONTEXT), words, sender, message_record_bytes(record))
 
 
 @inline
 def _await_parts(table, words, sender, target, is_held):
-    """Note for what the next records of a rank are; somebody waits for them."""
+    """Note the row or held message that gets a rank's next records, and that it waits for them."""
     put(words, IN_TARGET, target)
     put(words, IN_TARGET_IS_HELD, is_held)
     want(table, sender, 1)
@@ -297,7 +297,7 @@ def _await_parts(table, words, sender, target, is_held):
 
 @inline
 def _hold(table, words, sender, record, owner):
-    """Take a message aside, for a receive or for whoever asks later; return it, or 0."""
+    """Take a message aside, for a receive or for a later one; return it, or 0."""
     held = new_held(record, sender)
     if held == 0:
         return held
@@ -318,7 +318,7 @@ def _hold(table, words, sender, record, owner):
 
 @inline
 def _take_into_row(table, words, sender, record, row):
-    """Begin to receive a message that fits; its row is in no list."""
+    """Begin to receive a message that fits; its row is not in any list."""
     way, acknowledgement = way_of(record), acknowledgement_of(record)
     note_matched(words, message_record_bytes(record))
     if way != POSTED:
@@ -339,7 +339,7 @@ def _take_into_row(table, words, sender, record, row):
 
 @inline
 def _give_record(table, words, sender, record, row, before):
-    """Give the message at the head of a mailbox to a row; return whether there was memory."""
+    """Give the first message of a mailbox to a row; return False if there was no memory."""
     _describe_record(row, record, sender)
     if get(row, KIND) == PROBE:
         _unpost(table, row, before)
@@ -375,7 +375,7 @@ def _give_record(table, words, sender, record, row, before):
 
 @inline
 def _take_part(table, words, sender, record):
-    """Take one more part of the message that is under way."""
+    """Take one more part of the message under way."""
     target, is_held = get(words, IN_TARGET), get(words, IN_TARGET_IS_HELD)
     part_bytes, context = get(record, E_SIZE_BYTES), get(table, CONTEXT)
     done_field = H_DONE_BYTES if is_held else DONE_BYTES
@@ -408,7 +408,7 @@ def _take_part(table, words, sender, record):
 
 @inline
 def receive_from(table, sender):
-    """Take what a rank has sent, record by record, as far as somebody wants it; return how many."""
+    """Take a rank's records as far as receives need them; return how many were taken."""
     words = mailbox_words(table, sender)
     for count in range(_MOST_RECORDS):
         record = written_record(table, words, sender)
@@ -431,7 +431,7 @@ def receive_from(table, sender):
     return _MOST_RECORDS
 
 
-# --- out of what was held -------------------------------------------------------------------------
+# --- out of held messages -------------------------------------------------------------------------
 
 
 @inline
@@ -452,7 +452,7 @@ def _claim(table, held, before):
         return
     sender = get(held, H_SENDER)
     remove(table, FIRST_HELD, LAST_HELD, before, held, H_NEXT)
-    if get(held, H_COST) != 0:  # it was not taken and put back before
+    if get(held, H_COST) != 0:  # it has not been taken and put back before
         note_matched(mailbox_words(table, sender), get(held, H_COST))
     if get(held, H_WAY) == POSTED:
         acknowledge(table, sender, get(held, H_ACKNOWLEDGEMENT))
@@ -460,7 +460,7 @@ def _claim(table, held, before):
 
 @inline
 def _give_held(table, row, held, before):
-    """Give a held message to a row that is in no list; it is whole, or the row is a probe."""
+    """Give a held message to a row in no list; the message is whole, or the row is a probe."""
     _describe_held(row, held)
     if get(row, KIND) == PROBE:
         description = held + 8 * HELD_WORDS
@@ -493,7 +493,7 @@ def _give_held(table, row, held, before):
 
 @inline
 def receive_all(table):
-    """Look at every mailbox that somebody wants something of; return how many records moved."""
+    """Check every mailbox that a receive or probe needs; return how many records were taken."""
     first = get(table, FIRST_POSTED)
     if get(table, N_WANTED) == 1 and first != 0 and get(first, PEER) != ANY:
         return receive_from(table, get(first, PEER))
@@ -509,7 +509,7 @@ def receive_all(table):
 
 @inline
 def post_receive(table, row):
-    """Begin a receive or probe: behind all that were posted before."""
+    """Start a receive or probe, after all that were posted before."""
     if get(row, HELD) != 0:
         held = get(row, HELD)
         put(row, HELD, 0)

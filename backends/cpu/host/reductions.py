@@ -1,9 +1,9 @@
 """all_reduce, reduce, scan and exclusive_scan within a host: one-shot, staged or symmetric.
 
-They differ in which inputs make whose result (`tables.n_inputs`). In a small one but for all_reduce
-a rank waits only for those whose input it needs. Which way a call takes is decided alike on every
-rank: what a rank cannot know of the others (is their buffer in shared memory?) comes with their
-header, so after the arrival of all no further round is needed.
+They differ in which inputs make up which rank's result (`tables.n_inputs`). In a small call other
+than all_reduce a rank waits only for the ranks whose input it needs. All ranks choose the same path
+for a call: facts that a rank cannot know of others (is their buffer in shared memory?) come with
+their headers, so no further round is needed after all have arrived.
 """
 
 from __future__ import annotations
@@ -77,25 +77,25 @@ _REDUCE, _SCAN = int(Collective.REDUCE), int(Collective.SCAN)
 _EXCLUSIVE_SCAN = int(Collective.EXCLUSIVE_SCAN)
 _PATTERN_BYTES = 16 << 10
 _SHIFT_BYTES = 128 << 10
-"""Parts in which an exclusive_scan of two ranks is read, and rank 0's is overwritten behind."""
+"""Size of the parts in which rank 1 reads an exclusive_scan and rank 0 overwrites what was read."""
 
 
 @inline
 def _fill_with_identity(context, call, start, stop):
-    """Fill a part of the destination with the op's identity; what lies before it is filled."""
+    """Fill a part of the destination with the op's identity; everything before it is filled."""
     destination, copy = get(call, DESTINATION), get(context, _COPY_PLAIN)
     if start == 0:
         start = min(get(call, ITEM_BYTES), stop)
         call_copy(copy, destination, get(call, IDENTITY), start, 0)
     while start < stop:
-        step = min(start, _PATTERN_BYTES, stop - start)  # from what the caches still hold
+        step = min(start, _PATTERN_BYTES, stop - start)  # from memory that is still in the caches
         call_copy(copy, destination + start, destination, step, 0)
         start += step
 
 
 @inline
 def _fill_all_with_identity(context, call):
-    """Fill the destination with the op's identity: the result of no input at all."""
+    """Fill the destination with the op's identity: the result of no inputs."""
     _fill_with_identity(context, call, 0, get(call, SIZE_BYTES))
 
 
@@ -122,7 +122,7 @@ def _reduce_slots(context, call, count):
 
 @inline
 def _n_symmetric(context, call):
-    """Return how many ranks posted shared memory: their input and, if they have one, output."""
+    """Return how many ranks posted shared memory for their input and, if any, their output."""
     count, kind = 0, get(call, COLLECTIVE)
     for rank in range(get(context, WORLD_SIZE)):
         has_none = kind == _REDUCE and rank != get(call, ROOT)
@@ -148,7 +148,7 @@ def _alone(context, call):
 
 @inline
 def _is_plain_shift(context, call):
-    """Return whether all there is to do is to give rank 0's input to rank 1. Alike on all ranks."""
+    """Return whether the call only gives rank 0's input to rank 1; the same on all ranks."""
     if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
         return False
     return get(call, SIZE_BYTES) > get(context, _ONE_SHOT_BYTES) and get(call, PREPARES) == 0
@@ -156,7 +156,7 @@ def _is_plain_shift(context, call):
 
 @inline
 def _give_shifted(context, call):
-    """Read rank 0's input from its process, part by part, and say how far it is; on rank 1."""
+    """Read rank 0's input from its process, part by part, and report progress; on rank 1."""
     size_bytes, source = get(call, SIZE_BYTES), posted_address(context, 0)
     done = place = 0
     while done < size_bytes:
@@ -172,7 +172,7 @@ def _give_shifted(context, call):
 
 @inline
 def _fill_shifted(context, call):
-    """Fill rank 0's result: in place right behind the reader, else meanwhile."""
+    """Fill rank 0's result: in place right behind the reader, otherwise meanwhile."""
     size_bytes, is_in_place = get(call, SIZE_BYTES), get(call, SOURCE) == get(call, DESTINATION)
     done = place = 0
     while done < size_bytes:
@@ -205,7 +205,7 @@ def _shift(context, call):
 
 @inline
 def _waits_for_few(context, call, count):
-    """Return whether this rank needs the first `count` ranks alone, who need not wait for it."""
+    """Return whether this rank only needs the first `count` ranks, which need not wait for it."""
     kind = get(call, COLLECTIVE)
     is_small = get(call, SIZE_BYTES) <= get(context, _ONE_SHOT_BYTES)
     is_one_sided = kind == _SCAN or kind == _EXCLUSIVE_SCAN or (kind == _REDUCE and count == 0)
@@ -214,7 +214,7 @@ def _waits_for_few(context, call, count):
 
 @inline
 def _reduce_few(context, call, count):
-    """Reduce the payloads of the first `count` ranks, and wait for nobody else; return a status."""
+    """Reduce the payloads of the first `count` ranks, waiting for no others; return a status."""
     put(context, PATH, _ONE_SHOT)
     for rank in range(count):
         status = wait_arrived(context, call, rank)
@@ -227,7 +227,7 @@ def _reduce_few(context, call, count):
 
 @inline
 def _post_input(context, call, source, destination, shared):
-    """Post this rank's header; the input in its slot, if that is small and not shared already."""
+    """Post this rank's header, with the input in its slot if it is small and not shared."""
     size_bytes = get(call, SIZE_BYTES)
     is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
     if _waits_for_few(context, call, n_inputs(context, call)):
@@ -249,9 +249,9 @@ def _post_input(context, call, source, destination, shared):
 
 @inline
 def _move(context, call, source, destination, posts):
-    """Post, wait for the others and reduce on the way that all have chosen; return a status.
+    """Post, wait for the others and reduce by the path that all have chosen; return a status.
 
-    `posts`: False where it was posted ahead.
+    `posts` is False if the call was posted ahead.
     """
     size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
     shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
@@ -289,10 +289,10 @@ def _move(context, call, source, destination, posts):
 
 @inline
 def _shared_offset(context, call, address):
-    """Return where in this rank's arena an array is, if that is worth saying, or NOT_SHARED."""
+    """Return an array's offset in this rank's arena if it is worth using, or NOT_SHARED."""
     size_bytes, kind = get(call, SIZE_BYTES), get(call, COLLECTIVE)
     least_bytes = get(context, _SYMMETRIC_MIN_BYTES)
-    # Small ones go through slots, so that ranks wait for those alone whose input they need.
+    # Small inputs go through slots, so that ranks wait only for the ranks whose input they need.
     if kind == _REDUCE or kind == _SCAN or kind == _EXCLUSIVE_SCAN:
         least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
     if size_bytes < least_bytes or get(context, ARENA_BYTES) == 0 or not is_one_piece(call):
@@ -314,7 +314,7 @@ def _together(context, call, posts):
 
 @compiled(types.int64(types.int64, types.int64))
 def reduction_loop(context, call):
-    """Run one reduction as the call block says; return a status."""
+    """Run the reduction in the call block; return a status."""
     status = make_ready(context, get(call, SIZE_BYTES), get(context, _ONE_SHOT_BYTES))
     if status == OK:
         status = begin(context, call)
@@ -332,16 +332,16 @@ def reduction_loop(context, call):
 
 @compiled(types.int64(types.int64, types.int64))
 def reduction_post(context, call):
-    """Post a reduction ahead, without waiting; NOT_RUN where that cannot be."""
+    """Post a reduction ahead, without waiting; NOT_RUN if that is not possible."""
     size_bytes = get(call, SIZE_BYTES)
     if size_bytes > get(context, _ONE_SHOT_BYTES) or get(context, WORLD_SIZE) == 1:
         return NOT_RUN
-    # What is shared the others may write as soon as all have posted.
+    # The others may write shared memory as soon as all have posted.
     source = _shared_offset(context, call, get(call, SOURCE))
     if source != NOT_SHARED or _shared_offset(context, call, get(call, DESTINATION)) != NOT_SHARED:
         return NOT_RUN
     if make_ready(context, size_bytes, get(context, _ONE_SHOT_BYTES)) != OK:
-        return NOT_RUN  # Python looks, when it is run
+        return NOT_RUN  # Python handles it when the call is run
     status = begin_ahead(context, call)
     if status == OK:
         _post_input(context, call, NOT_SHARED, NOT_SHARED, False)
@@ -350,7 +350,7 @@ def reduction_post(context, call):
 
 @compiled(types.int64(types.int64, types.int64))
 def reduction_finish(context, call):
-    """Do the rest of what `reduction_post` began; return a status."""
+    """Complete the call that `reduction_post` began; return a status."""
     status = _together(context, call, False)
     if status == OK:
         close_record(context)

@@ -1,8 +1,8 @@
-"""Inputs and outputs of more than one piece: a list of arrays, reduced as if it were one array.
+"""Inputs and outputs of several pieces: a list of arrays, reduced as if it were one array.
 
-The call's table has a row for each array: where it ends in the whole, and its input's and output's
-address less its beginning in the whole, so that adding an offset in the whole gives an address. A
-call without a table has one piece.
+The call's table has a row for each array: its end in the whole, and the addresses of its input and
+output minus its beginning in the whole. Adding an offset in the whole gives an address. A call
+without a table has one piece.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _END, _INPUT, _OUTPUT = 0, 1, 2
 
 @inline
 def segment_at(call, offset):
-    """Return the number of the piece that holds this offset in the whole."""
+    """Return the number of the piece that contains this offset in the whole."""
     low, high = 0, get(call, N_SEGMENTS)
     table = get(call, SEGMENTS)
     while low < high:
@@ -33,7 +33,7 @@ def segment_at(call, offset):
 
 @inline
 def run_bytes(call, segment, offset, most_bytes):
-    """Return how much of the whole lies in one piece from this offset on, at most so much."""
+    """Return how much of the whole is contiguous from this offset on, at most `most_bytes`."""
     if get(call, SEGMENTS) == 0:
         return most_bytes
     return min(get(get(call, SEGMENTS) + segment * SEGMENT_BYTES, _END) - offset, most_bytes)

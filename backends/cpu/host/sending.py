@@ -1,4 +1,4 @@
-"""What a send does next: its message into the mailbox, or where the receiver finds it."""
+"""The next step of a send: writes its message, or the place of its data, into the mailbox."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _EAGER_ROOM_BYTES = int(Context.EAGER_ROOM_BYTES)
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
 _MOST_SHOWN = layout.MESSAGE_DIMENSIONS
 STAYED, MOVED, OVER = 0, 1, 2
-"""How a step went. Whoever makes it takes a row that is over out of its list, then ends it."""
+"""How a step went. The caller removes a row that is over from its list, then ends it."""
 
 
 # --- acknowledgements -----------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def acknowledgement_word(context, sender, acknowledgement):
 
 @inline
 def _take_word(table):
-    """Return 1 + the number of a word that is not in use; 0: there is none."""
+    """Return 1 + the index of a free acknowledgement word; 0: none is free."""
     count = get(table, N_FREE_WORDS)
     if count == 0:
         return 0
@@ -120,10 +120,10 @@ def _give_word_back(table, row):
 
 @inline
 def _is_fetched(context, row, is_alone):
-    """Return whether the receiver reads the data straight from this process.
+    """Return whether the receiver reads the data directly from this process.
 
-    Where each rank has a CPU, two processes stream what is very large faster than one copies it,
-    if that is all they have to do: with messages both ways each copies one.
+    If each rank has a CPU, two processes stream very large data faster than one copies it, provided
+    that they have nothing else to do: with messages in both directions each copies one.
     """
     receiver, most_bytes = get(row, PEER), get(context, _SINGLE_COPY_MAX_BYTES)
     if receiver == get(context, RANK):
@@ -135,7 +135,7 @@ def _is_fetched(context, row, is_alone):
 
 @inline
 def _choose_way(table, row):
-    """Note which way a message goes, and the word that acknowledges it where it needs one."""
+    """Choose the path of a message, and the word that acknowledges it if it needs one."""
     context, size_bytes = get(table, CONTEXT), get(row, SIZE_BYTES)
     put(row, WAY, POSTED)
     if size_bytes <= get(context, EAGER_BYTES) or get(table, N_FREE_WORDS) == 0:
@@ -151,7 +151,7 @@ def _choose_way(table, row):
 
 @inline
 def _needs_word(table, words, row, size_bytes):
-    """Return whether the sender waits until its message is taken or, if small, is matched."""
+    """Return whether the sender waits until its message is taken or, if small, matched."""
     if get(row, WAY) != POSTED or get(row, MODE) & SYNCHRONOUS:
         return True
     context = get(table, CONTEXT)
@@ -163,7 +163,7 @@ def _needs_word(table, words, row, size_bytes):
 
 @inline
 def _write_extra(record, row):
-    """Write a shape of more dimensions than one, and a description."""
+    """Write a shape of more than one dimension, and a description."""
     for place in range(_MOST_SHOWN):
         put(record + ENVELOPE_BYTES, place, get(row, DIMENSION + place))
     size_bytes = get(row, DESCRIPTION_BYTES)
@@ -174,7 +174,7 @@ def _write_extra(record, row):
 
 @inline
 def _write_envelope(record, row, extra):
-    """Write all of a message's envelope but its number."""
+    """Write a message's envelope except its number."""
     put(record, E_SIZE_BYTES, get(row, SIZE_BYTES))
     put(record, E_TAG, get(row, TAG))
     put(record, E_DTYPE, get(row, DTYPE))
@@ -193,21 +193,21 @@ def _write_envelope(record, row, extra):
 
 @inline
 def _note_need(table, row):
-    """Note for which send memory was asked for in vain, if it was just now."""
+    """Note the send for which memory was just requested in vain, if there is one."""
     if get(table, NEEDS_ROOM) == ASKED:
         put(table, NEEDS_ROOM, row)
 
 
 @inline
 def note_room(table, row):
-    """Note that a send needs no memory any more: its row may be gone soon."""
+    """Note that a send needs no memory any more: its row may soon be gone."""
     if get(table, NEEDS_ROOM) == row:
         put(table, NEEDS_ROOM, 0)
 
 
 @inline
 def _begin_send(table, words, row):
-    """Write the first record of a message; return whether there was room for it."""
+    """Write the first record of a message; return whether there was room."""
     context, receiver = get(table, CONTEXT), get(row, PEER)
     if get(words, OUT_AREA) == 0 and not open_mailbox(table, words, receiver):
         _note_need(table, row)
@@ -242,7 +242,7 @@ def _begin_send(table, words, row):
 
 @inline
 def _send_part(table, words, row):
-    """Write one more part of a message; return whether there was room for it."""
+    """Write one more part of a message; return whether there was room."""
     context, done = get(table, CONTEXT), get(row, DONE_BYTES)
     part_bytes = min(POST_BYTES, get(row, SIZE_BYTES) - done)
     size_bytes = record_bytes(0, part_bytes)
@@ -260,7 +260,7 @@ def _send_part(table, words, row):
 
 @inline
 def is_posted(row):
-    """Return whether nothing of a send's message has still to go into the mailbox."""
+    """Return whether a send's whole message is in the mailbox."""
     if get(row, IS_WAITING):
         return False
     return get(row, WAY) != POSTED or get(row, DONE_BYTES) >= get(row, SIZE_BYTES)
@@ -268,9 +268,9 @@ def is_posted(row):
 
 @inline
 def send_step(table, row):
-    """Take a send one step further, which is first of those to its rank; return how it went.
+    """Advance a send, the first one to its rank, by a step; return how it went.
 
-    Where all of its message is in the mailbox it only waits to be acknowledged.
+    When its whole message is in the mailbox, it only waits for the acknowledgement.
     """
     words = mailbox_words(table, get(row, PEER))
     has_moved = np.int64(STAYED)

@@ -1,7 +1,7 @@
-"""Movement of large private arrays in one copy: every rank reads its pieces from their process.
+"""Movement of large private arrays in one copy: each rank reads its pieces from other processes.
 
-Where the kernel lets processes read each other's memory (`transport.peer_memory`). Only reading:
-a peer that was given up could still write into memory that its owner uses for something else.
+Used if the kernel lets processes read each other's memory (`transport.peer_memory`). Ranks only
+read: a peer that was given up could still write into memory that its owner has reused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpucoll.transport.shared.steps import LINE, OK, STATUS_LINES, WORLD_SIZE
 from gpucoll.transport.shared.words import Context, Status
 
 SLICE_BYTES = 16 << 20
-"""After so much, look whether the call has been given up."""
+"""After copying this much, check whether the call has been given up."""
 
 _SINGLE_COPY, _PIDS = int(Context.SINGLE_COPY), int(Context.PIDS)
 _STATUS_COPIES = layout.STATUS_COPIES
@@ -26,13 +26,13 @@ _YES, _NO = 1, 2
 
 @inline
 def can_read(context, rank):
-    """Return whether that rank can read every other's memory."""
+    """Return whether a rank can read the memory of all others."""
     return load64_acquire(get(context, STATUS_LINES) + rank * LINE + _STATUS_COPIES) == 1
 
 
 @inline
 def can_copy_once(context):
-    """Return whether every rank can read every other's memory. All must have arrived. Alike."""
+    """Return whether all ranks can read each other's memory, once all have arrived; same on all."""
     if get(context, _SINGLE_COPY) == 0:
         answer = _YES
         for rank in range(get(context, WORLD_SIZE)):
@@ -53,6 +53,6 @@ def read_from(context, rank, destination, source, size_bytes):
             give_up(context, _ABORT_UNREADABLE, rank)
             return _LOST
         if event_pending_since(context):
-            return _EVENT  # what was read may be anything by now
+            return _EVENT  # the data read may be invalid by now
         done += step
     return OK

@@ -7,10 +7,10 @@ For chunk k every rank
   into its destination *and back into the others' stages*, and signals;
 - *drains*: when all have reduced, copies the other slices out of its own stage.
 
-What costs is cache lines changing hands, not passes over memory. Results that come back in the very
-lines that carried the input move each line twice; a separate result buffer would move it four
-times. A stage is drained and filled again in one pass. Order: reduce(k), drain(k-1) with fill(k+2),
-with three stages; source and destination may be the same array. Measurements:
+The cost lies in cache lines that change hands, not in passes over memory. Results that come back in
+the lines that carried the input move each line twice; a separate result buffer would move it four
+times. A stage is drained and refilled in one pass. The order is reduce(k), then drain(k-1) with
+fill(k+2), with three stages; source and destination may be the same array. Measurements:
 `docs/decisions/0003-staged-ping-pong.md`.
 """
 
@@ -74,7 +74,7 @@ def _fill(context, call, place):
 
 @inline
 def _set_tables(context, call, place, segment, offset, start):
-    """Note where each rank's input is, and where its result goes, from `start` in a chunk on."""
+    """Set the addresses of each rank's input and result, from `start` in a chunk on."""
     sources, results = get(context, SOURCES), get(context, DESTINATIONS)
     for rank in range(get(context, WORLD_SIZE)):
         stage = stage_of(context, place, rank) + start
@@ -150,7 +150,7 @@ def _drain(context, call, place, refills):
 
 @inline
 def stage_first_chunk(context, call):
-    """Fill the first chunk, without signalling it: it may turn out that nobody wants it."""
+    """Fill the first chunk without signalling it: perhaps no rank needs it."""
     _fill(context, call, 0)
 
 
@@ -162,7 +162,7 @@ def _fill_and_signal(context, call, place):
 
 @inline
 def reduce_staged(context, call):
-    """Reduce chunk by chunk, the first one being filled already; return a status."""
+    """Reduce chunk by chunk, with the first chunk already filled; return a status."""
     size_bytes, chunk_bytes = get(call, SIZE_BYTES), get(context, CHUNK_BYTES)
     chunks = (size_bytes + chunk_bytes - 1) // chunk_bytes
     signal_chunk(context, FILLED, 0)
@@ -177,7 +177,7 @@ def reduce_staged(context, call):
             signal_chunk(context, READ, place)
         if place > 0:
             following = place - 1 + layout.STAGES
-            # Whole chunks: slices match. Of one array: so do their pieces.
+            # In whole chunks the slices match; in a single array the pieces do.
             refills = (following + 1) * chunk_bytes <= size_bytes and is_one_piece(call)
             status = _drain(context, call, place - 1, refills)
             if status != OK:

@@ -1,8 +1,8 @@
 """Movement of large private arrays, chunk by chunk, through stages in shared memory.
 
-For chunk k who sends *fills* its stage with the next part of each of its pieces, who receives
-*reads* its parts out of the others' stages. Three stages: chunk k is filled while k-1 is read and
-k-2 is given back.
+For chunk k a sender *fills* its stage with the next part of each of its pieces, and a receiver
+*reads* its parts from the others' stages. There are three stages: chunk k is filled while chunk k-1
+is read and the stage of k-2 is given back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 
 @inline
 def _lane_bytes(context, call):
-    """Return how much of each piece one chunk carries: a spread stage has a lane for each rank."""
+    """Return how much of each piece a chunk carries: a spread stage has a lane for each rank."""
     if not get(call, IS_SPREAD):
         return get(context, CHUNK_BYTES)
     share = get(context, CHUNK_BYTES) // get(context, WORLD_SIZE)
@@ -52,7 +52,7 @@ def _lane_bytes(context, call):
 
 @inline
 def _part_bytes(context, call, sender, receiver, place, lane_bytes):
-    """Return how much of a piece chunk `place` carries; not positive where it has ended."""
+    """Return how much of a piece chunk `place` carries; zero or less after the piece's end."""
     return min(lane_bytes, piece_bytes(context, call, sender, receiver) - place * lane_bytes)
 
 
@@ -78,7 +78,7 @@ def _fill(context, call, place, lane_bytes):
 
 @inline
 def _part_in_stage(context, call, rank, place, lane_bytes):
-    """Return where this rank's part lies in the stage of `rank`."""
+    """Return the address of this rank's part in the stage of `rank`."""
     lane = get(context, RANK) * lane_bytes if get(call, IS_SPREAD) else 0
     return stage_of(context, place, rank) + lane
 
@@ -143,7 +143,7 @@ def _read(context, call, place, lane_bytes):
 
 @inline
 def _wait_read(context, call, place):
-    """Wait until all who need chunk `place` of this rank's stage have read it."""
+    """Wait until all ranks that need chunk `place` of this rank's stage have read it."""
     if get(call, _FLOW) == _TO_ROOT:
         return wait_chunk(context, READ, place, get(call, ROOT))
     return wait_chunk_of_all(context, READ, place)
@@ -151,7 +151,7 @@ def _wait_read(context, call, place):
 
 @inline
 def move_staged(context, call, sends, receives):
-    """Move chunk by chunk; return a status. Afterwards nobody reads this rank's stages any more."""
+    """Move chunk by chunk; return a status. After that no rank reads this rank's stages."""
     lane_bytes = _lane_bytes(context, call)
     chunks = (largest_piece_bytes(context, call) + lane_bytes - 1) // lane_bytes
     if sends:

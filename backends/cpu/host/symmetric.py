@@ -1,7 +1,8 @@
-"""Reduction of arrays that lie in shared arenas: no copies, at the memory's own speed.
+"""Reduction of arrays that lie in shared arenas: without copies, at the memory's own speed.
 
-Between the arrival of all and the end of all, each rank loads its slice from every rank's input,
-reduces, and stores the result to every rank's output. Offsets may differ from rank to rank.
+After all ranks have arrived, each rank loads its slice of every rank's input, reduces it, and
+stores the result to every rank's output; then it waits for the end of all. Offsets may differ
+between ranks.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from gpucoll.transport.shared.steps import (
 from gpucoll.transport.shared.words import Context
 
 SLICE_ALIGNMENT = 256
-"""Slices are whole blocks of the reduce kernel: only the last one has a tail."""
+"""Slices are whole blocks of the reduce kernel: only the last one has a remainder."""
 
 PREFETCH_MIN_BYTES = 64 << 10
-"""Smaller slices are not prefetched: what lies ahead would be the next rank's slice."""
+"""Smaller slices are not prefetched: the data ahead would be the next rank's slice."""
 
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 
@@ -43,7 +44,7 @@ def slice_bytes(size_bytes, world_size):
 
 @inline
 def reduce_symmetric(context, call):
-    """Reduce my slice of everybody's arrays for everybody; return when all have done theirs."""
+    """Reduce my slice of all ranks' arrays for all ranks; return when all ranks have finished."""
     world_size, size_bytes = get(context, WORLD_SIZE), get(call, SIZE_BYTES)
     share = slice_bytes(size_bytes, world_size)
     start = get(context, RANK) * share
@@ -61,5 +62,5 @@ def reduce_symmetric(context, call):
         reduce_for_all(context, call, stop - start, ahead)
     signal_done(context)
     status = wait_all_done(context, get(context, SEQUENCE))
-    # A peer that gave up may have used its memory anew while this rank still read it.
+    # A peer that gave up may have reused its memory while this rank still read it.
     return EVENT if status == OK and event_pending_since(context) else status

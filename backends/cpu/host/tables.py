@@ -1,6 +1,6 @@
-"""Running a call's reduce kernel over the context's tables of addresses, for those who get results.
+"""Run a call's reduce kernel over the context's tables of addresses, for ranks that get results.
 
-The tables are by rank: where each rank's input lies, and where its result goes.
+The tables are by rank: the address of each rank's input, and that of its result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCAN, _EXCLUSIVE_SCAN = int(Collective.SCAN), int(Collective.EXCLUSIVE_SCAN)
 
 @inline
 def n_inputs(context, call):
-    """Return how many ranks' inputs, from rank 0 on, make this rank's result; 0: it gets none."""
+    """Return how many ranks' inputs, from rank 0 on, make up this rank's result; 0: no result."""
     kind = get(call, COLLECTIVE)
     if kind == _SCAN:
         return get(context, RANK) + 1
@@ -40,7 +40,7 @@ def n_inputs(context, call):
 
 @inline
 def reduce_inputs(context, call, destination, n_sources, size_bytes, ahead):
-    """Reduce the first `n_sources` of the table, in order, into the one address in a table."""
+    """Reduce the first `n_sources` inputs of the table, in order, into one destination."""
     call_reduce(
         get(call, KERNEL),
         destination,
@@ -55,7 +55,7 @@ def reduce_inputs(context, call, destination, n_sources, size_bytes, ahead):
 
 @inline
 def reduce_for_all(context, call, size_bytes, ahead):
-    """Reduce all inputs of the tables for every rank that gets a result."""
+    """Reduce all inputs of the table for every rank that gets a result."""
     world_size, results = get(context, WORLD_SIZE), get(context, DESTINATIONS)
     if get(call, COLLECTIVE) == _REDUCE:
         root = results + 8 * get(call, ROOT)

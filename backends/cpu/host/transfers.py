@@ -1,7 +1,7 @@
-"""Sends, receives and probes as compiled loops read them: rows, and the table that they are in.
+"""Sends, receives and probes for compiled loops: rows, and the table that contains them.
 
-Their fields are `words.Transfer` and `words.TransferTable`. What is in the table may be touched by
-whoever has its lock; whether a row is over, by everybody.
+Their fields are `words.Transfer` and `words.TransferTable`. Only a thread that holds the table's
+lock may touch the table's content. Any thread may check whether a row is over.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ def try_lock(table):
 
 @inline
 def unlock(table):
-    """Give the table's lock back."""
+    """Release the table's lock."""
     store64_release(table + 8 * LOCK, 0)
 
 
 @inline
 def state_of(row):
-    """Return how far a row is; what it has found is seen, too, where it is over."""
+    """Return how far a row is; if it is over, later loads see its results."""
     return load64_acquire(row + 8 * STATE)
 
 
 @inline
 def finish(table, row, state):
-    """Note that a row is over: its owner may look at it, and use it anew, from here on."""
+    """Note that a row is over: from here on its owner may read it and reuse it."""
     put(table, PENDING, get(table, PENDING) - 1)
     put(table, FINISHED, get(table, FINISHED) + 1)
     store64_release(row + 8 * STATE, state)
@@ -90,7 +90,7 @@ def finish(table, row, state):
 
 @inline
 def append(table, first, last, item, next_field):
-    """Put an item at the end of one of the table's lists."""
+    """Append an item to one of the table's lists."""
     put(item, next_field, 0)
     if get(table, first) == 0:
         put(table, first, item)
@@ -101,7 +101,7 @@ def append(table, first, last, item, next_field):
 
 @inline
 def remove(table, first, last, before, item, next_field):
-    """Take an item out of one of the table's lists; `before` is the one before it, or 0."""
+    """Remove an item from one of the table's lists; `before` is the one before it, or 0."""
     after = get(item, next_field)
     if before == 0:
         put(table, first, after)

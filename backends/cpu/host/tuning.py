@@ -1,6 +1,6 @@
-"""The CPU backend's table: sizes at which the ways through shared memory change, and how to wait.
+"""The CPU backend's tuning: sizes at which the paths through shared memory change, and waiting.
 
-Measured on two cores (`docs/performance.md`); what decides is whether ranks share CPUs.
+Measured on two cores (`docs/performance.md`); the deciding factor is whether ranks share CPUs.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, Tunin
 KIB = 1024
 WISH = "the backend asked for"
 MIXED = "mixed"
-"""In an introduction: what the user asked for."""
+"""A key in an introduction: the user's setting."""
 LANE_BYTES = 256
-"""The least part of a chunk for each rank."""
+"""The smallest part of a chunk for one rank."""
 
 ZEN_5: Final = frozenset({"vendor_id=AuthenticAMD", "cpu family=26"})
-"""What `processor` says of AMD's Zen 5: measured on an EPYC of it (model 2, 32 MiB of L3)."""
+"""The lines of `processor` on AMD's Zen 5; measured on an EPYC (model 2, 32 MiB of L3)."""
 TWO_ON_ZEN_5: Final = {
     "single_copy_min_bytes": 32 << 20,
     "root_copy_min_bytes": 8 << 20,
     "string_copies": 1,
 }
-"""What differs there for two ranks with a CPU each (`docs/decisions/0036-zen-5-stages.md`)."""
+"""Different values there for two ranks with a CPU each (`docs/decisions/0036-zen-5-stages.md`)."""
 
 MOST: Final = {
     "chunk_bytes": 64 << 20,
     "prefetch_bytes": 1 << 20,
-    # Flags start at 0, which must lie behind it, also those of the last slot of the ring.
+    # Flags start at 0, which must precede it, also for the last slot of the ring.
     "initial_sequence": 2**31 - RING - 1,
     "enqueued_records": 1 << 16,  # 16 MiB for each rank
     "eager_room_bytes": 1 << 30,
     "string_copies": int(HAS_STRING_COPY),
 }
-"""The largest values; of the others, which are sizes of arrays, `NEVER`."""
+"""The largest values; for all others, which are sizes of arrays, `NEVER`."""
 
 
 def _check_range(name: str, value: int) -> None:
-    """Raise unless a value from the environment can serve: the segment is made by these."""
+    """Raise unless a value from the environment is usable: the segment's layout depends on it."""
     most = MOST.get(name, NEVER)
     if not 0 <= value <= most:
         raise ArgumentError(f"{config.CPU_TUNING}: {name} must be in 0..{most}; got {value}")
@@ -59,7 +59,7 @@ def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
 
 
 def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
-    """Return whether some rank sees a GPU, or was told to use one, or that there may be some."""
+    """Return whether some rank sees a GPU, asks for a GPU backend, or allows mixed arrays."""
     said = [introduction["same"] for introduction in introductions]
     wishes = {same.get(WISH) for same in said}
     return (
@@ -70,7 +70,7 @@ def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
 
 
 def _measured_here(world_size: int, crowded: bool) -> dict[str, int]:
-    """Return what differs for this processor: nothing, unless these very ranks were measured."""
+    """Return the differences for this processor: none, unless these very ranks were measured."""
     if world_size == 2 and not crowded and ZEN_5.issubset(processor().splitlines()):
         return TWO_ON_ZEN_5
     return {}
@@ -97,7 +97,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
     } | _measured_here(world_size, crowded)
     given = config.cpu_tuning()
     if "single_copy_min_bytes" in given:
-        values["root_copy_min_bytes"] = 0  # whoever asks for a bound asks for it everywhere
+        values["root_copy_min_bytes"] = 0  # a threshold given explicitly applies everywhere
     for name, value in given.items():
         if name not in values:
             raise ArgumentError(
@@ -126,10 +126,11 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
 def waiting(introductions: list[dict[str, Any]]) -> tuple[int, int]:
     """Return how often a wait spins, and yields, before it sleeps.
 
-    A rank with a CPU of its own spins: its peer answers within microseconds. Ranks that share CPUs
-    give way at once, or the peer that they wait for cannot run. But not for long: the scheduler
-    counts the time that a rank yields in vain as its share of the CPU, and takes as much from the
-    peer. 20 yields instead of 200 halve a gather of 1 MiB, make 16 MiB of all_reduce a sixth faster
-    and, beside two busy processes of others, small calls three to five times.
+    A rank with its own CPU spins: its peer answers within microseconds. Ranks that share CPUs yield
+    immediately, because the peer that they wait for cannot run otherwise. They do not yield for
+    long: the scheduler counts the time of vain yields as the rank's share of the CPU, and gives the
+    peer that much less. Compared with 200 yields, 20 yields halve the time of a gather of 1 MiB,
+    make 16 MiB of all_reduce a sixth faster and, next to two busy foreign processes, make small
+    calls three to five times faster.
     """
     return (20, 20) if is_oversubscribed(introductions) else (5000, 50)

@@ -1,9 +1,10 @@
-"""The connections that carry messages between hosts, as the table of messages sees them.
+"""The connections that carry messages between hosts, attached to the table of messages.
 
-The table is that of one host (`gpucoll.backends.cpu.host.message_step`), and counts the ranks of
-other hosts behind those of its own. Each of those has its mailboxes in this host's segment, too,
-and here is who plays its part: takes out of the one what goes to it, and writes into the other what
-comes. Whoever steps the table does that, without ever waiting; nothing here takes the interpreter.
+The table belongs to one host (`gpucoll.backends.cpu.host.message_step`), and numbers the ranks of
+other hosts after its own. Each rank of another host has mailboxes in this host's segment, too, and
+the code here plays its part: it takes the records to that rank from one mailbox, and writes the
+records from that rank into the other. Every step of the table does that. It never waits, and never
+takes the interpreter.
 """
 
 from __future__ import annotations
@@ -67,19 +68,19 @@ _poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
 
 @inline
 def _may_touch(table):
-    """Return whether anything may be touched still."""
+    """Return whether anything may still be touched."""
     return get(table, IS_DEAD) == 0 and not is_aborted(get(table, CONTEXT))
 
 
 @inline
 def _n_wires(wires):
-    """Return how many connections there are; all that belongs to them is seen, too."""
+    """Return the number of connections; later loads see everything that belongs to them."""
     return load64_acquire(wires + 8 * _COUNT)
 
 
 @inline
 def _receive(table, wires):
-    """Take what has come over all connections; return how many had something."""
+    """Receive over all connections; return over how many something came."""
     count, moved = _n_wires(wires), 0
     if count > _FEW:
         _poll(get(wires, _POLL_FDS), count, np.int32(0))
@@ -104,8 +105,8 @@ def _send(table, wires):
 def _note_left(table, wires):
     """Note which ranks send nothing more, in a step in which nothing moved.
 
-    Not at once: what they had sent before must have reached who waits for it, in a step that
-    another thread may have kept this one from making.
+    That is not done immediately: a rank's last messages must first have reached their receivers, in
+    a step that another thread may have kept this one from making.
     """
     for place in range(_n_wires(wires)):
         wire = get(wires, _FIRST + place)
@@ -118,7 +119,7 @@ def _note_left(table, wires):
 
 @inline
 def _send_locked(table, wires, moves):
-    """Send what there is, unless another thread is at it: it does."""
+    """Send what is ready, unless another thread is in the table: that thread sends it."""
     if not try_lock(table):
         return
     if _may_touch(table):
@@ -132,7 +133,7 @@ def _send_locked(table, wires, moves):
 
 @compiled_when_used(_i64(_i64))
 def wires_step(table):
-    """Take messages, and all that goes over connections, a step further; return what is pending."""
+    """Advance messages and everything on connections by a step; return how many are pending."""
     wires = get(table, WIRES)
     if not try_lock(table):
         return load64_acquire(table + 8 * PENDING)
@@ -147,13 +148,13 @@ def wires_step(table):
     _send_locked(table, wires, moves)
     bell = get(get(table, CONTEXT), _BELLS) + own_rank(table) * LINE
     if load64_acquire(wires + 8 * _IS_LOOKING) == 0 and load32_ordered(bell + 4) > 0:
-        wake_thread(wires)  # who sleeps there does not see what comes over a connection
+        wake_thread(wires)  # a sleeping rank does not see what arrives on a connection
     return load64_acquire(table + 8 * PENDING)
 
 
 @compiled_when_used(_i64(_i64, _i64, _i64))
 def wires_post(table, rows, count):
-    """Begin sends, receives and probes; send what can be sent; return whether they were begun."""
+    """Start sends, receives and probes; send what is ready; return whether they were started."""
     wires = get(table, WIRES)
     is_begun = call_post(get(wires, _HOST_POST), table, rows, count)
     _send_locked(table, wires, _NO_MOVES)
@@ -162,9 +163,9 @@ def wires_post(table, rows, count):
 
 @compiled_when_used(_i64(_i64, _i64))
 def wires_fetch(table, row):
-    """Ask for the data of a message that a row gets; return that something moved.
+    """Request the data of a message that a row gets; return that something moved.
 
-    For a step of the table, which has its lock.
+    Called by a step of the table, which holds its lock.
     """
     wire = wire_to(table, get(row, FOUND_PEER))
     acknowledgement = get(row, ACKNOWLEDGEMENT)

@@ -1,8 +1,9 @@
-"""What comes over message connections: records into mailboxes, data to where it was asked for.
+"""Receiving over message connections: records go to mailboxes, data to the row that requested it.
 
-To the table of messages this is the sender on another host: it writes records into the mailbox.
-What comes was authenticated when the connection was opened, but not sealed: nothing in it may make
-this process write where it should not. What Python may unpickle is taken from sealed frames alone.
+To the table of messages this code is the sender on another host: it writes records into the
+mailbox. The connection was authenticated when it was opened, but its content is not sealed: no
+content may make this process write where it should not. Anything that Python may unpickle is taken
+only from sealed frames.
 """
 
 from __future__ import annotations
@@ -123,12 +124,12 @@ _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
 _MOST_DESCRIPTION_BYTES = layout.MOST_DESCRIPTION_BYTES
 _MOST_SEALED_BYTES = SEAL_BYTES - HEADER_BYTES
 _EAGER_ROOM_BYTES = int(Context.EAGER_ROOM_BYTES)
-_WORD_BITS = 0xFFFF << 24  # of the acknowledgement in `PACKED`
+_WORD_BITS = 0xFFFF << 24  # the acknowledgement in `PACKED`
 _MSG_DONTWAIT = 0x40
 _MOST_FRAMES = 64
 _MOST_BODY_BYTES = 1 << 20
 _TAKEN, _LATER, _BAD, _PARTLY = 0, 1, 2, 3
-"""How a frame was taken: there is no room for it now; it is none; more of it has to come first."""
+"""How a frame was taken: taken; no room for it now; not a frame of ours; not complete yet."""
 
 _i64, _i32 = types.int64, types.int32
 _recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
@@ -139,7 +140,7 @@ _recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
 
 @inline
 def _is_message(wire, record, size_bytes, is_sealed):
-    """Return whether a message's first record is as a rank writes it."""
+    """Return whether a message's first record is one that a rank could have written."""
     way, acknowledgement = way_of(record), acknowledgement_of(record)
     data_bytes, description_bytes = get(record, E_SIZE_BYTES), description_bytes_of(record)
     if way != POSTED and way != ON_ANOTHER_HOST:
@@ -159,7 +160,7 @@ def _is_message(wire, record, size_bytes, is_sealed):
 
 @inline
 def _is_part(wire, record, size_bytes, is_sealed):
-    """Return whether a further record belongs to the message that comes."""
+    """Return whether a further record belongs to the message being received."""
     left, part_bytes = get(wire, _PARTS_LEFT), get(record, E_SIZE_BYTES)
     if left == 0 or part_bytes != min(left, POST_BYTES):
         return False
@@ -170,7 +171,7 @@ def _is_part(wire, record, size_bytes, is_sealed):
 
 @inline
 def _have_mailbox(table, wire):
-    """Take memory for the mailbox from the other end; return whether it is there."""
+    """Take memory for the mailbox from the other end; return whether it is available."""
     context, words, me = get(table, CONTEXT), seen_mailbox(wire), own_rank(table)
     if get(words, OUT_AREA) != 0:
         return True
@@ -184,7 +185,7 @@ def _have_mailbox(table, wire):
 
 @inline
 def _place(table, wire, size_bytes):
-    """Return where a record goes; 0: there is no memory, of which Python is told, or no room."""
+    """Return the place for a record; 0: there is no room, or no memory, which Python then gets."""
     needed, place = get(table, NEEDS_ROOM), 0
     put(table, NEEDS_ROOM, 0)
     is_open = _have_mailbox(table, wire)
@@ -193,13 +194,13 @@ def _place(table, wire, size_bytes):
     if not is_open or get(table, NEEDS_ROOM) != 0:
         put(wire, _WIRE_NEEDS_ROOM, 1)
         wake_python(table)
-    put(table, NEEDS_ROOM, needed)  # of this rank's sends
+    put(table, NEEDS_ROOM, needed)  # the note for this rank's own sends
     return place
 
 
 @inline
 def _note_message(table, wire, record, is_sealed):
-    """Note what must be known of a message that has come; return the word `PACKED` of it."""
+    """Note the facts about a message that arrived; return its word `PACKED`."""
     context, end = get(table, CONTEXT), get(wire, END)
     packed, acknowledgement = get(record, E_PACKED), acknowledgement_of(record)
     data_bytes, is_object = (
@@ -214,7 +215,7 @@ def _note_message(table, wire, record, is_sealed):
     put(wire, _PARTS_LEFT, data_bytes - min(data_bytes, POST_BYTES))
     if acknowledgement == 0:
         return packed
-    # Its sender knows late what was matched, and so may wait although there was room.
+    # Its sender learns late what was matched, and so may wait although there was room.
     matched = load64_acquire(get(seen_mailbox(wire), OUT_AREA) + _MATCHED)
     is_due = mode_of(record) & SYNCHRONOUS == 0
     is_due = is_due and get(wire, CAME_COST) - matched <= get(context, _EAGER_ROOM_BYTES)
@@ -254,12 +255,12 @@ def _take_record(table, wire, record, size_bytes, is_sealed):
     return _TAKEN
 
 
-# --- data, and answers ----------------------------------------------------------------------------
+# --- data and answers -----------------------------------------------------------------------------
 
 
 @inline
 def _row_for(wire, acknowledgement, size_bytes, is_sealed):
-    """Return the row that a piece of data is for; 0: none has asked for that."""
+    """Return the row for a piece of data; 0: no row has requested it."""
     if acknowledgement < 1 or acknowledgement > _ACKNOWLEDGEMENTS:
         return 0
     kept = get(wire, FETCHES + acknowledgement)
@@ -272,7 +273,7 @@ def _row_for(wire, acknowledgement, size_bytes, is_sealed):
 
 @inline
 def _note_data(wire, acknowledgement, size_bytes):
-    """Note that so much more of a message's data is where it belongs."""
+    """Note that `size_bytes` more of a message's data are in place."""
     row = get(wire, FETCHES + acknowledgement) & -2
     done = get(row, DONE_BYTES) + size_bytes
     put(row, DONE_BYTES, done)
@@ -325,7 +326,7 @@ def _take_credit(table, wire, body, size_bytes, granted):
 
 @inline
 def _take_frame(table, wire, frame, is_sealed):
-    """Take a frame that has come whole; return how it went."""
+    """Handle a frame that is complete; return how it went."""
     kind, size_bytes = get(frame, 0) & 0xFF, get(frame, 0) >> 8
     value, body = get(frame, 1), frame + HEADER_BYTES
     if kind == F_RECORD:
@@ -349,12 +350,12 @@ def _take_frame(table, wire, frame, is_sealed):
     return _BAD
 
 
-# --- what comes -----------------------------------------------------------------------------------
+# --- incoming bytes -------------------------------------------------------------------------------
 
 
 @inline
 def _begin_body(table, wire, kind, size_bytes, value):
-    """Begin to take a frame whose bytes go where they belong; return whether it is one of ours."""
+    """Begin a frame whose bytes go directly to their place; return whether it is one of ours."""
     if kind == F_SEALED:
         put(wire, _BODY_AT, get(wire, _OPEN_BUFFER))
         put(wire, _BODY_OF, 0)
@@ -372,7 +373,7 @@ def _begin_body(table, wire, kind, size_bytes, value):
 
 @inline
 def _note_body(table, wire, size_bytes):
-    """Note that so much of such a frame is where it belongs."""
+    """Note that `size_bytes` more of such a frame are in place."""
     put(wire, _BODY_AT, get(wire, _BODY_AT) + size_bytes)
     left = get(wire, _BODY_LEFT) - size_bytes
     put(wire, _BODY_LEFT, left)
@@ -385,7 +386,7 @@ def _note_body(table, wire, size_bytes):
 
 @inline
 def _take_opened(table, wire):
-    """Take what Python has opened; return whether something was, and the next frame may be."""
+    """Handle what Python has opened; return whether that is done, so that receiving goes on."""
     opened = load64_acquire(wire + 8 * _OPENED)
     if opened == 0:
         return False
@@ -401,7 +402,7 @@ def _take_opened(table, wire):
 
 @inline
 def _take_buffered(table, wire):
-    """Take one frame of what has come, or the beginning of one; return how it went."""
+    """Handle one received frame, or the beginning of one; return how it went."""
     start, stop = get(wire, _START), get(wire, _STOP)
     if stop - start < HEADER_BYTES:
         return _PARTLY
@@ -424,7 +425,7 @@ def _take_buffered(table, wire):
 
 @inline
 def _receive_carried(table, wire, address, most_bytes, enough_bytes):
-    """Receive what a carrier has brought, message by message; return as `_receive`."""
+    """Receive what a carrier has brought, message by message; return as `_receive` does."""
     carry, came, got = get(get(table, WIRES), CARRY_HERE), 0, 1
     while got > 0 and came < enough_bytes:
         got = call_post(carry, get(wire, CARRIER), address + came, most_bytes - came)
@@ -442,7 +443,7 @@ def _receive_carried(table, wire, address, most_bytes, enough_bytes):
 
 @inline
 def _receive(table, wire, address, most_bytes, enough_bytes):
-    """Receive, from a carrier until there is no more or enough; return the bytes, 0: none."""
+    """Receive; from a carrier until there is no more, or enough. Return the bytes, 0: none."""
     if get(wire, CARRIER) != 0:
         return _receive_carried(table, wire, address, most_bytes, enough_bytes)
     got = _recv(np.int32(get(wire, FD)), address, most_bytes, np.int32(_MSG_DONTWAIT))
@@ -462,7 +463,7 @@ def _receive(table, wire, address, most_bytes, enough_bytes):
 
 @inline
 def _receive_buffered(table, wire):
-    """Receive behind what waits to be taken; return whether the buffer was filled, or how much."""
+    """Receive into the buffer, after data that is not handled yet; return the bytes received."""
     start, stop, buffer = get(wire, _START), get(wire, _STOP), get(wire, _BUFFER)
     if start > 0:
         if stop > start:
@@ -478,7 +479,7 @@ def _receive_buffered(table, wire):
 
 @inline
 def _receive_body(table, wire):
-    """Take more of a frame's bytes to where they belong; return how many."""
+    """Receive more of a frame's bytes directly to their place; return how many."""
     left, start = get(wire, _BODY_LEFT), get(wire, _START)
     waiting = min(get(wire, _STOP) - start, left)
     if waiting > 0:
@@ -493,7 +494,7 @@ def _receive_body(table, wire):
 
 @inline
 def receive_on(table, wire):
-    """Take what has come, frame by frame; return whether anything was."""
+    """Receive and handle frame by frame; return whether anything was received."""
     if get(wire, STATE) != OPEN:
         return 0
     moved, is_empty = 0, False
@@ -520,5 +521,5 @@ def receive_on(table, wire):
             got = _receive_buffered(table, wire)
             if got == 0:
                 return moved
-            is_empty = got < asked  # what was there came: a further call would find nothing
+            is_empty = got < asked  # everything available came: another call would find nothing
     return moved

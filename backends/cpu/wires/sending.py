@@ -1,8 +1,8 @@
-"""What goes over message connections: records out of mailboxes, data that was asked for, answers.
+"""Sending over message connections: records from mailboxes, requested data, and answers.
 
-To the table of messages this is the receiver of another host: it takes records out of the mailbox
-and gives them back. Where a record says in which memory its data lies, it goes without, and the
-data follows when the receiver asks for it, straight from there.
+To the table of messages this code is the receiver of another host: it takes records from the
+mailbox and returns their places. A record that gives the address of its data is sent without the
+data, which follows directly from there when the receiver requests it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
 
 @inline
 def served(table, acknowledgement):
-    """Return what is kept of a message whose data is asked for, by its acknowledgement."""
+    """Return the words about a message whose data is requested, by its acknowledgement."""
     return get(get(table, WIRES), _SERVED) + acknowledgement * (8 * SERVED_WORDS)
 
 
@@ -133,7 +133,7 @@ def _has_room(wire, size_bytes):
 
 @inline
 def _add_frame(wire, kind, length, value):
-    """Put the header of a frame behind what is to be sent; return where its bytes go."""
+    """Append a frame's header to what is to be sent; return the place for its bytes."""
     stop = get(wire, _STOP)
     put(wire, _STOP, stop + HEADER_BYTES + length)
     return put_header(get(wire, _BUFFER) + stop, kind, length, value)
@@ -144,7 +144,7 @@ def _add_frame(wire, kind, length, value):
 
 @inline
 def _add_taken(table, wire):
-    """Tell which messages were matched whose sender waits for that."""
+    """Report matched messages whose senders wait for that."""
     context, place = get(table, CONTEXT), 0
     while place < get(wire, N_TAKEN) and _has_room(wire, 0):
         acknowledgement = get(wire, TAKEN + place)
@@ -167,7 +167,7 @@ def _add_asks(wire):
 
 @inline
 def _add_credit(table, wire, is_last):
-    """Tell how much was matched, and how much may be sent, where it is worth a frame."""
+    """Report how much was matched, and how much may be sent, if that is worth a frame."""
     context, words = get(table, CONTEXT), seen_mailbox(wire)
     area = get(words, OUT_AREA)
     if area == 0 or not _has_room(wire, 16):
@@ -209,7 +209,7 @@ def _next_record(table, wire):
 
 @inline
 def _is_sealed(wire, record):
-    """Return whether a record must be sealed; note whether its message's further ones must."""
+    """Return whether a record must be sealed; note whether its message's later ones must be."""
     if way_of(record) == PART:
         return get(wire, _SEALS_PARTS) != 0
     dtype, mode = get(record, E_DTYPE), mode_of(record)
@@ -219,7 +219,7 @@ def _is_sealed(wire, record):
 
 @inline
 def _write_record(table, wire, record, size_bytes, to):
-    """Write a record as the other end gets it; keep where the data is that it will ask for."""
+    """Write a record in the form for the other end; keep the place of data that it will request."""
     move_bytes(to, record, size_bytes)
     way = way_of(record)
     if way == POSTED or way == PART:
@@ -239,7 +239,7 @@ def _write_record(table, wire, record, size_bytes, to):
 
 @inline
 def _add_records(table, wire):
-    """Add records of the mailbox, as many as there is room for; return whether some are left."""
+    """Add as many records of the mailbox as there is room for; return whether some are left."""
     context = get(table, CONTEXT)
     while True:
         record, size_bytes = _next_record(table, wire)
@@ -262,12 +262,12 @@ def _add_records(table, wire):
         give_back(context, seen_mailbox(wire), own_rank(table), size_bytes)
 
 
-# --- data that was asked for ----------------------------------------------------------------------
+# --- requested data -------------------------------------------------------------------------------
 
 
 @inline
 def _end_serving(table, wire, acknowledgement):
-    """Note that all of a message is on its way: its memory may be used again."""
+    """Note that all of a message is on its way: its memory may be reused."""
     put(wire, SERVE_FIRST, get(wire, SERVE_FIRST) + 1)
     put(served(table, acknowledgement), _S_ADDRESS, 0)
     exchange64(acknowledgement_word(get(table, CONTEXT), own_rank(table), acknowledgement), 1)
@@ -275,7 +275,7 @@ def _end_serving(table, wire, acknowledgement):
 
 @inline
 def _serve(table, wire):
-    """Begin to send a piece of the data that was asked for first."""
+    """Begin to send a piece of the data that was requested first."""
     if get(wire, SERVE_FIRST) == get(wire, SERVE_LAST) or not _has_room(wire, 0):
         return
     acknowledgement = first_of(wire, SERVES, SERVE_FIRST)
@@ -303,26 +303,26 @@ def _serve(table, wire):
 
 @inline
 def _end_body(table, wire):
-    """Note that a frame's bytes, which were sent from where they lay, are on their way."""
+    """Note that a frame's bytes, which were sent directly from their memory, are on their way."""
     acknowledgement = get(wire, _BODY_OF)
     if acknowledgement == 0:
         put(wire, _SEAL, 0)
         store64_release(wire + 8 * _SEALED, 0)
         return
     kept = served(table, acknowledgement)
-    # What was sent is what has been asked for since the last piece: it ends where the body did.
+    # The body covers everything requested since the last piece: both end at the same place.
     done = get(wire, _BODY_AT) - get(kept, _S_ADDRESS)
     put(kept, _S_DONE_BYTES, done)
     if done == get(kept, _S_SIZE_BYTES):
         _end_serving(table, wire, acknowledgement)
 
 
-# --- all of it ------------------------------------------------------------------------------------
+# --- everything -----------------------------------------------------------------------------------
 
 
 @inline
 def _add_sealed(wire):
-    """Send what Python has sealed; return whether there is any."""
+    """Send what Python has sealed; return whether there was any."""
     sealed = load64_acquire(wire + 8 * _SEALED)
     if sealed == 0 or not _has_room(wire, 0):
         return False
@@ -336,7 +336,7 @@ def _add_sealed(wire):
 
 @inline
 def _add_bye(table, wire):
-    """Say that nothing follows."""
+    """Tell the other end that nothing follows."""
     _add_credit(table, wire, True)
     _add_frame(wire, F_BYE, 0, 0)
     put(wire, SAYS_BYE, SAID_BYE)
@@ -344,9 +344,9 @@ def _add_bye(table, wire):
 
 @inline
 def _fill(table, wire):
-    """Put together what is to be sent next."""
+    """Assemble what is to be sent next."""
     if get(wire, CARRIER) != 0 and get(wire, HAS_BYE) != 0:
-        if get(wire, SAYS_BYE) != SAID_BYE:  # who has closed waits for that, or a socket's end
+        if get(wire, SAYS_BYE) != SAID_BYE:  # a rank that closes waits for it, or a socket's end
             _add_bye(table, wire)
         return
     _add_taken(table, wire)
@@ -364,7 +364,7 @@ def _fill(table, wire):
 
 @inline
 def _send_some(table, wire, address, most_bytes, flags):
-    """Send; return the bytes, 0 where nothing can go now, less where nothing will any more."""
+    """Send; return the bytes, 0 if nothing can be sent now, or less if nothing ever will be."""
     if get(wire, CARRIER) != 0:
         carry = get(get(table, WIRES), CARRY_AWAY)
         return call_post(carry, get(wire, CARRIER), address, most_bytes)
@@ -374,7 +374,7 @@ def _send_some(table, wire, address, most_bytes, flags):
 
 @inline
 def send_on(table, wire):
-    """Send as much as there is and the connection takes; return whether anything was sent."""
+    """Send as much as there is and the connection accepts; return whether anything was sent."""
     if get(wire, STATE) != OPEN or get(wire, MAY_SEND) == 0:
         return 0
     moved = 0
@@ -399,7 +399,7 @@ def send_on(table, wire):
         gone = _send_some(table, wire, address, left, flags)
         if gone <= 0:
             put(wire, IS_BLOCKED, 1)
-            if gone < 0:  # what the other end has said before it left may still come
+            if gone < 0:  # what the other end sent before it left may still arrive
                 put(wire, MAY_SEND, 0)
                 put(wire, IS_BLOCKED, 0)
             return moved

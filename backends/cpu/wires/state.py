@@ -1,4 +1,4 @@
-"""What the parts of the loop over message connections share: fields, and system calls."""
+"""Fields and system calls that the parts of the loop over message connections share."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ move_bytes = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
 @inline
 def seen_mailbox(wire):
-    """Return the address of what the other end knows of the two mailboxes of a pair."""
+    """Return the address of the other end's words about the two mailboxes of a pair."""
     return wire + 8 * _MAILBOX
 
 
 @inline
 def ring_room(context):
-    """Return how many bytes of records the other end may send that nobody has taken."""
+    """Return how many bytes of records the other end may send before any is taken."""
     return get(context, _LARGE_RING_BYTES) - SLACK_BYTES
 
 
@@ -74,25 +74,25 @@ def area_of(context, receiver, sender):
 
 @inline
 def opened_word(context, receiver, sender):
-    """Return the address of the word that says whether a mailbox is used."""
+    """Return the address of the word that shows whether a mailbox is used."""
     return get(context, _OPENED) + 8 * (receiver * get(context, WORLD_SIZE) + sender)
 
 
 @inline
 def must_seal(dtype, mode, description_bytes):
-    """Return whether a message's first record must be sealed: Python may unpickle what is in it."""
+    """Return whether a message's first record must be sealed: Python may unpickle its content."""
     return dtype == _OBJECT or mode & _FOLLOWS != 0 or description_bytes > 0
 
 
 @inline
 def seals_data(dtype, mode):
-    """Return whether all of its data must be: it is an object, or a part of one."""
+    """Return whether all of a message's data must be sealed: it is part of an object."""
     return dtype == _OBJECT or mode & _FOLLOWS != 0
 
 
 @inline
 def push(wire, queue, last, acknowledgement):
-    """Put an acknowledgement into a queue: each is in it once at most, so that there is room."""
+    """Append an acknowledgement to a queue, which has room: each is in it at most once."""
     count = get(wire, last)
     put(wire, queue + count % _ACKNOWLEDGEMENTS, acknowledgement)
     put(wire, last, count + 1)
@@ -100,7 +100,7 @@ def push(wire, queue, last, acknowledgement):
 
 @inline
 def first_of(wire, queue, first):
-    """Return what is first in a queue."""
+    """Return the first element of a queue."""
     return get(wire, queue + get(wire, first) % _ACKNOWLEDGEMENTS)
 
 
@@ -117,7 +117,7 @@ def wire_to(table, end):
 
 @inline
 def wake_python(table):
-    """Have the thread look what there is to do for it."""
+    """Wake the thread for work that only Python can do."""
     wires = get(table, WIRES)
     put(wires, _NEEDS_PYTHON, 1)
     wake_thread(wires)
@@ -131,7 +131,7 @@ def wake_thread(wires):
 
 @inline
 def fail(table, wire, number):
-    """Note that a connection can be used no more."""
+    """Note that a connection cannot be used any more."""
     put(wire, ERRNO, number)
     put(wire, STATE, FAILED)
     wake_python(table)
@@ -146,7 +146,7 @@ def failed_call():
 
 @inline
 def put_header(address, kind, length, value):
-    """Write the header of a frame; return where its bytes go."""
+    """Write the header of a frame; return the place for its bytes."""
     put(address, 0, kind | (length << 8))
     put(address, 1, value)
     return address + HEADER_BYTES
@@ -154,5 +154,5 @@ def put_header(address, kind, length, value):
 
 @inline
 def own_rank(table):
-    """Return this rank, as the table counts."""
+    """Return this rank's number in the table."""
     return get(get(table, CONTEXT), RANK)

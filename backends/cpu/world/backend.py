@@ -1,4 +1,4 @@
-"""The CPU backend between hosts: what the ranks of each host have goes through their leader."""
+"""The CPU backend between hosts: the data of each host's ranks goes through its leader."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ PROMISES = {
     "same bits on every rank": "yes",
     "same bits run after run": "yes, with the same ranks on the same hosts",
     "same bits whatever size, chunks and placement": "no: larger arrays are combined host by host",
-    "half types": "accumulated in float32; of larger arrays what a host has is rounded once more",
+    "half types": "accumulated in float32; in larger arrays a host's part is rounded once more",
 }
 """What this backend promises (SEMANTICS, rounding and reproducibility)."""
 IN_ORDER = {
     "same bits whatever size, chunks and placement": "yes: in the order of the ranks, as asked for",
     "half types": "accumulated in float32, rounded once",
 }
-"""The same with ``deterministic="order"``."""
+"""The promises that differ with ``deterministic="order"``."""
 
 
 class SmallFirst:
-    """A prepared call that goes the way of small ones, unless it turns out not to be one."""
+    """A prepared call that takes the path of small calls unless it turns out to be large."""
 
     def __init__(self, small: SmallCall, prepare: Callable[[], PreparedCall]) -> None:
         self._small = small
@@ -52,7 +52,7 @@ class SmallFirst:
         self.run_once = small.run_once
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
         if self._large is None:
             if self._small.run(timeout_s):
                 return
@@ -60,12 +60,12 @@ class SmallFirst:
         self._large.run(timeout_s)
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: what is started is run by a thread of Python's."""
+        """Return 0: a Python thread runs started calls."""
         return 0
 
 
 class WorldCpuCall:
-    """A prepared call of all hosts, in phases of Python's."""
+    """A prepared call of all hosts, in phases that Python runs."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -79,30 +79,30 @@ class WorldCpuCall:
         self._steps = steps
 
     def run_once(self) -> int:
-        """Return `Status.NOT_RUN`: these calls need Python in their middle."""
+        """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
         return _not_run()
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it; raise what went wrong."""
+        """Run the call; raise the error if it fails."""
         with self._phases.begun(timeout_s) as run:
             self._steps(run)
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: for the same reason."""
+        """Return 0: a Python thread runs started calls."""
         return 0
 
 
 class WorldCpuBackend:
-    """Host buffers of ranks on several hosts.
+    """Moves host buffers between ranks on several hosts.
 
     Parameters
     ----------
     group : WorldGroup
         The ranks.
     blocks : BlockMaker, optional
-        Makes their call blocks, where others than the CPU backend's are needed.
+        Makes the call blocks, if others than the CPU backend's are needed.
     carriers : Carriers, optional
-        What moves messages between hosts in place of connections; belongs to this.
+        Moves messages between hosts in place of connections; this backend owns it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class WorldCpuBackend:
         self._blocks = blocks or BlockMaker(group.rank, group.world_size)
         self.messages: HostMessages = messages
         self._signatures: dict[object, Signature] = {}
-        """What calls were like, the oldest first; none of them keeps anybody's array alive."""
+        """Signatures of kinds of calls, oldest first; none of them keeps an array alive."""
         if group.exchanges is not None:
             self._entries = SmallEntries(group, group.exchanges, self._blocks)
             self.last_status = group.host.last_status
@@ -137,7 +137,7 @@ class WorldCpuBackend:
         return WorldCpuCall(Phases(self._group, self._host, signature, request))
 
     def _signature_of(self, request: Request) -> Signature:
-        """Return a call's signature; ArgumentTypeError where the dtype lacks the op."""
+        """Return a call's signature; ArgumentTypeError if the dtype lacks the op."""
         if request.sources or request.destinations or request.parts:
             return self._sign(request)
         op = request.op
@@ -174,7 +174,7 @@ class WorldCpuBackend:
         return self._entries.serve_nothing if of_blocks else self._entries.entry(collective)
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
-        """Return one that starts nothing."""
+        """Return an entry that starts nothing."""
         return _serve_nothing if self._entries is None else self._entries.serve_nothing
 
     def learn(
@@ -195,7 +195,7 @@ class WorldCpuBackend:
         return self._host.empty(shape, dtype)
 
     def shared_arrays(self) -> AbstractContextManager[None]:
-        """Return a context in which every new NumPy array is like one of `empty`."""
+        """Return a context in which every new NumPy array lies in memory like that of `empty`."""
         return self._host.shared_arrays()
 
     def describe(self) -> dict[str, str]:
@@ -219,12 +219,12 @@ class WorldCpuBackend:
 
 
 def _kind_of(buffer: Buffer | None) -> tuple[object, ...]:
-    """Return what calls whose buffers are alike have in common."""
+    """Return the properties that calls of one kind share."""
     return () if buffer is None else (buffer.shape, buffer.dtype, buffer.item_bytes)
 
 
 def _without_memory(buffer: Buffer | None) -> Buffer | None:
-    """Return what a buffer is like, wherever it is."""
+    """Return a buffer with the same properties but no address."""
     if buffer is None:
         return None
     return Buffer(0, buffer.shape, buffer.dtype, buffer.item_bytes, None)

@@ -1,4 +1,4 @@
-"""Movements of large arrays between hosts: through the leaders, to those who need them only."""
+"""Movements of large arrays between hosts: through the leaders, only to those who need the data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _all_gather(run: Run) -> None:
     moving = run.begin(algorithm.function, [Section.of(edges)], work.ctypes.data)
     moving.let(ALL)
     if algorithm.name == "ring" and run.hosts.is_in_order:
-        for step in range(count):  # what a step brings is spread while the next one is on its way
+        for step in range(count):  # what a step brings is spread during the next step
             if step > 0:
                 moving.finish(step)
             block = (here - step) % count
@@ -82,7 +82,7 @@ def _all_gather(run: Run) -> None:
 
 
 def _write_in_rank_order(run: Run, work: Bytes, output: Bytes, sizes: Sequence[int]) -> None:
-    """Write what is host by host into a result that is rank by rank."""
+    """Write data that is ordered by host into a result that is ordered by rank."""
     if work.ctypes.data == output.ctypes.data:
         return
     order = run.hosts.order
@@ -94,7 +94,7 @@ def _write_in_rank_order(run: Run, work: Bytes, output: Bytes, sizes: Sequence[i
 
 
 def _own_edges(run: Run, edges: Sequence[int]) -> list[int]:
-    """Return the edges of a working buffer that has this host's block alone."""
+    """Return the edges of a working buffer that only has this host's block."""
     here = run.group.here
     size = edges[here + 1] - edges[here]
     return [0 if host <= here else size for host in range(len(edges))]
@@ -110,7 +110,7 @@ def _gather(run: Run) -> None:
     output = run.output() if is_root else _NOTHING
     own = work = None
     if run.leads:
-        if not is_here and algorithm.name == "direct":  # others' blocks do not come through here
+        if not is_here and algorithm.name == "direct":  # no other host's blocks pass through here
             edges = _own_edges(run, edges)
         is_place = is_root and run.hosts.is_in_order
         work = output if is_place else np.empty(edges[-1], np.uint8)
@@ -160,7 +160,7 @@ def _scatter(run: Run) -> None:
 
 
 def _whole_bytes(run: Run, mine: Bytes, output: Bytes) -> int:
-    """Return the size of a scatter's input, which its root alone has."""
+    """Return the size of a scatter's input, which only its root has."""
     return mine.size if run.group.rank == run.request.root else output.size * run.group.world_size
 
 
@@ -168,7 +168,7 @@ def _whole_bytes(run: Run, mine: Bytes, output: Bytes) -> int:
 
 
 def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
-    """Exchange blocks of these sizes, by sender and receiver, once all ranks have agreed."""
+    """Exchange blocks of these sizes, by sender and receiver, after all ranks have agreed."""
     mine, output = run.input(), run.output()
     algorithm = _choose_all_to_all(run, everyone)
     is_straight = run.hosts.count == run.group.world_size and algorithm.name == "pairwise"
@@ -188,7 +188,7 @@ def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
 
 
 def _choose_all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> Algorithm:
-    """Return the algorithm for blocks of these sizes: between hosts they may differ."""
+    """Return the algorithm for blocks of these sizes, which may differ between hosts."""
     ranks = run.hosts.ranks
     sizes = {
         sum(everyone[sender][receiver] for sender in senders for receiver in receivers)
@@ -203,7 +203,7 @@ def _choose_all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> Algorithm
 def _exchange_straight(
     run: Run, mine: Bytes, output: Bytes, everyone: Sequence[Sequence[int]]
 ) -> None:
-    """Exchange blocks between the ranks, each of which is the only one of its host."""
+    """Exchange blocks between ranks that are each the only rank of their host."""
     rank, count = run.group.rank, run.group.world_size
     leaving, coming = everyone[rank], [sizes[rank] for sizes in everyone]
     first = min(mine.ctypes.data, output.ctypes.data)
@@ -224,7 +224,7 @@ def _exchange(
     blocks: list[list[Bytes]],
     everyone: Sequence[Sequence[int]],
 ) -> list[Bytes]:
-    """Return what each rank here gets, from what each rank here sends to whom."""
+    """Return the blocks for each rank here, given the blocks that each rank here sends."""
     hosts, here, count = run.hosts, run.group.here, run.hosts.count
     leaving = [
         [mine[receiver] for mine in blocks for receiver in hosts.ranks[host]]
@@ -238,7 +238,7 @@ def _exchange(
     assert numbering is not None
     outgoing = [numbering.outgoing(here, count, host) for host in range(count)]
     incoming = [numbering.incoming(here, count, host) for host in range(count)]
-    of_blocks = [0] * (2 * count)  # those in which nothing begins or ends are as large as all
+    of_blocks = [0] * (2 * count)  # blocks in which nothing begins or ends are as large as all
     for host in range(count):
         of_blocks[outgoing[host]] = sum(piece.size for piece in leaving[host])
         of_blocks[incoming[host]] = sum(coming[host])

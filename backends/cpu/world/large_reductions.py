@@ -1,8 +1,9 @@
-"""Reductions of large arrays between hosts: each host combines its own, then the leaders theirs.
+"""Reductions of large arrays between hosts: each host combines its inputs, then leaders combine.
 
-Every result is of all ranks' inputs, grouped by host; each byte of it is combined in one order on
-one host, or by the two of a pair alike, so all ranks get the same bits. What does not commute stays
-in rank order: then ranks are host by host, and schedules are taken that keep the order of hosts.
+Every result combines the inputs of all ranks, grouped by host. One host, or the two hosts of a pair
+in the same way, combine each byte in one order, so all ranks get the same bits. Ops that do not
+commute stay in rank order: they need ranks that are ordered by host, and schedules that keep the
+order of hosts.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from gpucoll.types import Collective, ReduceOp
 
 
 class _Operation:
-    """How a call's inputs are combined: on each host, between hosts, and what is done at the end.
+    """How a call's inputs are combined: on each host, between hosts, and at the end.
 
-    ``avg`` is a sum that is divided once. Of half types, whose sums may be out of range where their
+    ``avg`` is a sum that is divided once. For half types, whose sum may be out of range even if the
     average is not, each input is divided instead.
     """
 
@@ -60,7 +61,7 @@ class _Operation:
         self._prepares = op.name == "scaled_sum" or changes_inputs(op.name)
         words = run.block.words
         kernel, parameter = int(words[Call.KERNEL]), int(words[Call.PARAMETER])
-        parts = data.item_bytes // int(words[Call.PART_BYTES])  # of a user's op always 1
+        parts = data.item_bytes // int(words[Call.PART_BYTES])  # always 1 for a user's op
         if between is not run.request.op:
             kernel, parameter = reduce_kernel(data.dtype, between.name), 0
         self.reduction = Reduction(kernel, data.item_bytes, parts, parameter)
@@ -75,7 +76,7 @@ class _Operation:
         self._run.inside(collective, self._typed(mine), destination, op=self.on_host)
 
     def finish(self, result: Bytes) -> None:
-        """Do what is to be done to the combined inputs of all."""
+        """Apply the last step to the combined inputs of all ranks."""
         if self.divides:
             combine(self._run, [result], result, self._run.group.world_size)
 
@@ -121,7 +122,7 @@ def _reduce(run: Run) -> None:
     operation, root = _Operation(run), run.request.root
     mine, is_root = run.input(), run.group.rank == root
     output = run.output() if is_root else np.empty(0, np.uint8)
-    # Of a call that is not reduce itself, the loop inside the host gives every rank a result.
+    # If the call itself is no reduce, the loop inside the host gives every rank a result.
     has_result = run.leads or int(run.block.words[Call.COLLECTIVE]) != Collective.REDUCE
     work = np.empty(0, np.uint8)
     if has_result:
@@ -156,7 +157,7 @@ def _reduce_scatter(run: Run) -> None:
     mine, output = run.input(), run.output()
     sizes = block_sizes(run, mine.size)
     edges, here = host_edges(run, sizes), run.group.here
-    # The loop inside the host gives every rank a result: the call is no reduce.
+    # The loop inside the host gives every rank a result, because the call is no reduce.
     whole = np.empty(mine.size, np.uint8)
     order = _order_of_blocks(run, mine.size)
     if order is None:
@@ -185,7 +186,7 @@ def _reduce_scatter(run: Run) -> None:
 
 
 def _order_of_blocks(run: Run, size_bytes: int) -> list[int] | None:
-    """Return in which order a ring needs the hosts' blocks; None: all of them at once."""
+    """Return the order in which a ring needs the hosts' blocks; None: all of them together."""
     count, here = run.hosts.count, run.group.here
     if not run.hosts.is_in_order or size_bytes // count < PIECE_BYTES:
         return None

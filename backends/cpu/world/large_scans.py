@@ -1,6 +1,7 @@
-"""Scans of large arrays between hosts: each host scans by itself, and gets what is before it.
+"""Scans of large arrays between hosts: each host scans its inputs, then adds those before it.
 
-Only where ranks are host by host, so that what is before a host's ranks is what other hosts have.
+Only for ranks that are ordered by host, so that all inputs before a host's ranks are on other
+hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpucoll.types import Collective
 
 
 def _is_by_hosts(run: Run) -> bool:
-    """Return whether partial results of hosts can be combined as inputs are; alike on all ranks."""
+    """Return whether hosts' partial results combine like inputs; the same on all ranks."""
     op = run.request.op
     assert op is not None
     changes = op.name in ("avg", "scaled_sum") or changes_inputs(op.name)
@@ -37,7 +38,7 @@ def _scan(run: Run) -> None:
     size = mine.size
     kept = mine.copy() if _is_last(run) else mine  # in place, the scan overwrites it
     _scan_here(run, collective, mine, output)
-    work = np.empty(2 * size if run.leads else 0, np.uint8)  # of this host; of the hosts before
+    work = np.empty(2 * size if run.leads else 0, np.uint8)  # this host's; the hosts before it
     _gather_total(run, kept, output, work[:size])
     algorithm = choice.choose(Collective.EXCLUSIVE_SCAN, size, run.hosts.count, commutative=False)
     words, data = run.block.words, run.request.data
@@ -50,7 +51,7 @@ def _scan(run: Run) -> None:
     before = work[size:] if run.leads else np.empty(size, np.uint8)
     run.spread(before)
     if collective == Collective.EXCLUSIVE_SCAN and run.leads:
-        output[:] = before  # no rank of this host is before it
+        output[:] = before  # no other rank of this host is before it
     else:
         combine(run, [before, output], output, 1)
 
@@ -60,7 +61,7 @@ def _is_last(run: Run) -> bool:
 
 
 def _gather_total(run: Run, mine: Bytes, scanned: Bytes, total: Bytes) -> None:
-    """Bring what all inputs of this host come to, which its last rank knows, to the leader."""
+    """Bring the total of this host's inputs, which its last rank has, to the leader."""
     found = np.empty(0, np.uint8)
     if _is_last(run):
         found = scanned

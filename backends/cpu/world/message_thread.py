@@ -1,7 +1,8 @@
-"""The thread that looks after message connections while nobody waits for a message.
+"""The thread that serves message connections while no other thread waits for a message.
 
-It sleeps until something comes, and takes it a step further. While somebody waits awake, who then
-looks at the connections himself, it leaves them alone: it would only be woken in vain.
+It sleeps until data arrives, and then takes it a step further. A thread that waits awake looks at
+the connections itself; meanwhile this thread leaves them alone, because it would only be woken in
+vain.
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ from gpucoll.transport.shared.words import Context, TransferTable
 
 _Words = npt.NDArray[np.int64]
 _BUSY_S, _PENDING_S, _IDLE_S = 0.005, 0.02, 0.5
-"""How long it sleeps at most: beside who waits awake, while something is pending, and else."""
+"""Longest sleep: while another thread waits awake, while messages are pending, and otherwise."""
 _AGAIN_S = 0.001
 _CARRIED_SLICE_NS = 100_000
-"""A wait sleeps so long at most where carriers bring what it waits for: nothing wakes it."""
+"""Longest sleep of a wait for data that carriers bring, because nothing wakes such a wait."""
 _TELLING_S = 1.0
-"""How long, after a connection has ended, whoever knows why has for saying it."""
+"""How long, after a connection has ended, others have to report why it did."""
 _LOST_S = 0.05
-"""How long MPI has for ending what the end of a communicator has left behind."""
+"""How long MPI has to end what a lost communicator has left behind."""
 _LEAVING_S = 5.0
-"""How long who closes waits until what he has sent is on its way."""
+"""How long a rank that closes waits until its last messages are on their way."""
 _all: weakref.WeakSet[MessageThread] = weakref.WeakSet()
 
 
 class MessageThread:
     """The thread, and the connections.
 
-    It does not keep the communicator alive: what it needs of it, it asks for anew each time.
+    It does not keep the communicator alive: it looks the communicator up each time that it needs
+    it.
 
     Parameters
     ----------
@@ -65,11 +67,11 @@ class MessageThread:
     pairs : Pairs
         Opens connections.
     table, steps : array
-        The words of the table of messages, and of the context that steps it.
+        The words of the table of messages, and of the context for its steps.
     ends : dict
-        By rank, as the table counts it: of all ranks of other hosts.
+        The number that the table uses for each rank of another host, by rank.
     carriers : Carriers, optional
-        Make what carries bytes in place of the connections, on all ranks; belong to this.
+        Make carriers that replace the connections, on all ranks; this thread owns them.
     """
 
     def __init__(
@@ -92,13 +94,13 @@ class MessageThread:
         self.wires = WireTable(n_ends, self._event_fd)
         self._left_memory = bytearray(8 * n_ends)
         self.left: _Words = np.frombuffer(self._left_memory, np.int64)
-        """By end: 1 where a rank of another host sends nothing more."""
+        """By the table's number: 1 if a rank of another host sends nothing more."""
         self._wanted: deque[int] = deque()
         self._by_rank: dict[int, MessageWire] = {}
         self._failing: dict[MessageWire, float] = {}
         self._ended: set[MessageWire] = set()
         self._cut: dict[MessageWire, float] = {}
-        """Whose socket has ended, of those that a carrier serves, and until when it may say why."""
+        """Carried connections whose sockets have ended, and until when to wait for the reason."""
         self._is_setting_up = False
         self._looks_at = 0.0
         self._last_steps = self._last_moves = 0
@@ -106,26 +108,26 @@ class MessageThread:
         self._context = group.host.context
         self._step: Callable[[int], int] | None = None
         self.post: Callable[[int, int, int], int]
-        """`message_step.message_post` and what has to be sent then, once there is a connection."""
+        """`message_step.message_post`, and sending what is ready, once there is a connection."""
         self._thread = threading.Thread(target=self._run, name="gpucoll-message", daemon=True)
         _all.add(self)
 
     def start(self) -> None:
-        """Start it."""
+        """Start the thread."""
         self._thread.start()
 
     def want(self, rank: int) -> None:
-        """Have a connection to a rank opened, unless there is one."""
+        """Open a connection to a rank, unless there is one."""
         self._wanted.append(rank)
         wake(self._event_fd)
 
     def step(self) -> None:
-        """Take everything a step further, once there is a connection."""
+        """Take all messages and connections a step further, once there is a connection."""
         if self._step is not None:
             self._step(self._table_address)
 
     def _set_up(self) -> None:
-        """Have whoever steps the table look at connections, too: there is the first one."""
+        """Make every step of the table serve connections, too: the first one has been opened."""
         self._is_setting_up = True  # loops may have to be compiled
         words, wires = self._table, self.wires.words
         step, post = loop.wires_step.address, loop.wires_post.address
@@ -148,9 +150,9 @@ class MessageThread:
         try:
             while not self._is_stopping:
                 self._turn()
-        except StateError:  # the segment was let go of
+        except StateError:  # the segment was closed
             return
-        except Exception as error:  # a fault of ours: nobody would take messages any more
+        except Exception as error:  # a defect of ours: messages would not be received any more
             if not self._is_stopping and (group := self._find_group()) is not None:
                 group.go_deaf(error)
                 group.ring()
@@ -161,7 +163,7 @@ class MessageThread:
         return self._members.load(bell) >> 32
 
     def _is_needed(self) -> bool:
-        """Return whether nobody else looks at the connections; say so to who goes to sleep."""
+        """Return whether no other thread serves the connections; tell threads that go to sleep."""
         steps = int(self.wires.words[Wires.N_STEPS])
         is_busy = steps != self._last_steps and bool(self._table[TransferTable.WAITERS])
         self._last_steps = steps
@@ -174,10 +176,10 @@ class MessageThread:
         return True
 
     def _patience_s(self) -> float:
-        """Return how long to sleep at most where the connections say that something has come."""
+        """Return the longest sleep while the connections wake this thread when data arrives."""
         if self._carriers is None or not self.wires.wires:
             return _IDLE_S
-        words = self._table  # carriers say nothing: who waits for them looks again and again
+        words = self._table  # carriers do not wake it, so it looks again and again
         moves, self._last_moves = self._last_moves, int(words[TransferTable.MOVES])
         is_busy = words[TransferTable.WAITERS] or words[TransferTable.PENDING]
         if (
@@ -189,7 +191,7 @@ class MessageThread:
         return _PENDING_S
 
     def _turn(self) -> None:
-        """Sleep until something happens, and take it."""
+        """Sleep until something happens, and handle it."""
         poll, is_looking = select.poll(), self._is_needed()
         poll.register(self._event_fd, select.POLLIN)
         self._pairs.register(poll)
@@ -203,7 +205,7 @@ class MessageThread:
         if self._failing or self._pairs.is_connecting or self._table[TransferTable.PENDING]:
             limit_s = min(limit_s, _PENDING_S)
         if any(wire.is_waiting and not wire.is_blocked for wire in self._open_wires()):
-            limit_s = _AGAIN_S  # another thread had just looked
+            limit_s = _AGAIN_S  # another thread was just looking
         ready = {fd for fd, _ in poll.poll(1000 * limit_s)}
         if self._event_fd in ready:
             with contextlib.suppress(BlockingIOError):
@@ -230,11 +232,11 @@ class MessageThread:
         if self._step is None:
             self._set_up()
         self.wires.add(wire)
-        self._by_rank[pair.rank] = wire  # last: who closes waits for it
+        self._by_rank[pair.rank] = wire  # last: a rank that closes waits for it
         self.step()
 
     def _serve(self) -> None:
-        """Do what compiled code has left to Python."""
+        """Do the work that compiled code leaves to Python."""
         while self.wires.take_need():
             for wire in self._open_wires():
                 try:
@@ -258,7 +260,7 @@ class MessageThread:
     # --- ends -------------------------------------------------------------------------------------
 
     def _note_cut(self, ready: set[int]) -> None:
-        """Note whose sockets have ended that carry nothing: their carriers do not know."""
+        """Note which sockets that only open and close a carried connection have ended."""
         now = time.monotonic()
         for wire in self._open_wires():
             if wire.carrier is not None and wire.end.fileno() in ready and wire not in self._cut:
@@ -267,7 +269,7 @@ class MessageThread:
                 wire.words[Wire.STATE] = WireState.FAILED
 
     def _look_for_ends(self) -> None:
-        """Take that connections have ended, and that ranks have closed the communicator."""
+        """Handle connections that have ended, and ranks that have closed the communicator."""
         now = time.monotonic()
         for wire in self.wires.wires:
             if wire.state != WireState.OPEN and wire not in self._ended:
@@ -288,7 +290,7 @@ class MessageThread:
             group.lose_rank(wire.rank, reason)
 
     def _look_for_closed(self) -> None:
-        """Note which ranks send nothing more: those with a connection say so in it."""
+        """Note which ranks send nothing more; those with a connection report it there."""
         group = self._find_group()
         if group is None:
             return
@@ -301,12 +303,12 @@ class MessageThread:
     # --- the end ----------------------------------------------------------------------------------
 
     def say_bye(self, has_sent: list[int]) -> None:
-        """Say to all that nothing follows, and wait until they have everything; see `end`.
+        """Tell all ranks that nothing follows, and wait until they have everything; see `end`.
 
         Parameters
         ----------
         has_sent : list of int
-            To whom something may be under way, by rank.
+            The ranks to which something may be under way.
         """
         stop = time.monotonic() + _LEAVING_S
         awaited = {rank for rank in has_sent if not self.left[self._ends[rank]]}
@@ -317,7 +319,7 @@ class MessageThread:
                 if not wire.words[Wire.SAYS_BYE]:
                     ordering.store(wire.address + 8 * Wire.SAYS_BYE, 1)
                 elif wire.has_said_bye and wire not in said:
-                    if wire.carrier is None:  # or it would overtake what goes the other way
+                    if wire.carrier is None:  # a carrier's data might be overtaken
                         shut(wire.end)
                     said.add(wire)
             missing = awaited - self._by_rank.keys()
@@ -328,7 +330,7 @@ class MessageThread:
             self.step()
             poll = select.poll()
             for wire in wires:
-                if wire.carrier is None and (fd := wire.end.fileno()) >= 0:  # or it was closed
+                if wire.carrier is None and (fd := wire.end.fileno()) >= 0:  # else it was closed
                     poll.register(fd, select.POLLIN | (select.POLLOUT * (wire not in said)))
             is_slow = not missing and len(said) >= len(wires) and self._carriers is None
             poll.poll(1000 * (_PENDING_S if is_slow else 0.002))
@@ -345,7 +347,7 @@ class MessageThread:
             self._thread.join()
 
     def end_carriers(self) -> None:
-        """Have nothing under way any more: the table of messages is dead."""
+        """End everything that is under way: the table of messages is dead."""
         carriers, self._carriers = self._carriers, None
         if carriers is not None:
             group = self._find_group()
@@ -362,7 +364,8 @@ class MessageThread:
 
 
 def _after_fork() -> None:
-    # A child that outlives its parent would keep the connections open, and the parent unmissed.
+    # A child that outlives its parent would keep the connections open, which hides the parent's
+    # death.
     for thread in list(_all):
         thread.drop()
 

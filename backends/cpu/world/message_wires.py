@@ -1,4 +1,4 @@
-"""The memory of the connections that carry messages, and what Python does for them: sealing."""
+"""The memory of the connections that carry messages, and Python's part in them: sealing."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from gpucoll.transport.shared import ordering
 
 _Words = npt.NDArray[np.int64]
 _NO_FD = 0xFFFFFFFF
-"""A ``struct pollfd`` that is skipped."""
+"""A ``struct pollfd`` that `poll` skips."""
 
 
 def _memory(size_bytes: int) -> tuple[bytearray, int]:
-    """Return new memory and its address: not NumPy's, which a forked child may share."""
+    """Return new memory and its address. A forked child might share memory of NumPy."""
     memory = bytearray(size_bytes)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
@@ -45,25 +45,25 @@ class Carrier(Protocol):
     """Carries a connection's bytes in place of its socket, which then only opens and closes it."""
 
     address: int
-    """Of what the functions below know it by."""
+    """The address by which the functions of `Carriers` know it."""
 
     @property
     def failure(self) -> str:
-        """Why nothing goes any more."""
+        """Why it can carry nothing any more."""
 
 
 class Carriers(Protocol):
-    """Makes carriers: both ends of a connection have one, or none does."""
+    """Makes carriers: either both ends of a connection have one, or neither."""
 
     @property
     def functions(self) -> tuple[int, int]:
-        """Addresses of what carries away, and here: see `words.Wires`."""
+        """Addresses of the functions that send and receive: see `words.Wires`."""
 
     def to(self, rank: int) -> Carrier:
-        """Return a new one, to a rank."""
+        """Return a new carrier to a rank."""
 
     def close(self, limit_s: float) -> None:
-        """End all, once nobody carries anything any more; in so many seconds."""
+        """End all carriers, which nothing uses any more, within `limit_s`."""
 
 
 class MessageWire:
@@ -72,13 +72,13 @@ class MessageWire:
     Parameters
     ----------
     pair : Pair
-        The connection; belongs to this from here on.
+        The connection; this object owns it from here on.
     end : int
-        Who is at the other end, as the table of messages counts.
+        The other end, by the table's number.
     granted_bytes : int
-        How much may be sent before the other end says that there is room for more.
+        How much may be sent before the other end reports that it has room for more.
     carrier : Carrier, optional
-        What carries its bytes; default: the socket.
+        Carries the bytes; default: the socket.
     """
 
     def __init__(
@@ -113,23 +113,23 @@ class MessageWire:
 
     @property
     def state(self) -> WireState:
-        """How it is."""
+        """The state of the connection."""
         return WireState(int(self.words[Wire.STATE]))
 
     @property
     def has_said_bye(self) -> bool:
-        """Whether all that this rank sends has gone."""
+        """Whether everything that this rank sends has been handed over."""
         is_empty = self.words[Wire.OUT_START] == self.words[Wire.OUT_STOP]
         return self.words[Wire.SAYS_BYE] == SAID_BYE and bool(is_empty)
 
     @property
     def brings_nothing(self) -> bool:
-        """Whether its carrier has brought all, as far as is known, and not that it was all."""
+        """Whether the carrier has brought everything so far, without the final BYE."""
         return bool(self.words[Wire.CARRIER_IS_EMPTY]) and not self.words[Wire.HAS_BYE]
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it takes no more for now."""
+        """Whether it accepts no more bytes for now."""
         return bool(self.words[Wire.IS_BLOCKED])
 
     @property
@@ -139,31 +139,31 @@ class MessageWire:
         if number == CARRIER_FAILED and self.carrier is not None:
             return self.carrier.failure
         if number < 0:
-            return "what came is nothing that a rank sends"
+            return "received data that no rank sends"
         return os.strerror(number) if number else "the other end is gone"
 
     @property
     def needs_room(self) -> bool:
-        """Whether what came waits for memory."""
+        """Whether received data waits for memory."""
         return bool(self.words[Wire.NEEDS_ROOM])
 
     def note_room(self) -> None:
-        """Say that there may be memory now."""
+        """Note that memory may be available now."""
         ordering.store(self.address + 8 * Wire.NEEDS_ROOM, 0)
 
     def seal_and_open(self) -> bool:
-        """Seal what is to be sealed, open what has come; return whether anything was done.
+        """Seal what must be sealed, and open what arrived; return whether anything was done.
 
         Raises
         ------
         AuthenticationError
-            What has come is not as it was sent.
+            What arrived is not what was sent.
         """
         is_sealed, is_opened = self._do_seal(), self._do_open()
         return is_sealed or is_opened
 
     def _do_seal(self) -> bool:
-        # In this order: what was sealed is not seen once more while it goes.
+        # In this order: what was just sealed is not sealed again while it is sent.
         is_sealed = ordering.load(self.address + 8 * Wire.SEALED)
         n_bytes = ordering.load(self.address + 8 * Wire.SEAL)
         if not n_bytes or is_sealed:
@@ -189,7 +189,7 @@ class MessageWire:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is sealed or opened that compiled code has not taken yet."""
+        """Whether compiled code has not yet taken something that was sealed or opened."""
         return bool(self.words[Wire.SEALED] or self.words[Wire.OPENED])
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class MessageWire:
 
 
 def _is_whole(frame: bytes) -> bool:
-    """Return whether a frame is as long as it says."""
+    """Return whether a frame is as long as its header states."""
     if len(frame) < HEADER_BYTES:
         return False
     length = int.from_bytes(frame[:8], "little") >> 8
@@ -211,9 +211,9 @@ class WireTable:
     Parameters
     ----------
     n_ends : int
-        How many ranks there are.
+        The number of ranks.
     event_fd : int
-        Wakes the thread of the connections; stays the caller's.
+        Wakes the thread of the connections; the caller owns it.
     """
 
     def __init__(self, n_ends: int, event_fd: int) -> None:
@@ -226,7 +226,7 @@ class WireTable:
         self.wires: list[MessageWire] = []
 
     def add(self, wire: MessageWire) -> None:
-        """Add a connection: compiled code sees it from here on."""
+        """Add a connection; compiled code sees it from here on."""
         place = len(self.wires)
         self.wires.append(wire)
         fds = np.frombuffer(self._poll_memory, np.int64)
@@ -235,26 +235,26 @@ class WireTable:
         ordering.store(self.address + 8 * Wires.COUNT, place + 1)
 
     def forget(self, wire: MessageWire) -> None:
-        """Have `poll` skip a connection that is open no more: its descriptor will be another's."""
+        """Make `poll` skip a connection that is not open: its descriptor may be reused."""
         fds = np.frombuffer(self._poll_memory, np.int64)
         fds[self.wires.index(wire)] = _NO_FD
 
     def take_need(self) -> bool:
-        """Return whether there is something to do for Python, and note that it is done."""
+        """Return whether Python has something to do, and reset that note."""
         place = self.address + 8 * Wires.NEEDS_PYTHON
-        if not ordering.load(place):  # or what is noted just now would be forgotten
+        if not ordering.load(place):  # else a note made just now would be lost
             return False
         ordering.store(place, 0)
         return True
 
 
 def first_grant(large_ring_bytes: int) -> int:
-    """Return how much may be sent over a new connection."""
+    """Return how much may be sent over a new connection at first."""
     return large_ring_bytes - SLACK_BYTES
 
 
 def wake(event_fd: int) -> None:
-    """Wake who waits for an eventfd."""
+    """Wake the thread that waits for an eventfd."""
     if event_fd >= 0:
         try:
             os.eventfd_write(event_fd, 1)
@@ -263,7 +263,7 @@ def wake(event_fd: int) -> None:
 
 
 def shut(end: socket.socket) -> None:
-    """Say that nothing more will be sent."""
+    """Tell the other end that nothing more will be sent."""
     try:
         end.shutdown(socket.SHUT_WR)
     except OSError:

@@ -1,8 +1,8 @@
-"""Messages between any two ranks of several hosts: the table of one host, and connections.
+"""Messages between any two ranks of several hosts: one host's table, and connections.
 
-The table (`gpucoll.backends.cpu.host.message_table`) counts the ranks of this host first and those
-of all others behind them. Users count ranks, so that numbers are translated where they come in and
-go out: in rows and requests, and in front of the compiled entries.
+The table (`gpucoll.backends.cpu.host.message_table`) numbers the ranks of this host first and then
+those of all others. Users give ranks. Numbers are translated in rows and requests, and in front of
+the compiled entries.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _PEER, _FOUND_PEER = int(Transfer.PEER), int(Transfer.FOUND_PEER)
 _SEND = int(Kind.SEND)
 _TAG_AND_TIMEOUT = 2
 _CARRIED_YIELDS = 1000
-"""So often a wait gives way before it sleeps where nothing would wake it at once: no connection
-says that something has come, but the thread looks every millisecond."""
+"""How often a wait yields before it sleeps, if nothing wakes it immediately: a carrier does not
+wake it, but the thread looks every millisecond."""
 
 
 class WorldRows(Rows):
-    """Rows whose ranks are counted as the table does, and shown as users do."""
+    """Rows that hold the table's numbers and show the user's ranks."""
 
     __slots__ = ("_ends", "_ranks")
 
     def translate(self, ranks: Sequence[int], ends: dict[int, int]) -> WorldRows:
-        """Say how: ranks by end, and ends by rank; return this."""
+        """Set the ranks by the table's numbers, and the reverse; return this object."""
         self._ranks, self._ends = ranks, ends
         return self
 
@@ -64,18 +64,18 @@ class WorldRows(Rows):
         return kept
 
     def request(self) -> MessageRequest:
-        """Return what the first row was asked for, as a request without its buffer."""
+        """Return what the first row asked for, as a request without its buffer."""
         request = super().request()
         request.peer = self._shown(request.peer)
         return request
 
     def origin(self) -> tuple[int, int, int]:
-        """Return source, tag and size in bytes of what the first row has found."""
+        """Return source, tag and size in bytes of the message that the first row found."""
         end, tag, size_bytes = super().origin()
         return self._shown(end), tag, size_bytes
 
     def settle(self, place: int, request: MessageRequest, error: Exception | None) -> None:
-        """Write what became of a row that is over into its request."""
+        """Write the outcome of a row that is over into its request."""
         request.found_peer = -1
         super().settle(place, request, error)
         request.found_peer = self._shown(request.found_peer)
@@ -85,14 +85,14 @@ class WorldRows(Rows):
 
 
 class WorldMessages(MessageTable):
-    """Sends, receives and probes of one rank among those of several hosts.
+    """Sends, receives and probes of one rank among the ranks of several hosts.
 
     Parameters
     ----------
     group : WorldGroup
         The ranks.
     carriers : Carriers, optional
-        What moves bytes between hosts in place of connections; belongs to this.
+        Moves bytes between hosts in place of connections; this object owns it.
     """
 
     def __init__(self, group: WorldGroup, carriers: Carriers | None = None) -> None:
@@ -104,14 +104,14 @@ class WorldMessages(MessageTable):
         super().__init__(group.host, group)
         elsewhere = {rank: self._end_of[rank] for rank in self._ranks[members.world_size :]}
         self._unconnected = set(elsewhere)
-        """Ranks of other hosts that nothing was sent to yet."""
+        """Ranks of other hosts to which nothing was sent yet."""
         self._elsewhere = frozenset(elsewhere)
         self._thread = MessageThread(
             group, group.pairs, self._words, self._steps, elsewhere, carriers
         )
         self._words[TransferTable.LEFT] = self._thread.left.ctypes.data
         self._wired_post: Callable[..., int] | None = None
-        # What goes to other hosts waits there until it is asked for, in this rank's own memory.
+        # Data for other hosts stays in this rank's own memory until they ask for it.
         self._steps[Context.SINGLE_COPY_MAX_BYTES] = 0
         for end in elsewhere.values():
             members.store(members.status_offset(end) + layout.STATUS_COPIES, 1)
@@ -133,7 +133,7 @@ class WorldMessages(MessageTable):
         return self._wired_post(self._address, rows.address, count)
 
     def _count_as_users(self) -> None:
-        """Put what counts ranks as users do in front of the compiled entries."""
+        """Put the translation of ranks in front of the compiled entries."""
         self.send = self._sending(self.send)
         self.begin_send = self._sending(self.begin_send)
         self.receive = self._receiving(self.receive)
@@ -200,31 +200,31 @@ class WorldMessages(MessageTable):
         return rows.translate(self._ranks, self._end_of)
 
     def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
-        """Return what was found: see `MessageTable.plain_array`."""
+        """Return the found message: see `MessageTable.plain_array`."""
         found = super().plain_array(row)
         return None if found is None else (self._ranks[found[0]], *found[1:])
 
     def start(
         self, requests: Sequence[MessageRequest], timeout_s: float | None
     ) -> PendingTransfers:
-        """Begin requests, in this order and behind all that were begun before."""
+        """Start requests, in this order, after all that were started before."""
         self._connect_for(requests)
         return super().start(requests, timeout_s)
 
     def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
-        """Begin requests and wait until all are over; as a blocking call."""
+        """Start requests and wait until all are over, as a blocking call."""
         self._connect_for(requests)
         super().run(requests, timeout_s)
 
     def plan(self, request: MessageRequest) -> tuple[Callable[[], int], object]:
-        """Return what sends or receives the same memory again and again, and says a `Status`."""
+        """Return a function that sends or receives the same memory: see `MessageTable.plan`."""
         self._connect_for([request])
         return super().plan(request)
 
     # --- the end ----------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Let go of everything: whatever is pending will never be over."""
+        """Release everything; pending messages will never be over."""
         if not self._group.is_forked and not self._words[TransferTable.IS_DEAD]:
             self._thread.say_bye(self._receivers())
         super().end()
@@ -232,16 +232,16 @@ class WorldMessages(MessageTable):
             _stop(self._thread, self._address)
 
     def _receivers(self) -> list[int]:
-        """Return the ranks of other hosts that this one has sent something to."""
+        """Return the ranks of other hosts to which this one has sent something."""
         sent = self._peers[:, Mailbox.OUT_NUMBER]
         return [rank for rank in self._elsewhere if sent[self._end_of[rank]]]
 
     def unreceived(self) -> list[tuple[int, int]]:
-        """Return sender and tag of messages that came and that nobody has received."""
+        """Return sender and tag of the messages that arrived and were not received."""
         return [(self._ranks[end], tag) for end, tag in super().unreceived()]
 
     def undelivered(self) -> list[tuple[int, int]]:
-        """Return receiver and number of messages that lie with ranks which have closed."""
+        """Return receiver and number of the messages that wait at ranks which have closed."""
         return [(self._ranks[end], count) for end, count in super().undelivered()]
 
     def _has_closed(self, rank: int) -> bool:
@@ -251,7 +251,7 @@ class WorldMessages(MessageTable):
 
 
 def _stop(thread: MessageThread, table: int) -> None:
-    """End the thread, and have nobody touch the connections any more."""
+    """End the thread, and make sure that nothing uses the connections any more."""
     thread.stop()
     message_step.message_end.ctypes(table)
     thread.end_carriers()

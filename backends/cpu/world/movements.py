@@ -1,6 +1,6 @@
-"""Movements between hosts: blocks go to the leader, to the leaders of other hosts, and from there.
+"""Movements between hosts: blocks go to the leader, to the other leaders, and to their ranks.
 
-A leader gets every rank's blocks by host and place; ranks have them in rank order.
+A leader gets the blocks of all ranks by host and place; the ranks get them in rank order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _of(sizes: Sequence[int], ranks: Sequence[int]) -> list[int]:
 
 
 def _exchange(run: Run, pieces: Sequence[Bytes]) -> list[list[Bytes]]:
-    """Return, on the leader, what each host's leader gave, piece by piece."""
+    """Return, on the leader, the pieces that each host's leader gave."""
     found = run.between(lambda: pack([piece.tobytes() for piece in pieces]))
     return [[np.frombuffer(piece, np.uint8) for piece in unpack(part)] for part in found]
 
@@ -140,7 +140,7 @@ def _grouped(pieces: list[Bytes], count: int) -> list[list[Bytes]]:
 
 
 def _all_sizes(run: Run, mine: list[int]) -> list[list[int]]:
-    """Return how much every rank sends to each; checks what they expect."""
+    """Return the sizes that every rank sends to each other; check them against expectations."""
     n_ranks = run.group.world_size
     if run.request.receive_counts is None:
         return [mine] * n_ranks
@@ -158,7 +158,7 @@ def _all_sizes(run: Run, mine: list[int]) -> list[list[int]]:
 
 
 def _everyones(run: Run, mine: Bytes) -> list[np.ndarray]:
-    """Return the same number of words of every rank, by rank, on every rank."""
+    """Return, on every rank, the same number of words from all ranks, by rank."""
     found = _exchange(run, run.gather(mine, [mine.size] * len(run.here)))
     whole = np.empty(mine.size * run.group.world_size, np.uint8)
     if run.leads:

@@ -1,4 +1,4 @@
-"""What a call of several hosts is made of: parts inside a host, exchanges between the leaders."""
+"""The parts of a call of several hosts: collectives inside a host, exchanges between leaders."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ LEADER = 0
 
 
 class Signature:
-    """What all calls with the same arguments have in common, whatever memory they are of.
+    """The properties that all calls with the same arguments share, whatever their memory.
 
     Parameters
     ----------
     block : CallBlock
-        The call as one host alone would make it: what ranks compare, and its kernel.
+        The call as a single host would make it, with what ranks compare and with its kernel.
     request : Request
-        What is to be done.
+        The call.
     host : CpuBackend
-        Moves what stays on this host.
+        Moves data inside this host.
     n_here : int
         Number of ranks of this host.
     """
@@ -77,22 +77,22 @@ class Signature:
                 part_of=self.part_of,
             )
         )
-        """Finds out whether the ranks of this host make the same call, and notes that they do."""
+        """Checks whether the ranks of this host make the same call, and notes it if they do."""
 
 
 class Phases:
-    """One call, as often as it is made.
+    """One call, which can be made any number of times.
 
     Parameters
     ----------
     group : WorldGroup
         The ranks.
     host : CpuBackend
-        Moves what stays on this host.
+        Moves data inside this host.
     signature : Signature
-        Of the call.
+        The call's signature.
     request : Request
-        What is to be done.
+        The call.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Phases:
         """Make the call within the block."""
         with self.group.call(self.described, timeout_s) as call:
             run = Run(self, call)
-            if len(run.here) == 1:  # there is no further part inside this host
+            if len(run.here) == 1:  # there is no other part inside this host
                 self.agreement.run(call.left_s)
             yield run
 
 
 class Run:
-    """One call being made, on this rank."""
+    """A call in progress, on this rank."""
 
     def __init__(self, phases: Phases, call: WorldCall) -> None:
         self.request = phases.request
@@ -134,15 +134,15 @@ class Run:
     # --- this rank's arrays -----------------------------------------------------------------------
 
     def input(self) -> Bytes:
-        """Return the bytes of this rank's input, one after the other; empty where it has none."""
+        """Return the bytes of this rank's input in one array; empty if it has none."""
         return input_of(self.request)
 
     def output(self) -> Bytes:
-        """Return where this rank's output goes: its own bytes, or others for `put`."""
+        """Return memory for this rank's output: its own bytes, or temporary ones for `put`."""
         return output_of(self.request)
 
     def put(self, output: Bytes) -> None:
-        """Bring the bytes of `output` to where the user has them."""
+        """Copy the bytes of `output` to the user's arrays."""
         put_into(self.request, output)
 
     # --- inside this host -------------------------------------------------------------------------
@@ -171,11 +171,11 @@ class Run:
 
     def _limit_s(self) -> float:
         """Return how long a part inside this host may take."""
-        # The leader's own deadline explains more, where the others wait for it.
+        # If the others wait for the leader, the leader's own deadline explains more.
         return self.call.left_s + (0.0 if self.leads else 1.0)
 
     def gather(self, source: Bytes, sizes: Sequence[int]) -> list[Bytes]:
-        """Bring bytes of every rank here, of these sizes by place, to the leader."""
+        """Bring bytes of all ranks of this host, with sizes by place, to the leader."""
         if len(self.here) == 1:
             return [source]
         found = np.empty(sum(sizes) if self.leads else 0, np.uint8)
@@ -187,7 +187,7 @@ class Run:
     def scatter(
         self, parts: Sequence[Bytes] | None, destination: Bytes, sizes: Sequence[int]
     ) -> None:
-        """Bring each rank here its bytes, of these sizes by place, from the leader."""
+        """Bring each rank of this host its bytes, with sizes by place, from the leader."""
         if len(self.here) == 1:
             assert parts is not None
             destination[:] = joined(parts)
@@ -196,7 +196,7 @@ class Run:
         self.inside(Collective.SCATTER, source, flat(destination), counts=sizes)
 
     def spread(self, destination: Bytes, root: int = LEADER) -> None:
-        """Bring bytes of one rank here, by default the leader, to every rank here."""
+        """Bring the bytes of one rank of this host, by default the leader, to all of them."""
         if len(self.here) == 1:
             return
         buffer = flat(destination)
@@ -204,7 +204,7 @@ class Run:
         self.inside(Collective.BROADCAST, source, buffer, root=root)
 
     def gather_into(self, landing: Bytes | None, source: Bytes, sizes: Sequence[int]) -> None:
-        """Bring bytes of every rank here, of these sizes by place, to where the leader wants it."""
+        """Bring bytes of all ranks of this host, sizes by place, to the leader's `landing`."""
         if len(self.here) == 1:
             assert landing is not None
             landing[:] = source
@@ -226,7 +226,7 @@ class Run:
         )
 
     def spread_from_root(self, output: Bytes) -> bool:
-        """Where the root is a rank here, bring its input to every rank here; return whether."""
+        """If the root is on this host, bring its input to all ranks here; return whether it is."""
         root = self.request.root
         if root not in self.here:
             return False
@@ -240,13 +240,13 @@ class Run:
     # --- between hosts ----------------------------------------------------------------------------
 
     def between(self, make: Callable[[], bytes] | None = None) -> list[bytes]:
-        """Exchange the leaders' bytes, then see to it that all ranks here know how that went.
+        """Exchange the leaders' bytes, and let all ranks of this host learn how that went.
 
-        Without `make` they only find out whether all make the same call. Returns, on the leader,
-        what each host's leader gave.
+        Without `make` they only check whether all make the same call. Returns, on the leader, the
+        bytes of each host's leader.
         """
         if not self._has_gathered and len(self.here) > 1:
-            # No other host is told of a call before the leader knows that all here make it.
+            # No other host learns of a call before the leader knows that all ranks here make it.
             self.gather(np.empty(0, np.uint8), [0] * len(self.here))
         found: list[bytes] = []
         word: bytes | MismatchError | None = None
@@ -267,7 +267,7 @@ class Run:
         return found
 
     def agree(self) -> None:
-        """See to it that all ranks make the same call, before anything of it is done."""
+        """Make sure that all ranks make the same call, before any part of it is done."""
         if len(self.here) > 1:
             self._phases.agreement.run(self._limit_s())
         self.between()
@@ -281,7 +281,7 @@ class Run:
         root: int | None = None,
         reduction: Reduction | None = None,
     ) -> None:
-        """Run a schedule over one section, as `begin` does, to its end."""
+        """Run a schedule over one section, given as for `begin`, to its end."""
         sections = [Section.of(edges)]
         self.begin(make, sections, work.ctypes.data, root=root, reduction=reduction).finish()
 
@@ -296,18 +296,18 @@ class Run:
         ready: int = ALL,
         is_one_step: bool = False,
     ) -> Moving:
-        """Begin a schedule between the leaders, after all ranks have agreed; nothing elsewhere.
+        """Begin a schedule between the leaders, after all ranks have agreed; on others do nothing.
 
         Parameters
         ----------
         make, sections, is_one_step
             See `gpucoll.group.world.schedules.Schedule`.
         work_address : int
-            Of the working buffer, in which sections are.
+            Address of the working buffer, which holds the sections.
         root : int, optional
-            A rank, whose host is the root.
+            A rank; its host is the root of the schedule.
         ready : int
-            How many pieces of this host's are ready (`Section.gates`).
+            How many pieces of this host are ready (`Section.gates`).
         """
         if not self.leads:
             return Moving(None)
@@ -318,29 +318,29 @@ class Run:
 
 
 class Moving:
-    """A schedule between the leaders that has begun; nothing elsewhere.
+    """A schedule that the leaders have begun; on other ranks, nothing.
 
     Parameters
     ----------
     transfer : Transfer or None
-        On a leader.
+        The leader's transfer; None on other ranks.
     """
 
     def __init__(self, transfer: Transfer | None) -> None:
         self._transfer = transfer
 
     def let(self, ready: int) -> None:
-        """Say how many pieces are ready; what can move without waiting moves now."""
+        """Tell how many pieces are ready; whatever can move without waiting moves now."""
         if self._transfer is not None:
             self._transfer.let(ready)
 
     def finish(self, n_steps: int | None = None) -> None:
-        """Wait for all of it, or for so many steps: those of each section in turn."""
+        """Wait for all of it, or for the first `n_steps`, counted section by section."""
         if self._transfer is not None:
             self._transfer.finish(n_steps)
 
     def finish_sections(self, count: int) -> None:
-        """Wait for so many sections."""
+        """Wait for the first `count` sections."""
         if self._transfer is not None:
             self._transfer.finish_sections(count)
 
@@ -349,7 +349,7 @@ class Moving:
 
 
 def input_of(request: Request) -> Bytes:
-    """Return the bytes of a rank's input, one after the other; empty where it has none."""
+    """Return the bytes of a rank's input in one array; empty if it has none."""
     if request.parts:
         return joined([bytes_of(source) for source, _ in request.parts])
     if request.sources:
@@ -358,7 +358,7 @@ def input_of(request: Request) -> Bytes:
 
 
 def output_of(request: Request) -> Bytes:
-    """Return where a rank's output goes: its own bytes, or others for `put_into`."""
+    """Return memory for a rank's output: its own bytes, or temporary ones for `put_into`."""
     if request.parts:
         return np.empty(sum(source.size_bytes for source, _ in request.parts), np.uint8)
     if request.destinations:
@@ -367,7 +367,7 @@ def output_of(request: Request) -> Bytes:
 
 
 def put_into(request: Request, output: Bytes) -> None:
-    """Bring the bytes of an output to where the user has them."""
+    """Copy the bytes of an output to the user's arrays."""
     buffers = [landing for _, landing in request.parts] or list(request.destinations)
     for buffer, part in zip(
         buffers, cut(output, [buffer.size_bytes for buffer in buffers]), strict=True
@@ -391,13 +391,13 @@ def bytes_of(buffer: Buffer) -> Bytes:
 
 
 def at_address(address: int, size_bytes: int) -> Bytes:
-    """Return a view of memory, which its owner must keep."""
+    """Return a view of memory, which its owner must keep alive."""
     pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
     return np.ctypeslib.as_array(pointer, (size_bytes,))
 
 
 def cut(data: Bytes, sizes: Sequence[int]) -> list[Bytes]:
-    """Return the pieces of these sizes that follow each other."""
+    """Return consecutive pieces of these sizes."""
     pieces, at = [], 0
     for size in sizes:
         pieces.append(data[at : at + size])
@@ -406,5 +406,5 @@ def cut(data: Bytes, sizes: Sequence[int]) -> list[Bytes]:
 
 
 def joined(parts: Sequence[Bytes]) -> Bytes:
-    """Return pieces as one."""
+    """Return pieces as one array."""
     return np.concatenate([*parts, np.empty(0, np.uint8)])

@@ -1,6 +1,7 @@
 """Reductions between hosts.
 
-Every leader gets every rank's input and combines them as one host would, to the same bits.
+Every leader gets the inputs of all ranks and combines them as a single host would, to the same
+bits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpucoll.transport.shared.words import Call
 from gpucoll.types import Collective
 
 ROUND_BYTES: Final = 1 << 20
-"""How much goes to each leader at once of what goes as it is."""
+"""How much each leader receives in one round of uncombined inputs."""
 
 
 @functools.cache
@@ -28,7 +29,7 @@ def _kernel(address: int) -> Any:
 
 
 def combine(run: Run, sources: Sequence[Bytes], destination: Bytes, n_ranks: int) -> None:
-    """Combine the inputs of the first ranks, in order, as the call's operation has it."""
+    """Combine the inputs of the first ranks, in order, with the call's operation."""
     words = run.block.words
     if not destination.size:
         return
@@ -48,18 +49,18 @@ def combine(run: Run, sources: Sequence[Bytes], destination: Bytes, n_ranks: int
     )
 
 
-# --- as they are --------------------------------------------------------------------------------
+# --- uncombined inputs ----------------------------------------------------------------------------
 
 
 def _rounds(run: Run, size_bytes: int) -> list[slice]:
-    """Return the parts of an array that go at once."""
+    """Return the parts of an array that are exchanged in one round each."""
     item_bytes = max(run.request.data.item_bytes, 1)
     step = max(ROUND_BYTES // run.group.world_size // item_bytes, 1) * item_bytes
     return [slice(at, min(at + step, size_bytes)) for at in range(0, max(size_bytes, 1), step)]
 
 
 def _inputs(run: Run, mine: Bytes) -> list[Bytes]:
-    """Return, on the leader, the bytes of all ranks, in rank order."""
+    """Return, on the leader, the input bytes of all ranks, in rank order."""
     pieces = run.gather(mine, [mine.size] * len(run.here))
     found = run.between(lambda: pack([piece.tobytes() for piece in pieces]))
     ordered = run.hosts.in_rank_order(unpack(part) for part in found) if run.leads else []
@@ -67,7 +68,7 @@ def _inputs(run: Run, mine: Bytes) -> list[Bytes]:
 
 
 def _everyones(run: Run) -> list[Bytes]:
-    """Return all ranks' inputs on every rank, in rank order."""
+    """Return the inputs of all ranks, in rank order, on every rank."""
     mine = run.input()
     inputs = _inputs(run, mine)
     whole = np.empty(mine.size * run.group.world_size, np.uint8)
@@ -78,7 +79,7 @@ def _everyones(run: Run) -> list[Bytes]:
 
 
 def _is_int(run: Run) -> bool:
-    """Return whether each rank combines for itself: some may have given Python's exact ints."""
+    """Return whether each rank must combine alone: some may have given exact Python ints."""
     data = run.request.data
     return data.dtype == "int64" and data.count == 1 and not run.request.parts
 
@@ -139,7 +140,7 @@ def _scan_ordered(run: Run) -> None:
 
 
 def _prefix(run: Run, inputs: list[Bytes], n_ranks: int, size: int) -> Bytes:
-    """Return the combination of the first ranks' inputs; of none, the identity."""
+    """Return the combination of the first ranks' inputs; for none, the identity."""
     result = np.empty(size, np.uint8)
     if n_ranks:
         combine(run, inputs[:n_ranks], result, n_ranks)

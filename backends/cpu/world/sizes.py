@@ -1,4 +1,4 @@
-"""How large calls are, and the blocks of their ranks and hosts."""
+"""How large calls are, and the blocks of ranks and hosts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from gpucoll.group.world.schedules import Section
 from gpucoll.types import Collective
 
 LARGE_BYTES: Final = MOST_BYTES
-"""So much of all ranks' data together rides with the exchange that begins each call."""
+"""Limit of all ranks' data together that is sent in the exchange that begins each call."""
 INT_BYTES: Final = 8
-"""A reduction of so much may be of Python's ints: each rank combines all of them, exactly."""
+"""Size of a reduction that may be of Python ints: each rank then combines all of them, exactly."""
 
 PIECES: Final = 8
 PIECE_BYTES: Final = 512 << 10
-"""A large array is cut into so many pieces, of at least so much each: while one is on its way, the
-ranks of a host work on others: 1.40 of 1.43 Gbit/s with 2 hosts of 2 ranks at 1 Gbit/s, 32 MiB."""
+"""A large array is cut into up to `PIECES` pieces of at least this size. While one is on its way,
+the ranks of a host work on others: 1.40 of 1.43 Gbit/s with 2 hosts of 2 ranks at 1 Gbit/s, 32
+MiB."""
 
 _OBJECTS: Final = (
     Collective.BROADCAST_OBJECT,
@@ -35,9 +36,9 @@ _OBJECTS: Final = (
 
 
 def is_sealed(request: Request, is_encrypted: bool) -> bool:
-    """Return whether it must go over the links, whatever its size: it will be unpickled.
+    """Return whether a call must use the links, whatever its size, because it is unpickled.
 
-    What is changed on the way is noticed there and, without TLS, nowhere else.
+    A change on the way is noticed there; without TLS it is not noticed elsewhere.
     """
     return (
         not is_encrypted and request.part_of is not None and request.part_of.collective in _OBJECTS
@@ -45,9 +46,9 @@ def is_sealed(request: Request, is_encrypted: bool) -> bool:
 
 
 def is_large(request: Request, hosts: Hosts, is_encrypted: bool) -> bool:
-    """Return whether a call is too large for every leader to get all; alike on all ranks.
+    """Return whether a call is too large for every leader to get all data; the same on all ranks.
 
-    Not where inputs are to be combined in rank order and ranks are not host by host, nor where
+    It is not if inputs must be combined in rank order and ranks are not ordered by host, nor if
     sizes differ between ranks.
     """
     op, data, world_size = request.op, request.data, hosts.world_size
@@ -79,7 +80,7 @@ def is_large(request: Request, hosts: Hosts, is_encrypted: bool) -> bool:
 
 
 def pieces_of(size_bytes: int, item_bytes: int) -> list[slice]:
-    """Return the pieces of an array of whole items; alike on all ranks."""
+    """Return the pieces of an array of whole items; the same on all ranks."""
     count = min(max(size_bytes // PIECE_BYTES, 1), PIECES)
     n_items = size_bytes // item_bytes
     edges = [n_items * piece // count * item_bytes for piece in range(count + 1)]
@@ -87,7 +88,7 @@ def pieces_of(size_bytes: int, item_bytes: int) -> list[slice]:
 
 
 def sections_of(pieces: Sequence[slice], n_blocks: int, item_bytes: int) -> list[Section]:
-    """Return a section for each piece, of so many blocks of whole items, as equal as can be."""
+    """Return a section for each piece, with `n_blocks` nearly equal blocks of whole items."""
     found = []
     for number, piece in enumerate(pieces):
         n_items = (piece.stop - piece.start) // item_bytes
@@ -109,13 +110,13 @@ def block_sizes(run: Run, whole_bytes: int) -> list[int]:
 
 
 def host_edges(run: Run, sizes: Sequence[int]) -> list[int]:
-    """Return where the blocks of each host's ranks begin, host by host; and where all end."""
+    """Return where the blocks of each host's ranks begin, host by host, and where all end."""
     of_hosts = [sum(sizes[rank] for rank in ranks) for ranks in run.hosts.ranks]
     return [0, *itertools.accumulate(of_hosts)]
 
 
 def in_host_order(run: Run, whole: Bytes, sizes: Sequence[int]) -> Bytes:
-    """Return blocks that are in rank order host by host: the same array where that is the same."""
+    """Return blocks in host order, given in rank order; the same array if the orders agree."""
     if run.hosts.is_in_order:
         return whole
     blocks = cut(whole, sizes)

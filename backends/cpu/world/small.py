@@ -1,7 +1,7 @@
 """Small collectives between hosts: call blocks for the compiled loop, and its entries.
 
-`gpucoll.transport.tcp.small_calls` runs them from beginning to end. What it leaves to Python goes
-the way of all other calls.
+`gpucoll.transport.tcp.small_calls` runs them from beginning to end. Calls that it leaves to Python
+are made like all other calls.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _TO_ROOT = (Collective.REDUCE, Collective.GATHER)
 
 
 def may_be_small(request: Request) -> bool:
-    """Return whether a call may go this way, if it is small; alike on all ranks."""
+    """Return whether a call may go this way if it is small; the same on all ranks."""
     return request.receive_counts is None and not is_sealed(
         request, False
     )  # these connections are plain
 
 
 class SmallCall:
-    """A prepared call, on the way of small ones.
+    """A prepared call on the path of small calls.
 
     Parameters
     ----------
     group : WorldGroup
         The ranks.
     exchanges : Exchanges
-        Has the loop.
+        Holds the loop.
     block : CallBlock
-        Of the call; belongs to this from here on.
+        The call's block; this object owns it from here on.
     request : Request
-        What is to be done.
+        The call.
 
     Attributes
     ----------
     run_once : callable
-        Runs it, where nothing stands against that, and returns its `Status`.
+        Runs the call if nothing prevents it, and returns its `Status`.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class SmallCall:
             self.run_once = group.host.prepare(block)
         self._run_queued: Callable[[], int] | None = None
         self._packed: tuple[Bytes, Bytes] | None = None
-        """Memory that the loop works on, which outlives a call that was given up."""
+        """Memory for the loop, which must outlive a call that was given up."""
 
     def run(self, timeout_s: float | None = None) -> bool:
-        """Do it, and return True; False: it goes another way. Raise what went wrong."""
+        """Run the call and return True; False: it must go another way. Raise errors."""
         if self._run_queued is None:
             self._run_queued = self._group.host.prepare(self._block, queued=True)
         if not self._is_packed:
@@ -90,9 +90,9 @@ class SmallEntries:
     group : WorldGroup
         The ranks.
     exchanges : Exchanges
-        Has the loop.
+        Holds the loop.
     blocks : BlockMaker
-        Of this rank.
+        Makes this rank's call blocks.
     """
 
     def __init__(self, group: WorldGroup, exchanges: Exchanges, blocks: BlockMaker) -> None:
@@ -102,7 +102,7 @@ class SmallEntries:
         self._tables: dict[Collective, EntryTable] = {}
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
-        """Return the entry of a collective, see `gpucoll.backends.protocol.HostBackend`."""
+        """Return the entry of a collective: see `gpucoll.backends.protocol.HostBackend`."""
         if collective == Collective.ALL_REDUCE_LIST:
             return self.serve_nothing
         if collective not in self._tables:
@@ -110,13 +110,14 @@ class SmallEntries:
         return self._tables[collective].call
 
     def serve_nothing(self, *_: object) -> None:
-        """Leave a call to Python: nothing went wrong."""
+        """Leave a call to Python, without an error."""
         self._group.host.context[Context.STATUS] = Status.NOT_RUN
 
     def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
         """Make the entry serve arrays of this kind with these arguments from now on."""
         table = self._tables.get(collective)
-        # Entries take for the root who is of that number on its host: tensors' flags depend on it.
+        # An entry compares the root with the rank's number on its host: tensors' flags depend on
+        # it.
         if table is None or (kind.tensor_table and collective in _TO_ROOT):
             return
 
@@ -131,7 +132,7 @@ class SmallEntries:
 
 
 def set_loop(block: CallBlock, exchanges: Exchanges) -> None:
-    """Let a call block be run by the loop of several hosts, and by nothing else."""
+    """Have a call block run only by the loop of several hosts."""
     block.words[Call.LOOP] = exchanges.loop
     block.words[Call.POST] = block.words[Call.FINISH] = 0
 

@@ -1,11 +1,11 @@
-"""Schedules between hosts as data: who sends which blocks to whom, in which order.
+"""Schedules between hosts as data: who sends which blocks to whom, and in which order.
 
-Each algorithm is a pure function ``(rank, size, ...) -> list[Step]`` that says what one rank does.
-It holds no payload, starts no process and opens no socket: what runs a schedule brings those, and
-tests and `gpucoll.algorithms.simulation` run it without them. "Rank" is here the place among those
-who take part, 0 to size - 1; between hosts that is one process of each host.
+Each algorithm is a pure function ``(rank, size, ...) -> list[Step]`` that returns the steps of one
+rank. It contains no payload, starts no process and opens no socket. The code that runs a schedule
+provides these; tests and `gpucoll.algorithms.simulation` run it without them. "Rank" here means the
+index among the participants, 0 to size - 1; between hosts these are one process per host.
 
-`steps` says what a schedule is made of, `table` which algorithms there are, `choice` which of them
-is taken, `cost` what one costs a rank. ``python -m gpucoll.algorithms all_reduce --hosts 4`` prints
-one.
+`steps` defines the parts of a schedule, `table` lists the algorithms, `choice` selects one of them,
+and `cost` calculates the cost of one for a rank. ``python -m gpucoll.algorithms all_reduce --hosts
+4`` prints a schedule.
 """

@@ -1,4 +1,4 @@
-"""``python -m gpucoll.algorithms``: print a schedule, what it costs and how long it takes."""
+"""``python -m gpucoll.algorithms``: print a schedule, its cost and its predicted time."""
 
 from __future__ import annotations
 

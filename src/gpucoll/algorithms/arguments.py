@@ -15,7 +15,7 @@ from gpucoll.algorithms.timing import Network
 from gpucoll.types import Collective
 
 MOST_HOSTS: Final = 1024
-"""A ring of so many takes some 10 s and 700 MiB."""
+"""A ring of this many hosts takes some 10 s and 700 MiB."""
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3}
 _MORE_UNITS: Final = {"MB": 10**6, "GB": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -23,7 +23,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for."""
+    """The parsed command line."""
 
     collective: Collective
     hosts: int
@@ -40,7 +40,7 @@ class Options:
 
 
 def size_in_bytes(text: str) -> int:
-    """Return the bytes of "1MiB", "32 KiB", "1000"."""
+    """Return the number of bytes for "1MiB", "32 KiB", "1000"."""
     match = _SIZE.fullmatch(text.strip())
     factor = {**_UNITS, **_MORE_UNITS}.get(match[2].upper()) if match else None
     if match is None or factor is None:
@@ -49,7 +49,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def count_up_to(most: int, least: int = 1) -> Callable[[str], int]:
-    """Return what reads a whole number from `least` to `most`."""
+    """Return a function that reads an integer from `least` to `most`."""
 
     def read(text: str) -> int:
         number = int(text) if re.fullmatch(r"\d+", text) else -1
@@ -84,8 +84,8 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m gpucoll.algorithms",
-        description="Print the schedule of a collective between hosts: what each does in which "
-        "step, what it costs, and how long a model says it takes. Ranks are hosts here.",
+        description="Print the schedule of a collective between hosts: what each host does in each "
+        "step, what it costs, and how long a model predicts it to take. Ranks are hosts here.",
     )
     names = sorted(one.spelled for one in RULES)
     parser.add_argument("collective", choices=names, metavar="COLLECTIVE", help=", ".join(names))
@@ -97,27 +97,27 @@ def make_parser() -> argparse.ArgumentParser:
         type=size_in_bytes,
         default=1 << 20,
         metavar="SIZE",
-        help="of the larger array of a rank, as 1000, 32KiB, 1MiB; default: 1MiB",
+        help="size of the larger array of a rank, as 1000, 32KiB, 1MiB; default: 1MiB",
     )
     parser.add_argument("--algorithm", metavar="NAME", help="default: the one that is chosen")
     of_hosts = count_up_to(MOST_HOSTS - 1, least=0)
     parser.add_argument("--rank", type=of_hosts, help="print this rank only")
     parser.add_argument("--root", type=of_hosts, default=0, help="default: %(default)s")
     parser.add_argument("--not-commutative", action="store_true", help="choose for such an op")
-    parser.add_argument("--ordered", action="store_true", help="choose what takes rank after rank")
+    parser.add_argument("--ordered", action="store_true", help="combine rank by rank, in order")
     parser.add_argument("--svg", metavar="FILE", help="draw it, too (up to 16 hosts)")
     _add_model(parser)
     return parser
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    """Add what the model of the network needs."""
+    """Add the arguments for the model of the network."""
     model = parser.add_argument_group("the model")
     for name, reads, default, what in (
-        ("--latency-us", not_negative, 25.0, "of a message between hosts"),
-        ("--gbit-s", positive, 1.0, "of a host each way"),
-        ("--inside-latency-us", not_negative, 5.0, "of a step inside a host"),
-        ("--inside-gbyte-s", positive, 5.0, "of each rank inside a host"),
+        ("--latency-us", not_negative, 25.0, "latency of a message between hosts"),
+        ("--gbit-s", positive, 1.0, "bandwidth of a host in each direction"),
+        ("--inside-latency-us", not_negative, 5.0, "latency of a step inside a host"),
+        ("--inside-gbyte-s", positive, 5.0, "bandwidth of each rank inside a host"),
     ):
         model.add_argument(
             name, type=reads, default=default, metavar="N", help=f"{what}; default: %(default)g"
@@ -125,7 +125,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    """Read the command line; end with exit code 2 and a message where it is wrong."""
+    """Parse the command line; if it is wrong, exit with code 2 and a message."""
     parser = make_parser()
     given = parser.parse_args(arguments)
     for name in ("rank", "root"):

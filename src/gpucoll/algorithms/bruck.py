@@ -1,4 +1,4 @@
-"""Bruck's algorithms: as many steps as the logarithm, for any number of ranks."""
+"""Bruck's algorithms: logarithmically many steps, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from gpucoll.algorithms.steps import Span, Step, check_place, distances, spans
 def all_gather(rank: int, size: int) -> list[Step]:
     """Give every rank all blocks; rank r begins with block r, of `size` blocks.
 
-    Before the step of distance d a rank has the d blocks from its own on (after the last comes the
-    first). It gives them to the rank d below and gets the next d from the rank d above; the last
-    step moves what is still missing. Blocks go straight to their place: what wraps is two spans.
+    Before the step of distance d a rank has d blocks, beginning with its own (the first block
+    follows the last). It sends them to the rank d below and gets the next d from the rank d above.
+    The last step moves the blocks that are still missing. Blocks go directly to their places:
+    blocks that wrap around are two spans.
 
     Cost: log2 size steps, rounded up; all blocks but one sent, and all but one's own received; 2
-    links a step, one where the distance is half of size.
+    links a step, or one if the distance is half of size.
     Source: Bruck, Ho, Kipnis, Upfal, Weathersby 1997.
     """
     check_place(rank, size)
@@ -34,17 +35,17 @@ def all_gather(rank: int, size: int) -> list[Step]:
 
 
 def all_to_all(rank: int, size: int) -> list[Step]:
-    """Exchange blocks of equal size between all, each by way of several ranks.
+    """Exchange blocks of equal size between all ranks, each through several ranks.
 
-    Blocks are numbered by distance: block d, below `size`, is what goes to the rank d above
-    (`outgoing`). It goes there by steps of 1, 2, 4 ... for each bit of d, one for one with what
-    comes from below. Each such hop of a block puts it into the other half of the working buffer (2
-    x size blocks, so nothing is written where it is sent from); `incoming` says in which half a
-    block ends. A block lies in turn in places of several ranks: all must be of one size. The block
-    for oneself, number 0, never moves.
+    Blocks are numbered by distance: block d, below `size`, is for the rank d above (`outgoing`). It
+    gets there in steps of 1, 2, 4 ..., one for each bit of d. In each step a rank replaces the
+    blocks that it sends by equally many from below. Each step of a block moves it to the other half
+    of the working buffer (2 x size blocks, so nothing is written where it is sent from); `incoming`
+    returns the half in which a block ends. A block is in turn in places of several ranks, so all
+    must have the same size. The block for the rank itself, number 0, never moves.
 
     Cost: log2 size steps, rounded up; in each at most half of the blocks, rounded up; 2 links a
-    step, one where the distance is half of size.
+    step, or one if the distance is half of size.
     Source: Bruck, Ho, Kipnis, Upfal, Weathersby 1997.
     """
     check_place(rank, size)
@@ -56,7 +57,7 @@ def all_to_all(rank: int, size: int) -> list[Step]:
 
 @functools.lru_cache(maxsize=16)
 def _hops(size: int) -> list[tuple[int, tuple[Span, ...], tuple[Span, ...]]]:
-    """Return, of each step, its distance, and from where to where blocks go: on all ranks alike."""
+    """Return each step's distance, and the moves of blocks in it: the same on all ranks."""
     found = []
     for distance in distances(size):
         moved = [block for block in range(size) if block & distance]
@@ -68,12 +69,12 @@ def _hops(size: int) -> list[tuple[int, tuple[Span, ...], tuple[Span, ...]]]:
 
 
 def outgoing(rank: int, size: int, peer: int) -> int:
-    """Return the block in which, before `all_to_all`, lies what this rank has for `peer`."""
+    """Return the block with this rank's data for `peer` before `all_to_all`."""
     return (peer - rank) % size
 
 
 def incoming(rank: int, size: int, peer: int) -> int:
-    """Return the block in which, after `all_to_all`, lies what has come from `peer`."""
+    """Return the block with the data from `peer` after `all_to_all`."""
     distance = (rank - peer) % size
     return distance + size * (distance.bit_count() % 2)
 

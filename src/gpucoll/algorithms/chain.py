@@ -1,7 +1,7 @@
-"""Chains: each rank passes on to its neighbour what it receives, byte by byte, as it comes.
+"""Chains: each rank passes on to its neighbour what it receives, byte by byte, as it arrives.
 
-The working buffer is one block, unless a function says otherwise. The more bytes, the less it
-matters how long the chain is: in the end every link carries each byte once.
+The working buffer is one block unless a function states otherwise. The larger the buffer, the less
+the length of the chain matters: in the end every link carries each byte once.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from gpucoll.algorithms.steps import WHOLE, Span, Step, check_place
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> list[Step]:
-    """Give the root's buffer to all: each rank gives it to the next, the last to the first.
+    """Give the root's buffer to all: each rank passes it to the next, the last one to the first.
 
-    Cost: size - 1 hops, but one transfer long where the buffer is large; all bytes sent once and
-    received once; 2 links.
+    Cost: size - 1 hops, but only about one transfer long if the buffer is large; all bytes sent
+    once and received once; 2 links.
     """
     check_place(rank, size, root)
     return _along([(root + hop) % size for hop in range(size)], rank, reduces=False)
@@ -25,8 +25,8 @@ def reduce(rank: int, size: int, root: int = 0) -> list[Step]:
 
     The operation must be commutative.
 
-    Cost: size - 1 hops, but one transfer long where the buffer is large; all bytes sent once and
-    received once; 2 links.
+    Cost: size - 1 hops, but only about one transfer long if the buffer is large; all bytes sent
+    once and received once; 2 links.
     """
     check_place(rank, size, root)
     return _along([(root + 1 + hop) % size for hop in range(size)], rank, reduces=True)
@@ -35,10 +35,10 @@ def reduce(rank: int, size: int, root: int = 0) -> list[Step]:
 def reduce_in_sequence(rank: int, size: int, root: int = 0) -> list[Step]:
     """Reduce the buffer from rank 0 up, one rank after the other: ((x0 op x1) op x2) op ...
 
-    The last rank has the result, and gives it to the root if that is another one.
+    The last rank has the result, and sends it to the root if that is another rank.
 
-    Cost: at most size hops, but one transfer long where the buffer is large; all bytes sent once,
-    by the root and the last rank too; 3 links.
+    Cost: at most size hops, but only about one transfer long if the buffer is large; all bytes sent
+    once, also by the root and the last rank; 3 links.
     """
     check_place(rank, size, root)
     steps = _along(list(range(size)), rank, reduces=True)
@@ -55,7 +55,7 @@ def all_reduce(rank: int, size: int) -> list[Step]:
 
     ((x0 op x1) op x2) op ...: the same bits as one loop over the ranks.
 
-    Cost: 2 (size - 1) hops; all bytes sent twice and received twice by all but the ends; 2 links.
+    Cost: 2 (size - 1) hops; all bytes sent twice and received twice, except at the ends; 2 links.
     """
     check_place(rank, size)
     return _up_and_down(rank, size, WHOLE)
@@ -64,31 +64,31 @@ def all_reduce(rank: int, size: int) -> list[Step]:
 def reduce_scatter(rank: int, size: int) -> list[Step]:
     """Reduce every block from rank 0 up, one rank after the other; rank r then has block r.
 
-    The working buffer has one block for each rank. This is `all_reduce`: going down, a rank could
-    leave out what is for those above, but then no step would send just what the one before
-    received, and nothing would be forwarded before it is complete.
+    The working buffer has one block for each rank. The steps are those of `all_reduce`. On the way
+    down, a rank could leave out blocks for the ranks above, but then a step would not send exactly
+    what the one before received, and nothing could be forwarded before it is complete.
 
-    Cost: 2 (size - 1) hops; all bytes sent twice and received twice by all but the ends; 2 links.
+    Cost: 2 (size - 1) hops; all bytes sent twice and received twice, except at the ends; 2 links.
     """
     check_place(rank, size)
     return _up_and_down(rank, size, (Span(0, size),))
 
 
 def scan(rank: int, size: int) -> list[Step]:
-    """Reduce, on rank r, what ranks 0 to r have, one after the other.
+    """Reduce on rank r the blocks of ranks 0 to r, one after the other.
 
-    Cost: size - 1 hops, but one transfer long where the buffer is large; all bytes sent once and
-    received once; 2 links.
+    Cost: size - 1 hops, but only about one transfer long if the buffer is large; all bytes sent
+    once and received once; 2 links.
     """
     check_place(rank, size)
     return _along(list(range(size)), rank, reduces=True)
 
 
 def exclusive_scan(rank: int, size: int) -> list[Step]:
-    """Reduce, on rank r, what ranks 0 to r - 1 have, into block 1; block 0 is what it brings.
+    """Reduce on rank r the blocks 0 of ranks 0 to r - 1, one after the other, into block 1.
 
-    First every rank gives its block to the next, then ranks 1 and up scan what they got. Block 1 of
-    rank 0 is left alone: the operation's identity is the caller's to write.
+    First every rank sends its block 0 to the next, then ranks 1 and up scan what they received.
+    Block 1 of rank 0 is not written: the caller writes the operation's identity there.
 
     Cost: size - 1 hops; one block sent twice and received twice; 2 links.
     """
@@ -98,10 +98,10 @@ def exclusive_scan(rank: int, size: int) -> list[Step]:
 
 
 def _up_and_down(rank: int, size: int, buffer: tuple[Span, ...]) -> list[Step]:
-    """Return the steps of reducing towards the last rank, and passing its result back."""
+    """Return the steps that reduce towards the last rank and pass its result back."""
     up = _along(list(range(size)), rank, reduces=True, block=buffer)
     down = _along(list(reversed(range(size))), rank, reduces=False, block=buffer)
-    if rank == size - 1 and down:  # what it sends down is what it has just reduced
+    if rank == size - 1 and down:  # it sends down what it has just reduced
         down[0] = Step(send_to=rank - 1, send=buffer, forwards=True)
     return up + down
 

@@ -1,9 +1,10 @@
-"""Which algorithm is taken: the first rule for the collective that fits, the same on every rank.
+"""The choice of an algorithm: the first rule for the collective that fits, the same on every rank.
 
-Rules are data, and look only at what all ranks know: bytes, hosts, the operation. Where recursive
-doubling gives way to a ring in an all_reduce was measured (4 hosts at 1 Gbit/s: 270 against 423 us
-at 16 KiB, 1092 against 827 at 64 KiB). The other limits are near where, by the model of `timing`,
-two algorithms cross between 1 and 10 Gbit/s, at 25 us, and 65 us for what is forwarded.
+Rules are data, and depend only on what all ranks know: bytes, hosts, the operation. The size at
+which a ring replaces recursive doubling in an all_reduce was measured (4 hosts at 1 Gbit/s: 270
+against 423 us at 16 KiB, 1092 against 827 at 64 KiB). The other limits are near the sizes at which,
+by the model of `timing`, two algorithms take the same time between 1 and 10 Gbit/s, at 25 us, or 65
+us for forwarded data.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from gpucoll.types import Collective
 
 KIB: Final = 1024
 MOST_LINKS: Final = 128
-"""A rank keeps at most so many connections: what needs one to every other host stops there."""
+"""The most connections of a rank: algorithms that need one to every other host end there."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An algorithm, and when it may be taken.
+    """An algorithm, and the conditions for choosing it.
 
     Parameters
     ----------
     name : str
-        Of the algorithm, among those for the collective.
+        The algorithm's name, among those for the collective.
     up_to_bytes : float
         Only up to this size, inclusive.
     up_to_bytes_per_host : float
         Only up to this size times the number of hosts, inclusive.
     from_hosts : int
-        Only for so many hosts or more.
+        Only for this number of hosts or more.
     only_powers_of_two : bool
         Only for 1, 2, 4, 8 ... hosts.
     """
@@ -48,7 +49,7 @@ class Rule:
     only_powers_of_two: bool = False
 
     def fits(self, size_bytes: int, hosts: int) -> bool:
-        """Return whether size and hosts are such that the rule holds."""
+        """Return whether the rule permits this size and number of hosts."""
         if size_bytes > min(self.up_to_bytes, self.up_to_bytes_per_host * hosts):
             return False
         if self.only_powers_of_two and hosts != power_below(hosts):
@@ -104,7 +105,7 @@ RULES: Final[Mapping[Collective, Sequence[Rule]]] = {
     ),
     Collective.BARRIER: (Rule("dissemination"),),
 }
-"""Of each collective, in the order in which they are tried."""
+"""The rules of each collective, in the order in which they are tried."""
 
 
 def choose(
@@ -121,18 +122,19 @@ def choose(
     Parameters
     ----------
     collective : Collective
-        What the call does.
+        The collective of the call.
     size_bytes : int
-        Of the larger array of a rank: input and output differ where blocks are gathered or
+        Size of the larger array of a rank: input and output differ if blocks are gathered or
         scattered.
     hosts : int
-        How many take part, at least 1.
+        Number of participants, at least 1.
     commutative : bool
-        The operation may swap its operands; without, they are combined in the order of the ranks.
+        Whether operands may be swapped. If not, they are combined in rank order.
     ordered : bool
-        The ranks are combined one after the other from rank 0 up, as one loop over them would.
+        Whether the ranks must be combined one after the other from rank 0 up, as in one loop over
+        them.
     equal_blocks : bool
-        All blocks have the same size (no counts).
+        Whether all blocks have the same size (no counts).
 
     Raises
     ------

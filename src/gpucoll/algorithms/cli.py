@@ -24,9 +24,9 @@ from gpucoll.algorithms.table import Algorithm, algorithms_for, named
 from gpucoll.errors import ArgumentError
 
 ALL_RANKS_UP_TO: Final = 8
-"""So many ranks are printed; of more, rank 0 (or the one that is asked for)."""
+"""Up to this number all ranks are printed; beyond that, rank 0 (or the requested rank)."""
 COMPARED_UP_TO: Final = 64
-"""With so many hosts the other algorithms are priced too; of more, that would take long."""
+"""Up to this number of hosts the other algorithms are priced, too; beyond, that takes long."""
 EXIT_USAGE: Final = 2
 
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def asked_for(options: Options) -> Algorithm:
-    """Return the algorithm that is named, or chosen."""
+    """Return the algorithm that the user named, or the chosen one."""
     if options.algorithm is not None:
         return named(options.collective, options.algorithm)
     return choose(
@@ -61,7 +61,7 @@ def asked_for(options: Options) -> Algorithm:
 
 
 def report(options: Options, algorithm: Algorithm) -> list[str]:
-    """Return what is printed."""
+    """Return the lines to print."""
     flows = carriers(options.size_bytes, options.ranks_per_host)
     share = -(-options.size_bytes // flows)
     sizes = block_sizes(algorithm, share, options.hosts)
@@ -86,7 +86,7 @@ def report(options: Options, algorithm: Algorithm) -> list[str]:
 
 
 def title(options: Options, algorithm: Algorithm) -> str:
-    """Return the first line: what it is for."""
+    """Return the first line: the call and its algorithm."""
     ranks = options.ranks_per_host
     each = f" of {ranks} ranks" if ranks > 1 else ""
     root = f", root {options.root}" if algorithm.is_rooted else ""
@@ -96,7 +96,7 @@ def title(options: Options, algorithm: Algorithm) -> str:
 
 
 def buffer_line(sizes: Sequence[int], flows: int) -> str:
-    """Return what the working buffer consists of."""
+    """Return the line that describes the working buffer."""
     size = " to ".join(dict.fromkeys((size_text(min(sizes)), size_text(max(sizes)))))
     buffer = f"{counted(len(sizes), 'block')} of {size}"
     if flows > 1:

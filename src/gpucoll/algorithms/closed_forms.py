@@ -1,7 +1,7 @@
-"""What no rank exceeds in steps, blocks and links, as formulas of the number of ranks.
+"""Upper bounds on the steps, blocks and links of any rank, as formulas of the number of ranks.
 
-Each function takes the number of ranks and returns a `Cost` whose bytes are blocks of one byte; of
-rooted algorithms, with root 0. With blocks of b bytes, ``ring_all_reduce(size).times(b)``. L is the
+Each function takes the number of ranks and returns a `Cost` in which blocks have one byte; rooted
+algorithms have root 0. For blocks of b bytes use ``ring_all_reduce(size).times(b)``. L is the
 logarithm to base two, rounded up.
 """
 
@@ -17,36 +17,36 @@ def _log(size: int) -> int:
 
 
 def _neighbours(size: int) -> int:
-    """Return how many different neighbours a rank of a ring has."""
+    """Return the number of different neighbours of a rank in a ring."""
     return min(2, size - 1)
 
 
 def _around(size: int) -> int:
-    """Return how many ranks are at a distance of 1, 2, 4 ... above or below: at most 2 L."""
+    """Return the number of ranks at distances 1, 2, 4 ... above and below: at most 2 L."""
     return len({way * distance % size for distance in distances(size) for way in (1, -1)})
 
 
 def _on_both_sides(size: int) -> int:
-    """Return the most ranks that one has at distances 1, 2, 4 ... below and above, in a line."""
+    """Return the most ranks that a rank has at distances 1, 2, 4 ... below and above, in a line."""
     last = size - 1
     below = range(last.bit_length())
     return max((bit + 1 + (last - (1 << bit)).bit_length() for bit in below), default=0)
 
 
 def ring(size: int) -> Cost:
-    """Return the cost of one way around, reduce_scatter or all_gather: all blocks but one."""
+    """Return the cost of one round trip, reduce_scatter or all_gather: all blocks but one."""
     return Cost(size - 1, size - 1, size - 1, _neighbours(size))
 
 
 def ring_all_reduce(size: int) -> Cost:
-    """Return the cost of two ways around: 2 (size - 1) of size blocks."""
+    """Return the cost of two round trips: 2 (size - 1) of size blocks."""
     return Cost(2 * (size - 1), 2 * (size - 1), 2 * (size - 1), _neighbours(size))
 
 
 def recursive_doubling(size: int) -> Cost:
-    """Return the cost of everything to L partners.
+    """Return the cost of sending everything to L partners.
 
-    Where size is no power of two: the logarithm rounded down, and 2 steps more.
+    If size is no power of two: the logarithm rounded down, and 2 more steps.
     """
     steps = _log(power_below(size))
     more = size != power_below(size)
@@ -59,9 +59,9 @@ def recursive_doubling_of_blocks(size: int) -> Cost:
 
 
 def halving_doubling(size: int) -> Cost:
-    """Return the cost of 2 (p - 1) of p blocks, p the power of two up to size.
+    """Return the cost of 2 (p - 1) of p blocks; p is the largest power of two up to size.
 
-    Where size is another: 3 steps more, one and a half buffers sent and one received.
+    If size is no power of two: 3 more steps, one and a half buffers sent, and one received.
     """
     count = power_below(size)
     steps, moved = 2 * _log(count), 2 * (count - 1)
@@ -71,12 +71,12 @@ def halving_doubling(size: int) -> Cost:
 
 
 def bruck_all_gather(size: int) -> Cost:
-    """Return the cost of all blocks but one in L steps."""
+    """Return the cost of all blocks but one, in L steps."""
     return Cost(_log(size), size - 1, size - 1, _around(size))
 
 
 def bruck_all_to_all(size: int) -> Cost:
-    """Return the cost of, in each of L steps, the blocks whose number has that bit."""
+    """Return the cost of L steps, each with the blocks whose number has that bit."""
     moved = 0
     for bit in distances(size):
         moved += size // (2 * bit) * bit + max(0, size % (2 * bit) - bit)
@@ -84,12 +84,12 @@ def bruck_all_to_all(size: int) -> Cost:
 
 
 def pairwise_all_to_all(size: int) -> Cost:
-    """Return the cost of a step, a block and a link for every other rank."""
+    """Return the cost of one step, one block and one link for every other rank."""
     return Cost(size - 1, size - 1, size - 1, size - 1)
 
 
 def pairwise_reduce_scatter(size: int) -> Cost:
-    """Return the cost of the same in two passes: the first and last rank only send in one."""
+    """Return the cost of two passes over the others; first and last rank only send in one."""
     return Cost(2 * (size - 1), size - 1, size - 1, size - 1)
 
 
@@ -114,17 +114,17 @@ def tree_scatter(size: int) -> Cost:
 
 
 def direct_gather(size: int) -> Cost:
-    """Return the cost of a root that receives every other block once, each in a step."""
+    """Return the cost of a root that receives every other block once, in one step each."""
     return Cost(size - 1, min(1, size - 1), size - 1, size - 1)
 
 
 def direct_scatter(size: int) -> Cost:
-    """Return the cost of a root that sends every other block once, each in a step."""
+    """Return the cost of a root that sends every other block once, in one step each."""
     return Cost(size - 1, size - 1, min(1, size - 1), size - 1)
 
 
 def _largest_half(size: int) -> int:
-    """Return the most blocks that a rank other than root 0 has below it, itself included."""
+    """Return the most blocks that a rank other than root 0 has below it, including its own."""
     if size == 1:
         return 0
     width = 1 << (_log(size) - 1)
@@ -143,7 +143,7 @@ def chain_in_sequence(size: int) -> Cost:
 
 
 def chain_all_reduce(size: int) -> Cost:
-    """Return the cost of a chain up and down: everything twice, but at the ends once."""
+    """Return the cost of a chain up and down: everything twice, at the ends once."""
     twice = _neighbours(size)
     return Cost(2 * twice, twice, twice, twice)
 

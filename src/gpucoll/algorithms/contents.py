@@ -1,4 +1,4 @@
-"""What blocks hold in a run without payload: who contributed, and in which order."""
+"""The content of blocks in a run without payload: who contributed, and in which order."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Final
 from gpucoll.errors import ArgumentError
 
 EMPTY: Final = -1
-"""What a block holds into which nothing has been written yet."""
+"""The content of a block into which nothing has been written yet."""
 _SHIFT: Final = 40
 
 
 class Contents:
     """Symbolic values, each a number: equal numbers are equal values, reduced in the same order.
 
-    `leaf` makes what a rank brings, `combine` what two values give. A value is kept once, however
-    many blocks hold it, so a run with thousands of ranks needs no more than a number a block.
+    `leaf` makes a rank's contribution, `combine` the value of two values. A value is stored once,
+    however many blocks have it. So a run with thousands of ranks needs only one number per block.
     """
 
     def __init__(self) -> None:
         self._leaves: dict[Hashable, int] = {}
         self._pairs: dict[int, int] = {}
-        self._made: list[int] = []  # of each value: its two operands, packed; of a leaf: -1 - place
+        self._made: list[int] = []  # by value: its two operands, packed; a leaf: -1 - index
         self._names: list[Hashable] = []
 
     def leaf(self, name: Hashable) -> int:
@@ -46,12 +46,12 @@ class Contents:
         return value
 
     def operands(self, value: int) -> tuple[int, int] | None:
-        """Return the two values of which a value was made, or None for what a rank has brought."""
+        """Return the two values that were combined into a value; None for a contribution."""
         made = self._made[value]
         return None if made < 0 else (made >> _SHIFT, made & ((1 << _SHIFT) - 1))
 
     def contributions(self, value: int) -> list[Any]:
-        """Return the names of all that a value was made of, in the order of the operands."""
+        """Return the names of all contributions to a value, in the order of the operands."""
         if value == EMPTY:
             return []
         found: list[Any] = []
@@ -65,7 +65,7 @@ class Contents:
         return found
 
     def spelled(self, value: int) -> str:
-        """Return a value with its brackets: ``((0 1) 2)``."""
+        """Return a value as text with its brackets: ``((0 1) 2)``."""
         if value == EMPTY:
             return "empty"
         operands = self.operands(value)

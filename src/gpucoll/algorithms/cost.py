@@ -1,4 +1,4 @@
-"""What a schedule costs a rank: steps, bytes, links."""
+"""The cost of a schedule for a rank: steps, bytes, links."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gpucoll.algorithms.steps import NOBODY, Span, Step
 
 @dataclass(frozen=True)
 class Cost:
-    """What one rank does in all steps of a schedule.
+    """The work of one rank in all steps of a schedule.
 
     Parameters
     ----------
     steps : int
-        How many there are: each waits once for another rank.
+        Number of steps, each of which waits once for another rank.
     sent_bytes, received_bytes : int
-        In all steps together.
+        Totals of all steps.
     links : int
-        To how many other ranks it needs a connection; one serves both directions.
+        Number of other ranks to which it needs a connection; one serves both directions.
     """
 
     steps: int = 0
@@ -28,20 +28,20 @@ class Cost:
     links: int = 0
 
     def times(self, block_bytes: int) -> Cost:
-        """Return the cost with blocks of so many bytes, of one that counts blocks as bytes."""
+        """Return the cost with blocks of `block_bytes`, given a cost with blocks of one byte."""
         sent, received = self.sent_bytes * block_bytes, self.received_bytes * block_bytes
         return Cost(self.steps, sent, received, self.links)
 
 
 def cost_of(steps: Iterable[Step], block_bytes: int | Sequence[int]) -> Cost:
-    """Return what a schedule costs the rank whose steps these are.
+    """Return the cost of a schedule for the rank with these steps.
 
     Parameters
     ----------
     steps : iterable of Step
-        Of one rank.
+        The steps of one rank.
     block_bytes : int or sequence of int
-        The size of every block, or of each.
+        The size of all blocks, or of each.
     """
     count = sent = received = 0
     links: set[int] = set()
@@ -54,14 +54,14 @@ def cost_of(steps: Iterable[Step], block_bytes: int | Sequence[int]) -> Cost:
 
 
 def span_bytes(parts: Iterable[Span], block_bytes: int | Sequence[int]) -> int:
-    """Return how many bytes some spans have."""
+    """Return the size of some spans in bytes."""
     if isinstance(block_bytes, int):
         return block_bytes * sum(span.count for span in parts)
     return sum(sum(block_bytes[span.first : span.first + span.count]) for span in parts)
 
 
 def largest(costs: Iterable[Cost]) -> Cost:
-    """Return the largest of each figure: what no rank exceeds."""
+    """Return the largest of each figure: the bounds for all ranks."""
     listed = list(costs)
     return Cost(
         max(cost.steps for cost in listed),
@@ -72,6 +72,6 @@ def largest(costs: Iterable[Cost]) -> Cost:
 
 
 def divide(size_bytes: int, blocks: int) -> list[int]:
-    """Return the sizes of blocks that share so many bytes as evenly as can be."""
+    """Return the sizes of blocks that divide `size_bytes` as evenly as possible."""
     each, more = divmod(size_bytes, blocks)
     return [each + (block < more) for block in range(blocks)]

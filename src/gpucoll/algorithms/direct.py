@@ -1,6 +1,6 @@
-"""Straight between the root and each other rank: each block goes once, and none through others.
+"""Direct exchange between the root and the others: each block goes once, through no other rank.
 
-A link between the root and every other rank, so it is for few hosts.
+The root has a link to every other rank, so this is for few hosts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from gpucoll.algorithms.steps import Span, Step, check_place
 def gather(rank: int, size: int, root: int = 0) -> list[Step]:
     """Collect one block of each rank at the root; rank r begins with block r, of `size` blocks.
 
-    All blocks may come at the same time: the root's steps overwrite nothing that another one needs.
+    All blocks may arrive at the same time: a step of the root never overwrites what another needs.
 
-    Cost: size - 1 steps of the root, one of each other rank; each block sent once; size - 1 links.
+    Cost: size - 1 steps for the root, one for each other rank; each block sent once; size - 1
+    links.
     """
     check_place(rank, size, root)
     if rank != root:
@@ -25,7 +26,8 @@ def gather(rank: int, size: int, root: int = 0) -> list[Step]:
 def scatter(rank: int, size: int, root: int = 0) -> list[Step]:
     """Give block r of the root to rank r, of `size` blocks: `gather` backwards.
 
-    Cost: size - 1 steps of the root, one of each other rank; each block sent once; size - 1 links.
+    Cost: size - 1 steps for the root, one for each other rank; each block sent once; size - 1
+    links.
     """
     check_place(rank, size, root)
     if rank != root:

@@ -1,6 +1,6 @@
-"""Partners at distance 1, 2, 4 ...: as many steps as the logarithm, for what is small.
+"""Partners at distance 1, 2, 4 ...: logarithmically many steps, for small arrays.
 
-The working buffer is one block, unless a function says otherwise.
+The working buffer is one block unless a function states otherwise.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from gpucoll.algorithms.steps import NOBODY, WHOLE, Span, Step, check_place, dis
 def all_reduce(rank: int, size: int) -> list[Step]:
     """Reduce the whole buffer on every rank: recursive doubling.
 
-    Partners at distance 1, 2, 4 ... exchange all that they have. A size that is no power of two
-    leaves `rest` ranks over: of each of the first `rest` pairs of neighbours the odd one gives its
-    buffer to the even one before, and gets the result after. Every partial result is of consecutive
-    ranks, so the operands stay in rank order and the operation need not be commutative; and the two
-    of a pair combine the same two values in the same order, so all ranks get the same bits.
+    Partners at distance 1, 2, 4 ... exchange everything that they have. If the size is no power of
+    two, `rest` ranks are left over: in each of the first `rest` pairs of neighbours the odd rank
+    gives its buffer to the even one before, and gets the result afterwards. Every partial result
+    comes from consecutive ranks, so the operands stay in rank order, and the operation need not be
+    commutative. The two ranks of a pair combine the same two values in the same order, so all ranks
+    get the same bits.
 
-    Cost: log2 size steps, each with the whole buffer both ways; where size is no power of two, the
-    logarithm rounded down and two more. One link a step, but the same one for the first and last.
-    Source: Thakur, Rabenseifner, Gropp 2005.
+    Cost: log2 size steps, each with the whole buffer in both directions. If size is no power of
+    two, the logarithm rounded down, and two more. One link a step, the same one for the first and
+    last. Source: Thakur, Rabenseifner, Gropp 2005.
     """
     check_place(rank, size)
     return _all_reduce(rank, size, WHOLE)
 
 
 def reduce_scatter(rank: int, size: int) -> list[Step]:
-    """Reduce every block on every rank, of `size` blocks: `all_reduce`, for what is small.
+    """Reduce every block on every rank, of `size` blocks: `all_reduce`, for small arrays.
 
-    More bytes than need be, in fewer steps; in rank order.
+    It moves more bytes than necessary, in fewer steps, and in rank order.
 
     Cost: that of `all_reduce`.
     """
@@ -57,21 +58,21 @@ def _all_reduce(rank: int, size: int, buffer: tuple[Span, ...]) -> list[Step]:
 
 
 def place_in_pairs(rank: int, rest: int) -> int:
-    """Return a rank's place once the odd ones of the first `rest` pairs have stepped back."""
+    """Return a rank's place after the odd ranks of the first `rest` pairs have dropped out."""
     return rank // 2 if rank < 2 * rest else rank - rest
 
 
 def rank_in_pairs(place: int, rest: int) -> int:
-    """Return the rank at a place: the other way round from `place_in_pairs`."""
+    """Return the rank at a place: the inverse of `place_in_pairs`."""
     return 2 * place if place < rest else place + rest
 
 
 def barrier(rank: int, size: int) -> list[Step]:
-    """Let nobody out before everyone is in: dissemination.
+    """Let no rank out before every rank is in: dissemination.
 
-    In step k each rank tells the one at distance 2 ** k, and so hears, in the end, of everybody.
-    The one block is a token: what is in it says nothing, but it has at least one byte, that comes.
-    It is never written where it is sent from: block 0 is sent, block 1 received.
+    In step k each rank notifies the one at distance 2 ** k, so in the end it has indirect notice
+    from all ranks. The block is a token: its content does not matter, but it has at least one byte
+    that arrives. It is never written where it is sent from: block 0 is sent, and block 1 received.
 
     Cost: log2 size steps, rounded up; one token each way in each; 2 links a step.
     Source: Hensgen, Finkel, Manber 1988.
@@ -85,9 +86,9 @@ def barrier(rank: int, size: int) -> list[Step]:
 
 
 def scan(rank: int, size: int) -> list[Step]:
-    """Reduce, on rank r, what ranks 0 to r have: partners at distance 1, 2, 4 ...
+    """Reduce on rank r the blocks of ranks 0 to r: partners at distance 1, 2, 4 ...
 
-    In step k each rank gives what it has, the result of up to 2 ** k ranks that end with itself, to
+    In step k each rank sends what it has, the result of up to 2 ** k ranks that end with itself, to
     the rank 2 ** k above. Operands stay in rank order. Ranks at the ends have fewer steps.
 
     Cost: at most log2 size steps, rounded up, each with the whole buffer; up to 2 links a step.
@@ -98,10 +99,10 @@ def scan(rank: int, size: int) -> list[Step]:
 
 
 def exclusive_scan(rank: int, size: int) -> list[Step]:
-    """Reduce, on rank r, what ranks 0 to r - 1 have, into block 1; block 0 is what it brings.
+    """Reduce on rank r the blocks 0 of ranks 0 to r - 1 into block 1.
 
-    First every rank gives its block to the next, then ranks 1 and up scan what they got. Block 1 of
-    rank 0 is left alone: the operation's identity is the caller's to write.
+    First every rank sends its block 0 to the next, then ranks 1 and up scan what they received.
+    Block 1 of rank 0 is not written: the caller writes the operation's identity there.
 
     Cost: at most 1 + log2 (size - 1) steps, rounded up, each with one block; up to 2 links a step.
     """
@@ -110,7 +111,7 @@ def exclusive_scan(rank: int, size: int) -> list[Step]:
 
 
 def shift(rank: int, size: int) -> list[Step]:
-    """Give block 0 to the next rank, as its block 1; the last rank's goes nowhere."""
+    """Send block 0 to the next rank, as its block 1; the last rank sends nothing."""
     to = rank + 1 if rank + 1 < size else NOBODY
     if size == 1:
         return []

@@ -1,16 +1,16 @@
-"""A schedule as a picture: ranks beside each other, rounds from top to bottom."""
+"""A schedule as a picture: ranks side by side, rounds from top to bottom."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from xml.sax.saxutils import escape, quoteattr
 
 from gpucoll.algorithms.contents import EMPTY, Contents
 from gpucoll.algorithms.initial import initial_blocks
 from gpucoll.algorithms.rounds import Round, rounds_of
 from gpucoll.algorithms.steps import NOBODY, Step, span_numbers
+from gpucoll.algorithms.svg import head, line, text
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.errors import ArgumentError
 
@@ -18,30 +18,29 @@ MOST_RANKS: Final = 16
 MOST_ROUNDS: Final = 64
 
 _CELL_WIDTH, _CELL_HEIGHT = 12, 14
-_BETWEEN = 44  # from one row of blocks to the next, for the arrows
+_BETWEEN = 44  # from one row of blocks to the next, with room for the arrows
 _TOP, _LEFT, _BOTTOM = 74, 64, 60
-_LEAST_WIDTH = 400  # for the words at the bottom
+_LEAST_WIDTH = 400  # room for the legend at the bottom
 _REDUCES, _COPIES = "#c2410c", "#1d4ed8"
 _FULL = (15, 118, 110)
-_FONT = "font-family='sans-serif'"
 
 
 def draw(algorithm: Algorithm, size: int, root: int = 0) -> str:
     """Return a schedule as an SVG document.
 
-    Each rank is a column, and has a row of its blocks before the first and after each round: the
+    Each rank is a column, with a row of its blocks before the first round and after each round. The
     darker a block, the more ranks have contributed to it. An arrow is a message, with the numbers
-    of the blocks that it carries: orange where they are reduced, blue where they replace what is
-    there, dashed where they are forwarded as they come.
+    of its blocks: orange if they are reduced, blue if they replace the previous content, dashed if
+    they are forwarded as they arrive.
 
     Parameters
     ----------
     algorithm : Algorithm
-        What to draw.
+        The algorithm to draw.
     size : int
-        How many ranks, at most 16.
+        Number of ranks, at most 16.
     root : int
-        Who gives or gets all, where one does.
+        The rank that gives or gets everything, if there is one.
 
     Raises
     ------
@@ -66,7 +65,7 @@ def draw(algorithm: Algorithm, size: int, root: int = 0) -> str:
 
 @dataclass(frozen=True)
 class _Canvas:
-    """Where things lie, and how they look."""
+    """The places and styles of the picture's parts."""
 
     block_count: int
     size: int
@@ -75,22 +74,22 @@ class _Canvas:
 
     @property
     def cell_width(self) -> int:
-        """How wide one block is drawn."""
+        """The width of a block."""
         return max(_CELL_WIDTH, 30 // self.block_count)
 
     @property
     def column(self) -> int:
-        """From the middle of one rank to that of the next."""
+        """The distance between the middles of two neighbouring ranks."""
         return max(76, self.cell_width * self.block_count + 26)
 
     @property
     def width(self) -> int:
-        """Of the picture."""
+        """The width of the picture."""
         return max(2 * _LEFT + self.column * self.size, _LEAST_WIDTH)
 
     @property
     def height(self) -> int:
-        """Of the picture."""
+        """The height of the picture."""
         return self.row(self.rounds) + _CELL_HEIGHT + _BOTTOM
 
     def middle(self, rank: int) -> float:
@@ -98,30 +97,27 @@ class _Canvas:
         return _LEFT + self.column * (rank + 0.5)
 
     def row(self, number: int) -> int:
-        """Return the y of the blocks after so many rounds."""
+        """Return the y of the blocks after `number` rounds."""
         return _TOP + number * (_CELL_HEIGHT + _BETWEEN)
 
     def head(self, title: str) -> str:
-        """Return the beginning of the document, with the names of the ranks and rounds."""
+        """Return the beginning of the document, with the names of ranks and rounds."""
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
-            f'viewBox="0 0 {self.width} {self.height}" role="img" aria-label={quoteattr(title)}>',
-            f"<title>{escape(title)}</title>",
+            head(self.width, self.height, title),
             "<defs>" + _tip("reduces", _REDUCES) + _tip("copies", _COPIES) + "</defs>",
             '<rect width="100%" height="100%" fill="white"/>',
-            _text(16, 26, title, size=16, anchor="start", weight="bold"),
+            text(16, 26, title, size=16, anchor="start", weight="bold"),
         ]
         parts += [
-            _text(self.middle(rank), _TOP - 12, f"rank {rank}", size=12)
-            for rank in range(self.size)
+            text(self.middle(rank), _TOP - 12, f"rank {rank}", size=12) for rank in range(self.size)
         ]
         for number in range(self.rounds):
             y = self.row(number) + _CELL_HEIGHT + _BETWEEN / 2 + 4
-            parts.append(_text(12, y, f"{number}", size=11, anchor="start", fill="#6b7280"))
+            parts.append(text(12, y, f"{number}", size=11, anchor="start", fill="#6b7280"))
         return "\n".join(parts)
 
     def blocks(self, number: int, held: Sequence[Sequence[int]], contents: Contents) -> str:
-        """Return the blocks of all ranks after so many rounds."""
+        """Return the blocks of all ranks after `number` rounds."""
         parts = []
         for rank, values in enumerate(held):
             left = self.middle(rank) - self.cell_width * self.block_count / 2
@@ -134,7 +130,7 @@ class _Canvas:
         return "\n".join(parts)
 
     def shade(self, value: int, contents: Contents) -> str:
-        """Return a colour, the darker the more ranks have contributed."""
+        """Return a colour, darker the more ranks have contributed."""
         if value == EMPTY:
             return "white"
         share = len(contents.contributions(value)) / self.size if self.reduces else 1
@@ -152,7 +148,7 @@ class _Canvas:
         return "\n".join(parts)
 
     def arrow(self, number: int, rank: int, step: Step, reduces: bool, across: bool) -> list[str]:
-        """Return the arrow of a message, and what it carries; in two parts across the ends."""
+        """Return the arrow of a message with its label; two parts if it goes across the ends."""
         top = self.row(number) + _CELL_HEIGHT + 2
         bottom = self.row(number + 1) - 3
         start, end = self.middle(rank), self.middle(step.send_to)
@@ -164,13 +160,13 @@ class _Canvas:
         way = way if rank > step.send_to else -way
         half = (top + bottom) / 2
         return [
-            _line(start, top, start + way, half, _look(reduces, step.forwards, tip=False)),
+            line(start, top, start + way, half, _look(reduces, step.forwards, tip=False)),
             *_labelled(end - way, half, end, bottom, look, ""),
             *_label(start, top, start + way, half, label),
         ]
 
     def legend(self) -> str:
-        """Return what colours and dashes mean."""
+        """Return the legend of colours and dashes."""
         y = self.height - 30
         entries = (
             ("reduces", _look(True, False)),
@@ -179,11 +175,11 @@ class _Canvas:
         )
         parts, x = [], 16.0
         for words, look in entries:
-            parts.append(_line(x, y - 4, x + 28, y - 4, look))
-            parts.append(_text(x + 36, y, words, size=11, anchor="start"))
+            parts.append(line(x, y - 4, x + 28, y - 4, look))
+            parts.append(text(x + 36, y, words, size=11, anchor="start"))
             x += 56 + 6.2 * len(words)
         words = "the darker, the more ranks are in it" if self.reduces else "filled: it is there"
-        parts.append(_text(16, y + 18, words, size=11, anchor="start", fill="#0f766e"))
+        parts.append(text(16, y + 18, words, size=11, anchor="start", fill="#0f766e"))
         return "\n".join(parts)
 
 
@@ -205,7 +201,7 @@ def _tip(name: str, colour: str) -> str:
 
 def _labelled(x1: float, y1: float, x2: float, y2: float, look: str, label: str) -> list[str]:
     """Return a line with a label near its beginning."""
-    return [_line(x1, y1, x2, y2, look), *_label(x1, y1, x2, y2, label)]
+    return [line(x1, y1, x2, y2, look), *_label(x1, y1, x2, y2, label)]
 
 
 def _label(x1: float, y1: float, x2: float, y2: float, label: str) -> list[str]:
@@ -214,27 +210,6 @@ def _label(x1: float, y1: float, x2: float, y2: float, label: str) -> list[str]:
         return []
     along = min(0.27, 26 / max(1.0, abs(x2 - x1)))
     x, y = x1 + along * (x2 - x1), y1 + along * (y2 - y1) + 4
-    room = 6.4 * len(label) + 4  # the line ends before the words, and goes on behind them
+    room = 6.4 * len(label) + 4  # the line is interrupted for the text
     back = f'<rect x="{x - room / 2:g}" y="{y - 9:g}" width="{room:g}" height="11" fill="white"/>'
-    return [back, _text(x, y, label, size=10)]
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, look: str) -> str:
-    """Return a line."""
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" {look}/>'
-
-
-def _text(
-    x: float,
-    y: float,
-    words: str,
-    size: int,
-    anchor: str = "middle",
-    weight: str = "normal",
-    fill: str = "#111827",
-) -> str:
-    """Return a line of text."""
-    return (
-        f'<text x="{x:g}" y="{y:g}" {_FONT} font-size="{size}" font-weight="{weight}" '
-        f'text-anchor="{anchor}" fill="{fill}">{escape(words)}</text>'
-    )
+    return [back, text(x, y, label, size=10)]

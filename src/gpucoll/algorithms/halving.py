@@ -7,7 +7,7 @@ from gpucoll.algorithms.steps import Span, Step, check_place, distances, power_b
 
 
 def blocks(size: int) -> int:
-    """Return into how many blocks the working buffer is divided: the power of two up to `size`."""
+    """Return the number of blocks in the working buffer: the largest power of two up to `size`."""
     return power_below(size)
 
 
@@ -15,19 +15,18 @@ def all_reduce(rank: int, size: int) -> list[Step]:
     """Reduce every block and give it to all: vector halving with distance doubling, and back.
 
     Partners at distance 1, 2, 4 ... each reduce one half of what both still have, so that in the
-    end each has one block; then the same partners, backwards, give each other what they have.
-    Nearest first: so a partial result is of consecutive ranks, operands stay in rank order, and the
-    operation need not be commutative.
+    end each has one block. Then the same partners, in reverse order, give each other what they
+    have. The nearest partners come first, so a partial result comes from consecutive ranks,
+    operands stay in rank order, and the operation need not be commutative.
 
-    A size that is no power of two leaves `rest` ranks over: of each of the first `rest` pairs of
-    neighbours both reduce a half, and the even one goes on with all of it; the odd one gets the
-    result.
+    If the size is no power of two, `rest` ranks are left over. In each of the first `rest` pairs of
+    neighbours both ranks reduce a half, and the even one continues with all of it; the odd one gets
+    the result.
 
-    Cost: 2 log2 size steps; 2 (size - 1) / size of the bytes sent, and as many received; log2 size
-    links. Where size is no power of two: that of the power of two below, and for the even one of a
-    pair 3 more steps, one and a half times the bytes sent and once the bytes received; one more
-    link.
-    Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
+    Cost: 2 log2 size steps; 2 (size - 1) / size of the bytes sent, and the same received; log2 size
+    links. If size is no power of two: the cost for the power of two below, and for the even rank of
+    a pair 3 more steps, one and a half times the bytes sent and once the bytes received; one more
+    link. Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
     """
     check_place(rank, size)
     count = blocks(size)
@@ -52,7 +51,7 @@ def all_reduce(rank: int, size: int) -> list[Step]:
 
 
 def _fold(rank: int, count: int) -> list[Step]:
-    """Return how a pair of neighbours reduces its two buffers into that of the even one."""
+    """Return the steps by which two neighbours reduce their buffers into the even one's."""
     lower, upper = (Span(0, count // 2),), (Span(count // 2, count // 2),)
     if rank % 2:
         return [
@@ -66,7 +65,7 @@ def _fold(rank: int, count: int) -> list[Step]:
 
 
 def _halves(place: int, count: int) -> list[tuple[int, Span, Span]]:
-    """Return, of each step of the halving, the distance, the blocks kept and those given away."""
+    """Return, for each step of the halving, the distance, the blocks kept and those sent."""
     found = []
     first = 0
     for distance in distances(count):

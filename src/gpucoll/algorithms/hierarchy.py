@@ -1,4 +1,4 @@
-"""Several ranks a host: a step inside each host, a schedule between hosts, a step inside again."""
+"""Several ranks per host: a step inside each host, a schedule between hosts, a step inside."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _BEFORE: Final = frozenset(
         Collective.BARRIER,
     )
 )
-"""Ranks of a host first put together what they have."""
+"""Collectives in which the ranks of a host first combine their data."""
 _AFTER: Final = _BEFORE - {Collective.REDUCE, Collective.GATHER} | {
     Collective.BROADCAST,
     Collective.SCATTER,
     Collective.ALL_GATHER,
 }
-"""Ranks of a host get in the end what came from other hosts."""
+"""Collectives in which the ranks of a host finally get the data from other hosts."""
 ONE_CARRIES_UP_TO_BYTES: Final = 32 * 1024
 """Up to this size one rank of each host carries all of it; above, each carries its share."""
 
 
 @dataclass(frozen=True)
 class Inside:
-    """What connects the ranks of one host.
+    """The connection of the ranks inside one host.
 
     Parameters
     ----------
     latency_s : float
-        Of a step that all of them take.
+        Latency of a step in which all of them take part.
     bytes_per_s : float
-        What each rank reads and writes in it, of the larger array.
+        Rate at which each rank reads and writes the larger array in it.
     """
 
     latency_s: float = 5e-6
@@ -60,13 +60,13 @@ class Inside:
             )
 
     def step_s(self, size_bytes: int) -> float:
-        """Return how long a step takes."""
+        """Return the duration of a step."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a call takes, in seconds: inside the hosts, between them, inside again."""
+    """The duration of a call, in seconds: inside the hosts, between them, and inside again."""
 
     before_s: float
     between_s: float
@@ -74,12 +74,12 @@ class Prediction:
 
     @property
     def total_s(self) -> float:
-        """The whole call, where nothing overlaps."""
+        """Duration of the whole call if nothing overlaps."""
         return self.before_s + self.between_s + self.after_s
 
 
 def carriers(size_bytes: int, ranks_per_host: int) -> int:
-    """Return how many ranks of a host carry a share each to other hosts."""
+    """Return how many ranks of a host each carry a share to other hosts."""
     return ranks_per_host if size_bytes > ONE_CARRIES_UP_TO_BYTES else 1
 
 
@@ -92,19 +92,19 @@ def predict_call(
     inside: Inside,
     root: int = 0,
 ) -> Prediction:
-    """Return how long a call takes with so many ranks on each host.
+    """Return the duration of a call with `ranks_per_host` ranks on each host.
 
     Parameters
     ----------
     algorithm : Algorithm
-        Between the hosts.
+        The algorithm between the hosts.
     size_bytes : int
-        Of the larger array of a rank: input and output differ where blocks are gathered or
+        Size of the larger array of a rank: input and output differ if blocks are gathered or
         scattered.
     hosts, ranks_per_host : int
-        How many there are.
+        Number of hosts, and of ranks on each.
     network, inside : Network, Inside
-        What connects hosts, and the ranks of one.
+        The connections between hosts, and inside a host.
     root : int
         The host of the root.
     """
@@ -123,10 +123,9 @@ def predict_call(
 
 
 def block_sizes(algorithm: Algorithm, size_bytes: int, hosts: int) -> list[int]:
-    """Return the size of each block of the working buffer for an array of so many bytes.
+    """Return the size of each block of the working buffer, for an array of `size_bytes`.
 
-    All blocks are of one size where the algorithm needs that, so they may come to more than the
-    array.
+    If the algorithm needs blocks of equal size, they may add up to more than the array.
     """
     blocks = algorithm.blocks(hosts)
     if algorithm.collective is Collective.BARRIER:
@@ -145,27 +144,27 @@ def run_all_reduce(
     contents: Contents,
     slices: Sequence[int],
 ) -> list[list[list[int]]]:
-    """Run an all_reduce of ranks on hosts without payload; return what the hosts end with.
+    """Run an all_reduce of ranks on hosts without payload; return the final blocks of the hosts.
 
     The array has a slice for each rank of a host. The ranks of a host first reduce each slice, in
-    rank order, into the rank that carries it; the carriers of one slice on all hosts run the
-    schedule; then all ranks of a host have what its carriers have.
+    rank order, into the rank that carries it. The carriers of one slice on all hosts run the
+    schedule. Then all ranks of a host have the results of its carriers.
 
     Parameters
     ----------
     algorithm : Algorithm
-        An all_reduce, between the hosts.
+        An all_reduce between the hosts.
     hosts, ranks_per_host : int
-        How many there are.
+        Number of hosts, and of ranks on each.
     contents : Contents
         A contribution is (ranks, slice, block): the world ranks of a host, as a range, reduced.
     slices : sequence of int
-        Which slices to run; all are alike.
+        The slices to run; all behave in the same way.
 
     Returns
     -------
     list of list of list of int
-        Of each slice, of each host, the blocks.
+        For each slice and each host, the blocks.
     """
     blocks = range(algorithm.blocks(hosts))
     on_host = [range(host * ranks_per_host, (host + 1) * ranks_per_host) for host in range(hosts)]

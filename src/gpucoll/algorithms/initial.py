@@ -1,4 +1,4 @@
-"""What the blocks of each rank hold before a schedule begins, as symbolic contents."""
+"""The contents of each rank's blocks before a schedule begins, as symbolic values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _OWN_BLOCK: Final = (Collective.ALL_GATHER, Collective.GATHER)
 def initial_blocks(
     algorithm: Algorithm, size: int, contents: Contents, root: int = 0
 ) -> list[list[int]]:
-    """Return, of each rank, what its blocks hold before the first step.
+    """Return the contents of each rank's blocks before the first step.
 
-    A contribution is (rank, block), or (rank, receiver) where each block has one (all_to_all).
+    A contribution is (rank, block), or (rank, receiver) if each block has a receiver (all_to_all).
 
     Parameters
     ----------
     algorithm : Algorithm
-        Whose blocks they are.
+        The algorithm that uses the blocks.
     size : int
-        How many ranks there are.
+        Number of ranks.
     contents : Contents
-        Where the values are kept.
+        Stores the values.
     root : int
-        Who gives, where one does.
+        The rank that gives the data, if there is one.
     """
     count = algorithm.blocks(size)
     held = [[EMPTY] * count for _ in range(size)]
@@ -50,7 +50,7 @@ def initial_blocks(
 
 
 def _brought(collective: Collective, rank: int, root: int, count: int) -> range:
-    """Return the blocks that a rank has something in."""
+    """Return the blocks to which a rank contributes."""
     if collective in _ALL_BLOCKS:
         return range(count)
     if collective in _FIRST_BLOCK:

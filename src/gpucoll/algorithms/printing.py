@@ -1,4 +1,4 @@
-"""A schedule as text: what a rank does, what it costs, how long it takes."""
+"""A schedule as text: the steps of a rank, its cost, and its predicted time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def blocks_text(parts: Sequence[Span]) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return rows of cells as lines; the columns numbered in `right` end flush."""
+    """Return rows of cells as lines; the columns numbered in `right` are aligned to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -84,7 +84,7 @@ def schedule_lines(rank: int, size: int, steps: Sequence[Step]) -> list[str]:
 
 
 def cost_lines(rows: Sequence[tuple[str, Cost, Prediction | None]]) -> list[str]:
-    """Return costs, and where they are known predicted times, as a table."""
+    """Return costs, and predicted times if known, as a table."""
     cells = [("", "steps", "sent", "received", "links", "predicted")]
     cells += [
         (

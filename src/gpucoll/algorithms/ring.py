@@ -1,7 +1,7 @@
-"""Rings: each rank sends to the next and receives from the one before.
+"""Rings: each rank sends to the next and receives from the previous one.
 
-The working buffer has one block for each rank. Bytes are as few as can be, and each step but the
-first sends on what the one before has received, so all links are busy from the first to the last
+The working buffer has one block for each rank. The number of bytes is minimal. Each step but the
+first sends on what the previous step received, so all links are busy from the first to the last
 byte.
 """
 
@@ -13,11 +13,11 @@ from gpucoll.algorithms.steps import Step, check_place, spans
 def reduce_scatter(rank: int, size: int) -> list[Step]:
     """Reduce every block; rank r then has block r. The other blocks hold partial results.
 
-    Block b goes once around, from rank b + 1 to rank b, and each rank adds its own to it: the order
-    of the operands differs from block to block and is no rank order, so the operation must be
-    commutative.
+    Block b goes around once, from rank b + 1 to rank b, and each rank adds its own data to it. So
+    the order of the operands differs from block to block and is not the rank order; the operation
+    must be commutative.
 
-    Cost: size - 1 steps; (size - 1) / size of the bytes sent, and as many received; 2 links.
+    Cost: size - 1 steps; (size - 1) / size of the bytes sent, and the same received; 2 links.
     Source: Thakur, Rabenseifner, Gropp 2005 (bucket); bytes are optimal (Patarasuk, Yuan 2009).
     """
     check_place(rank, size)
@@ -59,7 +59,7 @@ def all_reduce(rank: int, size: int) -> list[Step]:
     All ranks get the same bits, because each block is reduced in one place only. The operation must
     be commutative.
 
-    Cost: 2 (size - 1) steps; 2 (size - 1) / size of the bytes sent, and as many received; 2 links.
+    Cost: 2 (size - 1) steps; 2 (size - 1) / size of the bytes sent, and the same received; 2 links.
     Source: Patarasuk, Yuan 2009.
     """
     reducing = reduce_scatter(rank, size)

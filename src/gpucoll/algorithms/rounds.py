@@ -1,4 +1,4 @@
-"""A schedule in rounds: which steps belong together, and what blocks hold after them."""
+"""A schedule in rounds: the steps that belong together, and the contents of blocks after them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpucoll.errors import ArgumentError
 
 @dataclass
 class Round:
-    """Steps that are taken at once, and what the ranks' blocks hold after them.
+    """Steps that are taken together, and the contents of the ranks' blocks after them.
 
     Parameters
     ----------
     steps : dict of int to Step
         The step of each rank that has one in this round.
     held : list of list of int
-        Of each rank, what its blocks hold afterwards: values of a `Contents`.
+        The contents of each rank's blocks afterwards: values of a `Contents`.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)
@@ -29,21 +29,21 @@ class Round:
 def rounds_of(
     schedules: Sequence[Sequence[Step]], blocks: Sequence[Sequence[int]], contents: Contents
 ) -> list[Round]:
-    """Return the rounds of a schedule, each step as early as it can be.
+    """Return the rounds of a schedule, with each step as early as possible.
 
     Parameters
     ----------
     schedules : sequence of list of Step
-        Of each rank.
+        The steps of each rank.
     blocks : sequence of list of int
-        Of each rank, what its blocks hold before: values of `contents`.
+        The contents of each rank's blocks before: values of `contents`.
     contents : Contents
-        Where the values are kept.
+        Stores the values.
 
     Raises
     ------
     ArgumentError
-        The steps cannot be put into rounds in which a message is both sent and received.
+        The steps cannot be arranged in rounds in which each message is both sent and received.
     """
     rounds: list[Round] = []
     taken = [0] * len(schedules)
@@ -72,7 +72,7 @@ def rounds_of(
 def _together(
     schedules: Sequence[Sequence[Step]], taken: Sequence[int], waiting: set[int]
 ) -> set[int]:
-    """Return ranks whose next steps send to and receive from one another only, or none."""
+    """Return ranks whose next steps exchange only with one another, or none."""
     current = {rank: schedules[rank][taken[rank]] for rank in sorted(waiting)}
     for start in current:
         group, fits = _group_of(start, current)
@@ -82,7 +82,7 @@ def _together(
 
 
 def _group_of(start: int, current: dict[int, Step]) -> tuple[set[int], bool]:
-    """Return who is connected with a rank by the next steps of all, and whether all fit."""
+    """Return the ranks connected with `start` by the next steps, and whether all of these fit."""
     group, left, fits = {start}, [start], True
     while left:
         rank = left.pop()
@@ -100,7 +100,7 @@ def _group_of(start: int, current: dict[int, Step]) -> tuple[set[int], bool]:
 
 
 def _after(steps: dict[int, Step], held: list[list[int]], contents: Contents) -> list[list[int]]:
-    """Return what blocks hold once all steps of a round have been taken."""
+    """Return the contents of blocks after all steps of a round."""
     after = [list(one) for one in held]
     for rank, step in steps.items():
         if step.receive_from == NOBODY:

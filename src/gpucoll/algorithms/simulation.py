@@ -13,7 +13,7 @@ from gpucoll.wording import rank_of
 
 @dataclass(slots=True)
 class _Rank:
-    """How far a rank is, and what of its current step is still to happen."""
+    """The progress of a rank, and the pending parts of its current step."""
 
     steps: Sequence[Step]
     blocks: list[int]
@@ -39,26 +39,26 @@ def run(
     blocks: Sequence[Sequence[int]],
     contents: Contents,
 ) -> list[list[int]]:
-    """Run the schedules of all ranks and return what their blocks then hold.
+    """Run the schedules of all ranks and return the final contents of their blocks.
 
     A message is handed over only when its sender and its receiver are both in the step that names
-    the other, and a step ends when it has both sent and received: a schedule that ends so ends also
-    where no message is kept on the way.
+    the other, and a step ends when it has both sent and received. So a schedule that ends here also
+    ends if messages are never buffered.
 
     Parameters
     ----------
     schedules : sequence of list of Step
-        Of each rank.
+        The steps of each rank.
     blocks : sequence of list of int
-        Of each rank, what its blocks hold: values of `contents`, or `EMPTY`.
+        The contents of each rank's blocks: values of `contents`, or `EMPTY`.
     contents : Contents
-        Where the values are kept, and those that reductions make.
+        Stores the values, including the results of reductions.
 
     Raises
     ------
     ArgumentError
-        A rank waits for ever (the message says for whom, and who else), sends a block that is
-        empty, or a message has another number of blocks than its receiver takes.
+        A rank waits for ever (the message names the ranks that wait, and for whom), sends an empty
+        block, or a message has another number of blocks than its receiver expects.
     """
     ranks = [_Rank(steps, list(held)) for steps, held in zip(schedules, blocks, strict=True)]
     ready = list(range(len(ranks)))
@@ -74,7 +74,7 @@ def run(
 
 
 def _hand_over(ranks: list[_Rank], rank: int, contents: Contents) -> list[int]:
-    """Move what can move now that a rank has begun a step; return who has ended one."""
+    """Move what can move after a rank has begun a step; return the ranks that ended theirs."""
     state = ranks[rank]
     step = state.steps[state.step]
     moved = {rank}
@@ -91,23 +91,23 @@ _NO_STEP = Step()
 
 
 def _current(ranks: list[_Rank], rank: int) -> Step:
-    """Return the step in which a rank is, or an empty one."""
+    """Return a rank's current step, or an empty one."""
     state = ranks[rank]
     return state.steps[state.step] if 0 <= state.step < len(state.steps) else _NO_STEP
 
 
 def _takes_from(ranks: list[_Rank], rank: int) -> int:
-    """Return from whom a rank is still to receive in its step, or NOBODY."""
+    """Return the rank from which a rank still has to receive in its step, or NOBODY."""
     return _current(ranks, rank).receive_from if ranks[rank].to_receive else NOBODY
 
 
 def _gives_to(ranks: list[_Rank], rank: int) -> int:
-    """Return to whom a rank is still to send in its step, or NOBODY."""
+    """Return the rank to which a rank still has to send in its step, or NOBODY."""
     return _current(ranks, rank).send_to if ranks[rank].to_send else NOBODY
 
 
 def _move(ranks: list[_Rank], sender: int, receiver: int, contents: Contents) -> None:
-    """Hand over the message of the step in which both are."""
+    """Hand over the message of the step that both ranks are in."""
     step = _current(ranks, receiver)
     numbers = block_numbers(step.receive)
     sent, held = ranks[sender].sent, ranks[receiver].blocks

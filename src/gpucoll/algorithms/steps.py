@@ -1,4 +1,4 @@
-"""What a schedule is made of: steps, and the blocks that they send and receive."""
+"""The parts of a schedule: steps, and the blocks that they send and receive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpucoll.errors import ArgumentError
 from gpucoll.wording import rank_of
 
 NOBODY: Final = -1
-"""In place of a rank, where a step does not send, or does not receive."""
+"""In place of a rank if a step does not send, or does not receive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Span:
     first : int
         The first block.
     count : int
-        How many there are, at least 1.
+        Number of blocks, at least 1.
     """
 
     first: int
@@ -32,34 +32,33 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one rank does in one step: it sends and receives at the same time.
+    """The work of one rank in one step: it sends and receives at the same time.
 
-    What is sent is what was there before the step. Only where `reduces` is set may a step receive
-    into the blocks that it sends, and those are then exactly the same blocks.
+    A step sends the content before the step. Only a step with `reduces` may receive into blocks
+    that it also sends, and these must then be exactly the same blocks.
 
-    A step begins when the one before has ended. Only what is sent may begin earlier, where
-    `forwards` is set: byte by byte, as soon as the step before has received (and reduced) it. What
-    the step before sends are then other blocks.
+    A step begins when the previous one has ended. Only with `forwards` may its sending begin
+    earlier: byte by byte, as soon as the previous step has received (and reduced) the data. The
+    blocks that the previous step sends are then others.
 
-    Of two ranks, the messages from one to the other are received in the order in which they are
-    sent.
+    Between two ranks, messages are received in the order in which they are sent.
 
     Parameters
     ----------
     send_to : int
-        The rank that this one sends to, or `NOBODY`.
+        The rank to which this one sends, or `NOBODY`.
     send : tuple of Span
-        The blocks, in the order in which their bytes go.
+        The blocks, in the order in which their bytes are sent.
     receive_from : int
-        The rank that this one receives from, or `NOBODY`.
+        The rank from which this one receives, or `NOBODY`.
     receive : tuple of Span
-        The blocks that what comes goes to, in the order in which it comes.
+        The blocks into which the data is received, in that order.
     reduces : bool
-        What comes is combined with what is there, else it replaces it. The operand of the lower
-        rank comes first: theirs, then mine, if ``receive_from < rank``. So both ranks of a pair
-        compute the same bits.
+        Whether received data is combined with the present content, instead of replacing it. The
+        operand of the lower rank comes first: theirs, then mine, if ``receive_from < rank``. So
+        both ranks of a pair compute the same bits.
     forwards : bool
-        What is sent is exactly what the step before received, in that order.
+        Whether the data sent is exactly what the previous step received, in that order.
     """
 
     send_to: int = NOBODY
@@ -83,9 +82,9 @@ def spans(first: int, count: int, blocks: int) -> tuple[Span, ...]:
     first : int
         The first block; taken modulo `blocks`.
     count : int
-        How many, at most `blocks`; no span for 0.
+        Number of blocks to return, at most `blocks`; 0 gives no span.
     blocks : int
-        How many there are in all.
+        Number of blocks in the circle.
     """
     first %= blocks
     before_the_end = min(count, blocks - first)
@@ -99,7 +98,7 @@ def block_numbers(parts: Sequence[Span]) -> list[int]:
 
 
 def span_numbers(parts: Sequence[Span]) -> str:
-    """Return the numbers of the blocks of some spans as people write them: "0-3,7"."""
+    """Return the numbers of the blocks of some spans as text: "0-3,7"."""
     return ",".join(
         str(span.first) if span.count == 1 else f"{span.first}-{span.first + span.count - 1}"
         for span in parts
@@ -117,7 +116,7 @@ def check_place(rank: int, size: int, root: int = 0) -> None:
 
 
 def distances(size: int) -> list[int]:
-    """Return 1, 2, 4 ... below `size`: as many as the rounded-up logarithm of it."""
+    """Return 1, 2, 4 ... below `size`: as many numbers as its logarithm, rounded up."""
     return [1 << bit for bit in range((size - 1).bit_length())]
 
 

@@ -1,4 +1,4 @@
-"""Which algorithms there are, and what whoever runs one has to know of it."""
+"""The table of algorithms, with the facts that are needed to run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpucoll.types import Collective
 
 
 class Order(IntEnum):
-    """In which order an algorithm combines what ranks bring; each does for those before it, too."""
+    """The order in which an algorithm combines operands; each permits the cases before it, too."""
 
     ANY = 0
     """Any: the operation must be commutative, and associative."""
@@ -34,22 +34,22 @@ class Algorithm:
     Parameters
     ----------
     collective : Collective
-        What it does.
+        The collective that it does.
     name : str
-        What it is called, among those for this collective.
+        Its name, among the algorithms for this collective.
     function : callable
-        ``(rank, size) -> list[Step]``; ``(rank, size, root) -> list[Step]`` where `is_rooted`.
+        ``(rank, size) -> list[Step]``; ``(rank, size, root) -> list[Step]`` if `is_rooted`.
     blocks : callable
-        ``size -> int``: of how many blocks the working buffer consists.
+        ``size -> int``: the number of blocks in the working buffer.
     largest : callable
-        ``size -> Cost``: what no rank exceeds, with root 0 and blocks of one byte.
+        ``size -> Cost``: the bounds for any rank, with root 0 and blocks of one byte.
     order : Order
-        Of the operands, where it reduces.
+        The order of the operands, if it reduces.
     numbering : module or None
-        Where blocks go to and come from ranks (all_to_all): has `outgoing` and `incoming`.
+        For all_to_all: a module with `outgoing` and `incoming`, which map ranks to blocks.
     equal_blocks : bool
-        All blocks must have one size; otherwise each may have its own, the same on all ranks (and
-        0).
+        Whether all blocks must have one size. Otherwise each may have its own, the same on all
+        ranks (and possibly 0).
     """
 
     collective: Collective
@@ -63,20 +63,20 @@ class Algorithm:
 
     @property
     def is_rooted(self) -> bool:
-        """Whether one rank gives or gets all."""
+        """Whether one rank gives or gets all data."""
         return self.collective in ROOTED
 
     @property
     def reduces(self) -> bool:
-        """Whether it combines what the ranks bring."""
+        """Whether it combines the ranks' data."""
         return self.collective in REDUCING
 
     def steps(self, rank: int, size: int, root: int = 0) -> list[Step]:
-        """Return what a rank does; `root` only matters where `is_rooted`."""
+        """Return a rank's steps; `root` only matters if `is_rooted`."""
         return self.function(rank, size, root) if self.is_rooted else self.function(rank, size)
 
     def schedules(self, size: int, root: int = 0) -> list[list[Step]]:
-        """Return what each rank does."""
+        """Return the steps of each rank."""
         return [self.steps(rank, size, root) for rank in range(size)]
 
 
@@ -231,7 +231,7 @@ ALGORITHMS: Final[Sequence[Algorithm]] = (
         equal_blocks=True,
     ),
 )
-"""Every algorithm. Which of them is taken: `gpucoll.algorithms.choice`."""
+"""All algorithms. `gpucoll.algorithms.choice` selects one of them."""
 
 
 def algorithms_for(collective: Collective) -> list[Algorithm]:
@@ -240,12 +240,12 @@ def algorithms_for(collective: Collective) -> list[Algorithm]:
 
 
 def named(collective: Collective, name: str) -> Algorithm:
-    """Return an algorithm by the name it has among those for a collective.
+    """Return an algorithm by its name among those for a collective.
 
     Raises
     ------
     ArgumentError
-        There is none of that name; the message says which there are.
+        There is none of that name; the message lists the names.
     """
     found = {one.name: one for one in algorithms_for(collective)}
     if name not in found:

@@ -1,4 +1,4 @@
-"""How long a schedule takes, by a model of the network: latency, bandwidth of links and of NICs."""
+"""Predict the duration of a schedule by a network model: latency, bandwidth of links and NICs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from gpucoll.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Network:
-    """What connects hosts.
+    """The connections between hosts.
 
     Parameters
     ----------
     latency_s : float
-        From the first byte's leaving to its arrival, the work of both hosts for it included.
+        From the departure of the first byte to its arrival, including the work of both hosts for
+        it.
     link_bytes_per_s : float
-        What one connection carries each way.
+        What one connection carries in each direction.
     nic_bytes_per_s : float
-        What a host carries each way, over all connections; without a limit of its own by default.
+        What a host carries in each direction over all connections; unlimited by default.
     """
 
     latency_s: float
@@ -38,19 +39,19 @@ class Network:
                 raise ArgumentError(f"a bandwidth of {rate} bytes/s: more than 0 is needed")
 
     def rate(self, flows: int) -> float:
-        """Return the bytes per second of each of `flows` that a host has at once each way."""
+        """Return the rate of each of `flows` concurrent flows of a host, in each direction."""
         return min(self.link_bytes_per_s, self.nic_bytes_per_s / flows)
 
 
 @dataclass(slots=True)
 class _Clock:
-    """When a rank is free, and when what it received last began to come."""
+    """The times at which a rank is free, and at which the data it received last began to arrive."""
 
     step: int = 0
     is_sent: bool = False
-    """The message of the current step is under way, and the step waits for what it receives."""
+    """Whether the current step's message is under way, so that it waits for what it receives."""
     done: float = 0.0
-    """All that was sent and received in the steps before has been."""
+    """When everything was sent and received in the previous steps."""
     sender_free: float = 0.0
     receiver_free: float = 0.0
     first_came: float = 0.0
@@ -62,24 +63,24 @@ def predict(
     network: Network,
     flows: int = 1,
 ) -> float:
-    """Return after how many seconds the last rank has ended its schedule.
+    """Return the time in seconds after which the last rank has ended its schedule.
 
-    All begin at 0. A message leaves when its step may send; where it forwards, its first byte
-    leaves when the first one came (all links are alike, so the others have come in time). It takes
-    the latency, and at both ends the time of its bytes, one message at a time each way. Messages
-    wait on the way for as long as the receiver is not in the step for them. Computing is in the
-    latency, and in the bandwidth.
+    All ranks begin at 0. A message leaves when its step may send. If the step forwards, the first
+    byte leaves when the first one arrived (all links are equal, so the others arrive in time). A
+    message takes the latency and, at both ends, the time for its bytes, one message at a time in
+    each direction. Messages wait on the way until the receiver is in the step for them. Computation
+    is included in latency and bandwidth.
 
     Parameters
     ----------
     schedules : sequence of list of Step
-        Of each rank, one rank a host.
+        The steps of each rank, with one rank per host.
     block_bytes : int or sequence of int
-        The size of every block, or of each.
+        The size of all blocks, or of each.
     network : Network
-        What connects the hosts.
+        The connections between the hosts.
     flows : int
-        How many such schedules run at once, each on a rank of its own of every host.
+        How many such schedules run at once, each on a separate rank of every host.
 
     Raises
     ------
@@ -109,10 +110,11 @@ class _Clocks:
         self.seconds_per_byte = seconds_per_byte
         self.clocks = [_Clock() for _ in schedules]
         self.under_way: dict[tuple[int, int], deque[tuple[float, float, int]]] = {}
-        """Of (sender, receiver): when the first and the last byte come, how many there are."""
+        """For (sender, receiver): when the first and the last byte arrive, and the number of
+        bytes."""
 
     def advance(self, rank: int) -> list[int]:
-        """Take a rank as far as it gets; return who may now get further, too."""
+        """Advance a rank as far as possible; return the ranks that may now advance, too."""
         clock, steps = self.clocks[rank], self.schedules[rank]
         woken = []
         while clock.step < len(steps):
@@ -133,7 +135,7 @@ class _Clocks:
         return woken
 
     def ended(self) -> float:
-        """Return when the last rank has ended, or raise ArgumentError where not all have."""
+        """Return when the last rank has ended; raise ArgumentError if not all have."""
         for clock, steps in zip(self.clocks, self.schedules, strict=True):
             if clock.step < len(steps):
                 raise ArgumentError("schedule: it never ends")
@@ -142,13 +144,13 @@ class _Clocks:
         return max((clock.done for clock in self.clocks), default=0.0)
 
     def _waits_for(self, rank: int) -> int:
-        """Return from whom a rank waits to receive, or NOBODY."""
+        """Return the rank from which a rank waits to receive, or NOBODY."""
         clock, steps = self.clocks[rank], self.schedules[rank]
         waits = clock.is_sent and clock.step < len(steps)
         return steps[clock.step].receive_from if waits else NOBODY
 
     def _send(self, rank: int, step: Step) -> None:
-        """Note when the first and the last byte of what a step sends leave, and so come."""
+        """Note when the first and the last byte of a step's message leave, and so arrive."""
         clock = self.clocks[rank]
         size = span_bytes(step.send, self.block_bytes)
         first = max(clock.sender_free, clock.first_came if step.forwards else clock.done)
@@ -158,7 +160,7 @@ class _Clocks:
         self.under_way.setdefault((rank, step.send_to), deque()).append(message)
 
     def _receive(self, clock: _Clock, step: Step, first: float, last: float, size: int) -> None:
-        """Note when the first and the last byte of what a step receives have come."""
+        """Note when the first and the last byte of what a step receives have arrived."""
         wanted = span_bytes(step.receive, self.block_bytes)
         if wanted != size:
             raise ArgumentError(f"schedule: {size} bytes are sent where {wanted} are received")

@@ -1,12 +1,12 @@
 """Binomial trees over ranges of consecutive ranks, for any root.
 
-Ranges of 1, 2, 4 ... ranks, each beginning at a multiple of its width, are joined two by two. A
-range is led by its first rank, or by the root where that is in it; the leader of one half sends to
-the leader of the other. So whatever the root, what a rank has is of consecutive ranks: reductions
-keep the order of ranks (the operation need not be commutative), and blocks are one span, never two.
+Ranges of 1, 2, 4 ... ranks, each beginning at a multiple of its width, are joined two by two. The
+leader of a range is its first rank, or the root if that is in it; the leader of one half sends to
+the leader of the other. So for any root, a rank's data comes from consecutive ranks: reductions
+keep the rank order (the operation need not be commutative), and blocks are one span, never two.
 
-Source: binomial trees as in Thakur, Rabenseifner, Gropp 2005, there with ranks counted from the
-root, by which rank order is lost and blocks wrap.
+Source: binomial trees as in Thakur, Rabenseifner, Gropp 2005. There ranks are counted from the
+root, which loses the rank order and makes blocks wrap around.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from gpucoll.algorithms.steps import WHOLE, Span, Step, check_place, distances
 
 @dataclass(frozen=True)
 class _Join:
-    """Where two ranges become one: what their leaders have to do with each other."""
+    """The joining of two ranges into one: the exchange between their leaders."""
 
     sender: int
     receiver: int
     sent: Span
-    """The range of the sender."""
+    """The sender's range."""
 
 
 def _joins(rank: int, size: int, root: int) -> list[_Join]:
-    """Return the joins of a rank on the way to the root: as receiver, in the last one as sender."""
+    """Return a rank's joins on the way to the root: as receiver, and in the last one as sender."""
     check_place(rank, size, root)
     found = []
     for width in distances(size):
         first = rank // (2 * width) * (2 * width)
         middle = first + width
         if middle >= size:
-            continue  # no upper half: the range is only renamed
+            continue  # there is no upper half: the range only becomes wider
         lower = root if first <= root < middle else first
         upper = root if middle <= root < middle + width else middle
         if upper == root:
@@ -50,7 +50,7 @@ def _joins(rank: int, size: int, root: int) -> list[_Join]:
 def reduce(rank: int, size: int, root: int = 0) -> list[Step]:
     """Reduce the whole buffer (one block) in rank order to the root; others hold partial results.
 
-    Cost: at most log2 size steps, rounded up, each with the whole buffer; a link each.
+    Cost: at most log2 size steps, rounded up, each with the whole buffer; one link a step.
     """
     steps: list[Step] = []
     for join in _joins(rank, size, root):
@@ -64,7 +64,7 @@ def reduce(rank: int, size: int, root: int = 0) -> list[Step]:
 def broadcast(rank: int, size: int, root: int = 0) -> list[Step]:
     """Give the root's buffer (one block) to all.
 
-    Cost: at most log2 size steps, rounded up, each with the whole buffer; a link each.
+    Cost: at most log2 size steps, rounded up, each with the whole buffer; one link a step.
     """
     steps: list[Step] = []
     for join in reversed(_joins(rank, size, root)):
@@ -79,10 +79,10 @@ def broadcast(rank: int, size: int, root: int = 0) -> list[Step]:
 def gather(rank: int, size: int, root: int = 0) -> list[Step]:
     """Collect one block of each rank at the root; rank r begins with block r, of `size` blocks.
 
-    A rank that leads a range needs room for the blocks of that range, at their places.
+    The leader of a range needs room for the blocks of that range, at their places.
 
-    Cost: at most log2 size steps, rounded up; the root receives each block but its own once, others
-    those of the range that they lead, which they then send; a link each.
+    Cost: at most log2 size steps, rounded up. The root receives each block but its own once; other
+    leaders receive the blocks of their range and then send them. One link a step.
     """
     steps: list[Step] = []
     for join in _joins(rank, size, root):
@@ -96,10 +96,10 @@ def gather(rank: int, size: int, root: int = 0) -> list[Step]:
 def scatter(rank: int, size: int, root: int = 0) -> list[Step]:
     """Give block r of the root to rank r, of `size` blocks: `gather` backwards.
 
-    A rank that leads a range needs room for the blocks of that range, at their places.
+    The leader of a range needs room for the blocks of that range, at their places.
 
-    Cost: at most log2 size steps, rounded up; the root sends each block but its own once, others
-    those of the range that they lead, which they first receive; a link each.
+    Cost: at most log2 size steps, rounded up. The root sends each block but its own once; other
+    leaders receive the blocks of their range and then send them. One link a step.
     """
     steps: list[Step] = []
     for join in reversed(_joins(rank, size, root)):

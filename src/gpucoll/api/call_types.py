@@ -1,4 +1,4 @@
-"""What calls take and give, in the words of static type checkers, which alone import this."""
+"""Types of arguments and results. Only static type checkers import this module."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Shape: TypeAlias = int | Sequence[int]
 Rows: TypeAlias = Sequence[int] | np.ndarray[Any, Any] | None
 Counts: TypeAlias = Rows | Literal["auto"]
 
-# --- inputs: what `gpucoll.arrays.libraries` finds a library for ----------------------------------
+# --- inputs: the arrays that `gpucoll.arrays.libraries` recognises --------------------------------
 
 
-class _Buffer(Sized, Protocol):  # NumPy's numbers have a buffer and an interface, but no length
+class _Buffer(Sized, Protocol):  # the length excludes NumPy's scalars, which also have a buffer
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
@@ -38,18 +38,18 @@ class _Dlpack(Protocol):
 
 
 Array: TypeAlias = _Buffer | _ArrayInterface | _CudaArrayInterface | _Dlpack
-Number: TypeAlias = complex | np.generic  # for a type checker int and float are complex, too
+Number: TypeAlias = complex | np.generic  # for a type checker, complex includes int and float
 
 A = TypeVar("A", bound=Array)
 X = TypeVar("X", bound=Array | Number | Sequence[Array | np.generic])
-"""What reductions and broadcast take, and give: also lists and tuples of arrays."""
+"""The type of x in reductions and broadcast, and of their results: also lists and tuples."""
 M = TypeVar("M", bound=Array | Number, default=npt.NDArray[Any])
-"""What scans and messages take, and give."""
+"""The type of x in scans and messages, and of their results."""
 N = TypeVar("N", bound=np.generic, default=np.float32)
 V = TypeVar("V", default=Any)
 """Any picklable value."""
 
-# --- what every call takes, and what that makes of its result: R, Work[R], or either --------------
+# --- options of every call; async_op decides whether the result is R, Work[R], or either ----------
 
 
 class _Options(TypedDict, total=False):
@@ -70,7 +70,7 @@ class Asynchronous(_Options, total=False):
 
 
 class Either(_Options, total=False):
-    """A call of which a variable decides."""
+    """A call that may return either, because a variable decides."""
 
     async_op: bool
 
@@ -80,12 +80,12 @@ class _Out(TypedDict, Generic[X], total=False):
 
 
 class BlockingInto(_Out[X], Blocking, total=False):
-    """The same with `out`."""
+    """A call that returns its result, with `out`."""
 
 
 class AsynchronousInto(_Out[X], Asynchronous, total=False):
-    """The same with `out`."""
+    """A call that returns a `Work`, with `out`."""
 
 
 class EitherInto(_Out[X], Either, total=False):
-    """The same with `out`."""
+    """A call that may return either, with `out`."""

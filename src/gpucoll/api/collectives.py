@@ -9,41 +9,40 @@ from gpucoll.api.scans import Scans
 
 
 class ArrayCollectives(Reductions, Scans, Gathering, Movements):
-    """What `Communicator` can do with arrays.
+    """The collectives of `Communicator` on arrays.
 
-    Every method takes these, described here once:
+    Every method accepts these arguments:
 
     out : array, optional
-        Where the result goes: an array of x's library, dtype and device with as many elements as
-        the result, in whatever shape. Default: a new array. Nothing else is ever written. It may be
-        x itself or, where x is one block of the result or the result one block of x, exactly that
-        block (in place); any other overlap is refused. Where the result is one block for each rank,
-        it may be a list of these.
+        Destination array: any shape with as many elements as the result, and x's library, dtype and
+        device. Default: a new array. Nothing else is ever written to. In place: pass x itself; if
+        one of the two is a block of the other, pass exactly this rank's block. Any other overlap is
+        refused. If the result has one block for each rank, `out` may be a list of blocks.
     async_op : bool
         Return a `Work` at once; input and output belong to it until it is done.
     timeout_s : float, optional
         Deadline of this call, in seconds. Default: the communicator's. For GPU arrays it counts
         from the call's start on the stream.
     stream : stream, optional
-        For GPU arrays: where to run instead of the current stream of the arrays' library. A stream
-        of CuPy, PyTorch or Numba, its handle, or anything with ``__cuda_stream__``.
+        For GPU arrays: the stream to run on. Default: the current stream of the arrays' library. A
+        stream of CuPy, PyTorch or Numba, its handle, or any object with ``__cuda_stream__``.
 
     and raises:
 
     ArgumentError, ArgumentTypeError
-        An argument cannot serve; nothing was sent.
+        An argument is invalid; nothing was sent.
     MismatchError
         The ranks did not make the same call.
     DeadlineError, PeerLostError
-        A rank did not come in time, or is gone.
+        A rank did not arrive in time, or its process is gone.
     BackendUnavailableError
-        No backend of this communicator moves such arrays; `Communicator.describe` says why.
+        No backend of this communicator moves these arrays; `Communicator.describe` says why.
 
-    A call on host arrays returns when it is done. One on GPU arrays is put on a stream and returns:
-    what comes on that stream afterwards sees the result. What goes wrong there is raised later, by
-    the next call, and for certain by `Work.synchronize`, `Communicator.check` and
-    `Communicator.close`; nothing in an output may be trusted before.
+    A call on host arrays returns when it is done. A call on GPU arrays is enqueued on a stream and
+    returns; work enqueued on that stream afterwards sees the result. A failure there is raised
+    later: perhaps by the next call, and certainly by `Work.synchronize`, `Communicator.check` and
+    `Communicator.close`. Until one of these has returned, results may be undefined.
 
-    P is the number of ranks, r this rank, n the bytes of x. Costs are bytes that this rank moves
-    through shared memory; arrays of `empty` are read where they lie instead.
+    P is the number of ranks, r this rank, n the bytes of x. Costs are the bytes that this rank
+    moves through shared memory. Arrays made by `empty` are read in place instead.
     """

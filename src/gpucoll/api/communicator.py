@@ -1,4 +1,4 @@
-"""The communicator: what users call."""
+"""The communicator: the object whose methods users call."""
 
 from __future__ import annotations
 
@@ -64,14 +64,15 @@ from gpucoll.wording import rank_of
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _LOSSES = (PeerLostError, DeadlineError, AbortedError, MismatchError)
-"""What `shrink` is for."""
+"""The errors after which `shrink` is useful."""
 
 
 class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, SaysNamesElsewhere):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
-    Every rank makes the same calls in the same order. One thread at a time; for a second thread,
-    `duplicate`. Every wait has a deadline (`timeout_s`, 300 s unless `init` said otherwise).
+    Every rank makes the same calls in the same order, from one thread at a time; a second thread
+    needs its own communicator (`duplicate`). Every wait has a deadline (`timeout_s`, 300 s unless
+    set in `init`).
 
     Attributes
     ----------
@@ -80,11 +81,11 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
     world_size : int
         Number of ranks.
     epoch : int
-        How often `shrink` has been called, from the communicator of `init` to this one.
+        Number of calls of `shrink` from the communicator of `init` to this one.
     resumed_from : int or None
-        The last collective of the one that was shrunk which all ranks here have completed.
+        After `shrink`: the last collective of the old communicator that all these ranks completed.
     former_ranks : tuple of int or None
-        By rank here, the rank there.
+        After `shrink`: for each rank, its rank in the old communicator.
     """
 
     def __init__(
@@ -111,12 +112,12 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._objects = ObjectMover(runner, backend)
         self._bind(self._collectives)
         _open.add(self)
-        # One that is dropped without close: what is pending goes on, by a thread that keeps it.
+        # If this is dropped without close, pending calls continue, in a thread that keeps them.
         self._finalizer = weakref.finalize(self, _let_go, weakref.ref(self._queue))
         self._finalizer.atexit = False
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        """Return when every rank has called it."""
+        """Wait until every rank has called it."""
         if timeout_s is None:
             if not (status := self._run_barrier()):
                 return
@@ -129,26 +130,28 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
     ) -> Communicator | None:
-        """Divide the ranks into communicators of one color each.
+        """Divide the ranks into one communicator for each color.
 
         Parameters
         ----------
         color : int or None
-            Ranks of one color come together; None takes part in none and gets None.
+            Ranks with the same color form a communicator. A rank with None joins none, and gets
+            None.
         key : int
             Ranks are numbered by key, then by their rank here.
         timeout_s : float, optional
-            Deadline for all ranks to come, in seconds.
+            Deadline for all ranks to arrive, in seconds.
 
         Notes
         -----
-        A rank that is lost, interrupted or late in here breaks this communicator, as in any call;
-        where all ranks are told that there is no memory for the new one, this one works on.
+        A rank that is lost, interrupted or late in this call breaks this communicator, as in any
+        call. If there is no memory for the new one, all ranks are told, and this communicator stays
+        usable.
         """
         return self._divide(Collective.SPLIT, color, key, timeout_s)
 
     def duplicate(self, *, timeout_s: float | None = None) -> Communicator:
-        """Return a communicator of the same ranks: for another thread, or a library of its own."""
+        """Return a communicator of the same ranks, for another thread or for a library."""
         made = self._divide(Collective.DUPLICATE, 0, self.rank, timeout_s)
         assert made is not None
         return made
@@ -174,7 +177,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         timeout_s: float | None,
         division: Division,
     ) -> Communicator | None:
-        """Meet the ranks of one color; `parts` say who they are."""
+        """Meet the ranks of one color. `parts` has the color, key and rank of every rank."""
         everyone = [pickle.loads(part) for part in parts]
         colors = sorted({item[0] for item in everyone if item[0] is not None})
         ranks = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
@@ -186,14 +189,14 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             division.call,
             lambda data: self._runner.exchange_bytes(data, collective, NO_ROOT, timeout_s),
         )
-        # NCCL divides what is connected together with all ranks, whatever their color.
+        # NCCL splits a communicator in a call of all its ranks, whatever their color.
         gpu_color = None if color is None else colors.index(color)
         connection = self._gpu.split(gpu_color, place, timeout_s)
         if color is None:
             return None
         division.has_begun = True  # the others wait for this rank from here on
         limit = self._group.timeout_s if timeout_s is None else timeout_s
-        wish = self._wish._replace(device=None)  # what is connected is handed on
+        wish = self._wish._replace(device=None)  # GPUs that are connected are handed on
         over_mpi = self._over_mpi(division.ranks, limit)
         timeout = self._group.timeout_s
         try:
@@ -207,7 +210,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         return made
 
     def _over_mpi(self, ranks: list[int], timeout_s: float) -> Callable[[], Any] | None:
-        """Return what makes some of these ranks one of MPI's communicators, where they go so."""
+        """Return a function that makes these ranks a communicator of MPI's; None without MPI."""
         whole = self._group.over_mpi
         return None if whole is None else lambda: whole.part(ranks, timeout_s)
 
@@ -223,41 +226,42 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         deterministic: str | None = None,
         bind: bool = False,
     ) -> Communicator:
-        """Return a communicator of the ranks of one of mpi4py's, which stays as usable as before.
+        """Return a communicator of the ranks of an mpi4py communicator, which stays usable.
 
-        Collective over those: each rank of it calls this, as often as wanted, in the order of its
-        MPI collectives. They learn over MPI who is on which host, and where to meet: no launcher's
-        environment, no meeting point and no secret are needed.
+        Collective over these ranks: each calls it, any number of times, in order with its MPI
+        collectives. The ranks learn over MPI which rank is on which host, and where to meet: they
+        need no launcher's environment, no meeting point and no secret.
 
         Parameters
         ----------
         communicator : mpi4py.MPI.Intracomm
-            Any: ``MPI.COMM_WORLD``, one of Split or Create_group, a Cartesian one. The ranks keep
-            their numbers.
+            Any intracommunicator: ``MPI.COMM_WORLD``, one of Split or Create_group, a Cartesian
+            one. The ranks keep their numbers.
         backend : str
-            As for `gpucoll.init`. With ``"auto"`` host arrays go through shared memory where all
-            ranks are on one host, through MPI (``"mpi"``) where they are on several, which is the
-            way to InfiniBand, Slingshot and EFA; ``"cpu"`` takes gpucoll's own links instead.
+            As for `gpucoll.init`. With ``"auto"``, host arrays go through shared memory if all
+            ranks are on one host, and through MPI (``"mpi"``) if they are on several; MPI is the
+            way to InfiniBand, Slingshot and EFA. ``"cpu"`` uses gpucoll's own links instead.
         device, mixed, timeout_s, on_async_error, deterministic, bind
             As for `gpucoll.init`.
 
         Raises
         ------
         ArgumentTypeError
-            It is no communicator of mpi4py, or an intercommunicator.
+            The argument is not a communicator of mpi4py, or is an intercommunicator.
         StateError
-            MPI is not initialised, or finalised.
+            MPI is not initialised, or is finalised.
         RendezvousDeadlineError
-            Some rank of it did not call this in time.
+            A rank of the communicator did not call this in time.
         BackendUnavailableError
-            The backend cannot serve; for ``"mpi"`` also where MPI was initialised with less than
+            The backend cannot be used; for ``"mpi"`` also if MPI was initialised with less than
             ``MPI_THREAD_MULTIPLE``, or the process has loaded two MPIs.
 
         Notes
         -----
-        One `Idup` of the communicator, three small all_gathers, and what `gpucoll.init` costs. What
-        goes through MPI ends with it: close such a communicator before ``MPI.Finalize``, or every
-        later call on it is a StateError. The others may outlive MPI.
+        Cost: one `Idup` of the communicator, three small all_gathers, and the cost of
+        `gpucoll.init`. A communicator that uses MPI ends with it: close it before
+        ``MPI.Finalize``, otherwise every later call on it raises StateError. Other communicators
+        may outlive MPI.
 
         Examples
         --------
@@ -279,36 +283,38 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
     def completed(self) -> int:
         """The number of the last collective on host arrays that this rank has completed.
 
-        As errors count them; the same call has the same number on every rank.
+        Errors show the same number (``#7``); a call has the same number on every rank.
         """
         self._group.check_alive()
         return self._group.completed
 
     def shrink(self, *, timeout_s: float | None = None) -> Communicator:
-        """Return a communicator of the ranks that are left, after PeerLostError, DeadlineError, ...
+        """Return a communicator of the surviving ranks, after PeerLostError, DeadlineError, ...
 
-        Collective among those: each calls it, at whatever time. They agree on who is left, are
-        numbered in their old order (`former_ranks`), and this communicator is closed. Its backend,
-        deadline and GPU carry over. Asynchronous calls and messages that are pending end with the
-        error that has broken it.
+        Collective among the surviving ranks: all must call it, though not at the same time. They
+        agree on the survivors, keep their order (`former_ranks`), and close this communicator. The
+        new one has the same backend, deadline and GPU. Pending asynchronous calls and messages end
+        with the error that broke this communicator.
 
         Parameters
         ----------
         timeout_s : float, optional
-            How long a rank that lives has for calling this, in seconds, before the others go on
-            without it; the same again for making the new one. Default: the communicator's.
+            How long the others wait for a rank that is alive but has not called this, before they
+            continue without it, in seconds; making the new communicator may take as long again.
+            Default: the communicator's deadline.
 
         Raises
         ------
         ShrinkError
-            Fewer than half of the ranks are left here, or half without the lowest of them, or the
-            others have gone on without this rank.
+            Fewer than half of the ranks are left here, or exactly half without the lowest rank, or
+            the others have continued without this rank.
 
         Notes
         -----
-        What is lost on the way is left out, too. On a communicator that is whole it returns one of
-        all ranks. So it does after a MismatchError that has broken the communicator, because not
-        every rank raised it in the call that differed: `resumed_from` says from where to go on.
+        Ranks that are lost during the call are left out, too. On a whole communicator it returns
+        one of all ranks. This is also the way to continue after a MismatchError that has broken the
+        communicator, because not every rank raised it in the call that differed: `resumed_from`
+        gives the call from which to continue.
 
         Examples
         --------
@@ -325,7 +331,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._end_pending(limit)
         wish = self._gpu.wish_again()
         if wish.backend == MPI:
-            wish = wish._replace(backend="auto")  # no communicator of MPI's loses ranks
+            wish = wish._replace(backend="auto")  # MPI's communicators cannot lose ranks
 
         def make(job: Job, watch: Watch) -> Communicator:
             return create(job, limit, group.timeout_s, wish, watch, connects=False)
@@ -334,7 +340,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         try:
             made, survivors = come_together(group.agreement(limit), make, who)
         except BaseException:
-            group.abort()  # whoever has not called this may wait for it in another call
+            group.abort()  # a rank that has not called this may be waiting in another call
             raise
         made.epoch = self.epoch + 1
         made.resumed_from = survivors.resumed_from
@@ -346,11 +352,11 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         if self._gpu.is_running or (self._group.is_running and not self._queue.is_busy):
             raise StateError(
                 f"rank {self.rank} of {self.world_size} is in a call on this communicator in "
-                f"another thread: {call} it after that, or abort it"
+                f"another thread: {call} it after that call, or abort it"
             )
 
     def _end_pending(self, timeout_s: float) -> None:
-        """Wait for what is pending, which ends soon where the communicator is broken."""
+        """Wait for pending calls and messages, which end soon if the communicator is broken."""
         messages = self._point_to_point.queue
         messages.stop_watching()
         is_broken = self._group.is_aborted or self._group.failure is not None
@@ -363,7 +369,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
     # --- description ------------------------------------------------------------------------------
 
     def describe(self) -> Description:
-        """Return what was chosen and why, and what is promised; prints as a table."""
+        """Return what was chosen and why, and what is guaranteed. It prints as a table."""
         return Description.of(self._group, self._backend, self._choice, self._gpu.describe())
 
     # --- the end ----------------------------------------------------------------------------------
@@ -374,16 +380,16 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         return self._group.is_closed
 
     def check(self) -> None:
-        """Raise what is wrong: a failure nobody has seen, a broken communicator.
+        """Raise a pending failure: of an asynchronous call, or of a broken communicator.
 
-        Waits until calls on GPU arrays are done: when it returns, they have succeeded. Does not
-        wait for calls on host arrays: every blocking one has said so itself; after those with
-        ``async_op=True`` this is the way to ask.
+        Waits for calls on GPU arrays; when it returns, they have succeeded. Does not wait for calls
+        on host arrays: a blocking one has raised its own failure, and one with ``async_op=True``
+        that has failed is reported here.
 
         Raises
         ------
         MismatchError, DeadlineError, PeerLostError, BackendError
-            What went wrong; see there.
+            The failure; see each error.
         """
         self._queue.raise_unseen()
         self._point_to_point.queue.raise_unseen()
@@ -392,37 +398,37 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._gpu.check()
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Wait for asynchronous calls, raise a failure nobody has seen, let go of everything.
+        """Wait for asynchronous calls, raise failures never inspected, release all resources.
 
         Not collective: ranks may close at different times. A rank that still needs this one gets a
-        PeerLostError. Closing twice does nothing. Arrays of `empty` stay valid.
+        PeerLostError. Closing twice does nothing. Arrays made by `empty` stay valid.
 
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait for all of those together, in seconds. Default: the communicator's
-            deadline.
+            Deadline for all these calls together, in seconds. Default: the communicator's deadline.
 
         Raises
         ------
         DeadlineError
-            An asynchronous call or message had not ended then, and was given up on all ranks.
+            An asynchronous call or message had not ended by then, and was given up on all ranks.
         MismatchError
-            Messages to this rank were never received, or a rank that has closed never received
-            those of this one.
+            This rank never received messages that were sent to it, or a rank that has closed never
+            received messages of this one.
         StateError
-            Another thread is in a blocking call. Nothing has happened; after `abort` this waits
+            Another thread is in a blocking call, and nothing was done. After `abort`, close waits
             until that call has ended.
-        GpucollError, or what else a call has raised
-            A failure of an asynchronous call that nobody has asked for. One that another call has
-            raised already, and an interrupt that the program has handled, are not raised again.
+        GpucollError, or another exception of a call
+            The failure of an asynchronous call that was never inspected. A failure that another
+            call has raised already, and an interrupt that the program has handled, are not raised
+            again.
 
         Notes
         -----
-        But for StateError the communicator is closed whatever is raised, and nothing of it is left:
-        no thread, shared memory, descriptor or mapping. After the deadline this takes some 20 ms
-        more, for calls that are given up to end; a thread that does not come back, since a user's
-        callback hangs or the GPU's driver does, is left to itself after seconds.
+        Whatever is raised, except StateError, the communicator is closed and nothing of it is left:
+        no thread, shared memory, descriptor or mapping. After the deadline, this takes about 20 ms
+        more, in which the calls that were given up end. A thread that does not return, because a
+        user's callback or the GPU's driver hangs, is abandoned after seconds.
         """
         config.check_timeout_s(timeout_s)
         if self._group.is_closed or self._group.is_forked:
@@ -450,7 +456,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             self._give_up()
 
     def _wait_where_aborted(self) -> None:
-        """Let a call in another thread end, which has been given up: it does in a moment."""
+        """After an abort, wait a moment for a call in another thread, which ends by itself."""
         until = time.monotonic() + ENDING_S
         while self._group.is_aborted and time.monotonic() < until:
             if not self._group.is_running and not self._gpu.is_running:
@@ -458,21 +464,21 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             time.sleep(0.001)
 
     def _give_up(self) -> None:
-        """Let go of everything without waiting for anybody."""
+        """Release all resources without waiting for other ranks."""
         steps = (
             lambda: _open.discard(self),
             self._gpu.give_up,
-            self._finalizer.detach,  # it may be interrupted, and would swallow that
+            self._finalizer.detach,  # an interrupt in the finalizer would be lost
             self._queue.end,
             self._point_to_point.queue.end,
             self._group.close,
             self._queue.forget,
         )
-        with held_signals():  # an interrupt in the middle would leave some of it
+        with held_signals():  # an interrupt in the middle would leave some resources behind
             run_all(*steps)
 
     def abort(self) -> None:
-        """Give the communicator up: every rank raises AbortedError, now or at its next call."""
+        """Give up the communicator: every rank raises AbortedError, now or at its next call."""
         if not self._group.is_closed:
             self._group.abort()
             self._gpu.note_abort()
@@ -491,7 +497,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         is_pending = self._queue.is_busy or self._point_to_point.queue.n_pending
         is_busy = is_pending or self._gpu.is_busy or self._gpu.is_running or self._group.is_running
         if is_busy and not self._group.is_forked:
-            self.abort()  # nobody will wait for what is still going on
+            self.abort()  # nobody will wait for the calls that are still running
         with contextlib.suppress(GpucollError):  # the first error is the one to see
             self.close()
 
@@ -515,9 +521,10 @@ def create(
 ) -> Communicator:
     """Meet the ranks of `job` and return their communicator.
 
-    `connects` says whether to connect the GPUs that the user asked for; one that is divided hands
-    on its own. `watch` says which ranks can never come. `over_mpi` returns these ranks as MPI knows
-    them (`gpucoll.backends.mpi.ranks.MpiRanks`); each calls it, where arrays are to go that way.
+    `connects` says whether to connect the GPUs that the user asked for; a communicator that is
+    split hands on its own. `watch` reports ranks that can never arrive. `over_mpi` returns these
+    ranks as MPI knows them (`gpucoll.backends.mpi.ranks.MpiRanks`); every rank calls it if arrays
+    go through MPI.
     """
     made: Communicator | None = None
     try:
@@ -526,9 +533,9 @@ def create(
         asked_for = _asked_of_gpus(wish) if connects else ""
         if asked_for and not made._choice.gpu.backend:
             remedy = (
-                "" if wish.backend in GPU_BACKENDS else ". Without device= host arrays still go"
+                "" if wish.backend in GPU_BACKENDS else ". Without device=, host arrays still work"
             )
-            text = f"{asked_for} cannot be had: {made._choice.gpu.reason}{remedy}"
+            text = f"{asked_for} is not available: {made._choice.gpu.reason}{remedy}"
             raise BackendUnavailableError(text)
         if asked_for or (connects and wish.mixed):
             made._gpu.connect(None, meet_timeout_s)
@@ -540,7 +547,7 @@ def create(
 
 
 def _asked_of_gpus(wish: Wish) -> str:
-    """Return what of a wish needs GPUs, as errors call it; empty where nothing does."""
+    """Return the part of a wish that needs GPUs, as errors name it; empty if there is none."""
     if wish.backend in GPU_BACKENDS:
         return f"backend {wish.backend!r}"
     return "" if wish.device is None else f"device={wish.device}"
@@ -569,13 +576,13 @@ def _meet(
         seen = [Seen(*said["gpu"]) for said in met.introductions]
         takes_mpi = over_mpi is not None and met.spans_hosts
         choice = choose(wish.backend, seen, mixed=wish.mixed, takes_mpi=takes_mpi)
-        # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
+        # A host backend is needed even without host arrays: for objects and for what GPUs agree on.
         backend = choice.host.backend or "cpu"
         met.group.keeps_order = wish.keeps_order
-        if backends.BACKENDS[backend].enqueues:  # mixed=True: host arrays go as GPU arrays do
+        if backends.BACKENDS[backend].enqueues:  # mixed=True: host arrays take the GPUs' path
             backend = "cpu"
         module = backends.load(backend, spans_hosts=met.spans_hosts)
-        given = (over_mpi,) if backend == MPI else ()  # which notes them in the group
+        given = (over_mpi,) if backend == MPI else ()  # the backend stores it in the group
         host: HostBackend = module.create(met.group, *given)
         return Communicator(met.group, met.channel, host, choice, wish)
     except BaseException:
@@ -584,7 +591,7 @@ def _meet(
 
 
 def _caller_of(communicator: Communicator) -> Callable[..., Any]:
-    """Return what calls a communicator's method by its name, and does not keep it alive."""
+    """Return a function that calls a method by its name, without keeping the communicator alive."""
     alive = weakref.ref(communicator)
 
     def call_again(name: str, *arguments: Any, **given: Any) -> Any:
@@ -603,17 +610,17 @@ def _let_go(queue: weakref.ref[WorkQueue]) -> None:
 
 
 def _close_all() -> None:
-    # What ended the program, where nobody caught it; at a prompt, what was wrong some time ago.
+    # The error that ended the program, if none caught it; at a prompt, last_value is an old error.
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     exit_code = 0
     if error is None:
-        with contextlib.suppress(KeyboardInterrupt):  # then without waiting
+        with contextlib.suppress(KeyboardInterrupt):  # an interrupt ends the wait
             exit_code = end_all_unwaited(config.grace_s())
     for communicator in list(_open):
         if error is not None:
             communicator._group.note_exception(error)
         communicator._give_up()
-    # Last, while the memory that it looks at is still there.
+    # Stop the progress thread last, while the memory that it reads still exists.
     if (progress := sys.modules.get("gpucoll.group.host.progress")) is not None:
         progress.thread().stop()
     if exit_code:

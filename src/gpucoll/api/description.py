@@ -1,4 +1,4 @@
-"""What a communicator says of itself."""
+"""What a communicator reports about itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpucoll.version import __version__
 
 @dataclass(frozen=True)
 class Description:
-    """Facts about a communicator, by name. ``str()`` makes a table; ``dict(description.facts)``."""
+    """Facts about a communicator, by name, in ``facts``. ``str()`` formats them as a table."""
 
     title: str
     facts: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the families of a communicator's methods stand on."""
+"""The base of all classes that give a communicator its methods."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from gpucoll.types import Collective
 
 
 class Front:
-    """The parts of a `Communicator` that its methods call.
+    """The parts of a `Communicator` that its methods use.
 
-    A method tries its compiled entry (``_quick_...``) first: that serves exact NumPy arrays, and
-    PyTorch tensors on the host, of a kind that was seen before; of tensors it makes results of x's
-    shape, too. What it leaves goes to
-    `Collectives` or `PointToPoint`. Bound methods of those are kept here, since each further
-    attribute costs a small call 10 ns.
+    A method first tries its compiled entry (``_quick_...``). Entries serve exact NumPy arrays, and
+    PyTorch tensors on the host of a kind seen before; for tensors they also allocate results of x's
+    shape. Calls that an entry leaves go to `Collectives` or `PointToPoint`. Bound methods of those
+    are stored here, because every additional attribute lookup costs a small call 10 ns.
     """
 
     rank: int
@@ -66,7 +65,7 @@ class Front:
     _quick_recv_row: Callable[[Any, int, int, float | None], Any]
 
     def _bind(self, collectives: Collectives) -> None:
-        """Look the compiled entries up, once."""
+        """Look up the compiled entries, once."""
         self._call, self._raise_left = collectives.call, collectives.raise_left
         entry = self._backend.entry
         self._quick_all_reduce = entry(Collective.ALL_REDUCE)
@@ -91,18 +90,18 @@ class Front:
         self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
         self._quick_take, self._quick_recv_row = messages.take, messages.receive_row
         dispatch = collectives.dispatch
-        if dispatch.refuses_host or dispatch.enqueues_host:  # Python says so, in every call
+        if dispatch.refuses_host or dispatch.enqueues_host:  # every call is left to Python
             for name in [name for name in vars(self) if name.startswith("_quick_")]:
                 setattr(self, name, _leave_to_python)
             self._begin_send = self._begin_recv = self._raise_left = _leave_to_python
 
     def _is_root(self, root: Any) -> bool:
-        """Raise what is wrong with an array as a root, whose comparison has no truth value."""
+        """Raise the error for a root that is an array, whose comparison has no truth value."""
         self._collectives.check_root(root)
         return False
 
     def _whole_like(self, x: Any) -> Any:
-        """Return a new array for everybody's x side by side; None for what entries do not read."""
+        """Return a new array for the concatenated x of all ranks; None if entries cannot read x."""
         if type(x) is not np.ndarray:
             return new_of_rows(x, self.world_size, 1)
         if x.ndim == 0:
@@ -111,7 +110,7 @@ class Front:
         return np.empty((shape[0] * self.world_size, *shape[1:]), x.dtype)
 
     def _block_like(self, x: Any) -> Any:
-        """Return a new array for one rank's block of x; None for what entries do not read."""
+        """Return a new array for one rank's block of x; None if entries cannot read x."""
         if type(x) is not np.ndarray:
             return new_of_rows(x, 1, self.world_size)
         if x.ndim == 0:
@@ -120,7 +119,7 @@ class Front:
         return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
 
     def _rows_like(self, x: Any, rows: Any) -> Any:
-        """Return a new array of so many rows, a count or counts; None for what Python looks at."""
+        """Return a new array of `rows` rows (a number or counts); None if Python must check."""
         if type(x) is not np.ndarray or x.ndim == 0:
             return None
         try:
@@ -130,7 +129,7 @@ class Front:
             return None
 
     def _block_of(self, x: Any, rows: Any) -> Any:
-        """Return a new array for this rank's block of x, which is counted, or a list of blocks."""
+        """Return a new array for this rank's block of x, an array with counts or a list."""
         if type(x) is list:
             block = x[self.rank] if len(x) == self.world_size else None
             return np.empty_like(block) if type(block) is np.ndarray else None
@@ -139,7 +138,7 @@ class Front:
         return self._rows_like(x, rows[self.rank])
 
     def _list_like(self, xs: list[Any]) -> Any:
-        """Return new arrays for the results of a list; None where entries do not read it."""
+        """Return new arrays for the results of a list; None if entries cannot read it."""
         if all(type(x) is np.ndarray for x in xs):
             return [np.empty_like(x) for x in xs]
         made = []
@@ -151,7 +150,7 @@ class Front:
         return made
 
     def _is_template(self, x: Any, out: Any) -> bool:
-        """Return whether x says, off the root of a scatter, what `out` also says."""
+        """Return whether x, a scatter's template off the root, agrees with `out` or is None."""
         if x is None or type(x) is not np.ndarray or type(out) is not np.ndarray:
             return x is None
         return (
@@ -163,9 +162,9 @@ class Front:
 
 
 def as_entries_read(counts: Any) -> Any:
-    """Return a user's counts as compiled entries read them: an array's as a list."""
+    """Return a user's counts in the form that compiled entries read: an array as a list."""
     return counts.tolist() if type(counts) is np.ndarray else counts
 
 
 def _leave_to_python(*_: Any) -> None:
-    """Stand for a compiled entry that serves nothing."""
+    """Replace a compiled entry: leave every call to Python."""

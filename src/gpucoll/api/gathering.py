@@ -1,4 +1,4 @@
-"""Collectives that put the arrays of all ranks side by side, as users call them."""
+"""Collectives that concatenate the arrays of all ranks, as users call them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Gathering(Front):
-    """What `Communicator` can put side by side."""
+    """The methods of `Communicator` that concatenate the arrays of all ranks."""
 
     @overload
     def all_gather(
@@ -61,18 +61,19 @@ class Gathering(Front):
         timeout_s: float | None = None,
         stream: Any = None,
     ) -> Any:
-        """Put the x of all ranks side by side along axis 0; every rank gets the whole.
+        """Concatenate the x of all ranks along axis 0; every rank gets the result.
 
         Parameters
         ----------
         x : array or number
             Shape (m, ...), the same on every rank; with `counts`, (counts[r], ...).
         counts : sequence of int or "auto", optional
-            Rows of axis 0 per rank, the whole vector on every rank; "auto" exchanges them first.
+            Rows of axis 0 for each rank, as the whole vector on every rank; "auto" exchanges them
+            first.
         out : array or list of arrays, optional
-            See `ArrayCollectives`; in place x is block r of it. A list of P arrays gets a block
-            each, without a copy in between; blocks of different sizes need no `counts` if every
-            rank gives a list.
+            See `ArrayCollectives`. In place, x is block r of `out`. A list of P arrays gets one
+            block each, without an intermediate copy; blocks of different sizes need no `counts` if
+            every rank passes a list.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
@@ -83,7 +84,7 @@ class Gathering(Front):
 
         Notes
         -----
-        Cost: n once into shared memory, the others' blocks once out of it.
+        Cost: n into shared memory, and the other ranks' blocks out of it.
 
         Examples
         --------
@@ -158,17 +159,17 @@ class Gathering(Front):
         timeout_s: float | None = None,
         stream: Any = None,
     ) -> Any:
-        """Put the x of all ranks side by side along axis 0; the root gets the whole.
+        """Concatenate the x of all ranks along axis 0; the root gets the result.
 
         Parameters
         ----------
         x, counts
             As for `all_gather`.
         root : int
-            Who gets it.
+            The rank that gets the result.
         out, async_op, timeout_s, stream
-            As for `all_gather`; `out` counts on the root only. A list of blocks of different sizes
-            needs `counts` on every rank: the others do not know it.
+            As for `all_gather`; `out` is used on the root only. A list of blocks of different sizes
+            needs `counts` on every rank, because the other ranks do not know the sizes.
 
         Returns
         -------
@@ -177,7 +178,7 @@ class Gathering(Front):
 
         Notes
         -----
-        Cost: n once on each sender; small arrays do not make the senders wait.
+        Cost: n on each sender. With small arrays the senders do not wait.
 
         Examples
         --------
@@ -186,7 +187,7 @@ class Gathering(Front):
         """
         try:
             is_root = not self.rank != root  # noqa: SIM202  (an array raises, and costs others nothing)
-        except (ValueError, RuntimeError):  # NumPy's, and PyTorch's
+        except (ValueError, RuntimeError):  # raised by NumPy's and PyTorch's arrays
             is_root = self._is_root(root)
         if counts is None and not async_op:
             target = out if is_root else x

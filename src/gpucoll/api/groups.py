@@ -1,4 +1,4 @@
-"""Groups of calls, and what is left of messages at the end."""
+"""Groups of calls, and the check for messages that were never received."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ class Groups(Front):
     """`Communicator.group`."""
 
     def group(self, *, timeout_s: float | None = None) -> AbstractContextManager[None]:
-        """Collect the calls made inside, and run them together at the end.
+        """Return a context that collects the calls made in it and runs them together at its end.
 
-        All sends and receives run at once, so that they cannot wait for each other in a circle;
-        then the collectives, in order. A call inside returns its output array, which is filled,
-        and its errors are raised, at the end. When the block raises, nothing is run. Calls on GPU
-        arrays come after those on host arrays, as one group of the vendor's library, which makes
-        them at once, in no order: none may use another's output. They are put on their streams at
-        the end.
+        First all sends and receives run at once, so that they cannot deadlock; then the collectives
+        run in order. A call inside returns its output array, which is filled at the end of the
+        block; errors are raised there, too. If the block raises, none of its calls are run.
+
+        Calls on GPU arrays run after those on host arrays, as one group of the vendor's library. It
+        makes them all at once, in no order, so none may use another's output. They are enqueued on
+        their streams at the end of the block.
 
         Parameters
         ----------
         timeout_s : float, optional
-            Deadline of the sends and receives, in seconds; a shorter one of a call inside counts.
+            Deadline of the sends and receives, in seconds. A shorter deadline of a call prevails.
 
         Raises
         ------
         StateError
-            Groups do not nest.
+            Another group is already open: groups do not nest.
         ArgumentError
-            Calls on GPU arrays in it use each other's output.
+            Calls on GPU arrays in the group use each other's output.
         ArgumentTypeError
-            Objects, numbers, `probe`, plans, `split` and what asks for counts cannot be inside.
+            The group contains objects, numbers, `probe`, a plan, `split`, or a call that must get
+            counts from other ranks.
 
         Examples
         --------
@@ -47,9 +49,9 @@ class Groups(Front):
         return collected(self._runner, self._point_to_point.queue, self._gpu, timeout_s)
 
     def _raise_unreceived(self) -> None:
-        """Raise where messages were left behind; called at close."""
+        """Raise if messages were never received. Called at close."""
         if self._group.failure is not None:
-            return  # what broke the communicator was raised, and is why they are there
+            return  # the error that broke the communicator was raised, and explains them
         who = rank_of(self.rank, self.world_size)
         if left := self._backend.messages.unreceived():
             listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])

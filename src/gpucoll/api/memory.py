@@ -1,4 +1,4 @@
-"""Memory that needs no copy, as users ask for it."""
+"""Allocation and registration of memory that needs no copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Memory(Front):
-    """What `Communicator` can do for arrays before they are used."""
+    """The methods of `Communicator` that prepare the memory of arrays."""
 
     @overload
     def empty(
@@ -49,33 +49,33 @@ class Memory(Front):
         like: Any = None,
         symmetric: bool = False,
     ) -> Any:
-        """Return a new array, values undefined, in memory that the backend uses without a copy.
+        """Return a new, uninitialised array in memory that the backend uses without a copy.
 
-        On the CPU it lies in memory that all ranks of the host share. Collectives on such arrays,
-        and on views of them, run at the memory's own speed where every rank's array is one. On a
-        GPU it is memory of the vendor's library, registered with it, which its fastest ways
-        (NVLink SHARP, GPUDirect RDMA) can use without a copy.
+        On the CPU the memory is shared by all ranks of the host. Collectives on these arrays, and
+        on views of them, run at memory speed if every rank passes one. On a GPU it is memory of the
+        vendor's library, registered with it; the library's fastest paths (NVLink SHARP, GPUDirect
+        RDMA) use it without a copy.
 
         Parameters
         ----------
         shape : int or sequence of int
         dtype : dtype
-            Of any fixed size.
+            Any dtype of fixed size.
         like : array, or "cuda" or "rocm", optional
-            A GPU array, of whose library and device the new one is. For a device alone it is a
-            `gpucoll.arrays.device_array.DeviceArray`, which libraries take over through DLPack or
-            ``__cuda_array_interface__``. Default: a NumPy array.
+            A GPU array: the new array is of its library, on its device. Or the name of a device:
+            the result is then a `gpucoll.arrays.device_array.DeviceArray`, which libraries convert
+            through DLPack or ``__cuda_array_interface__``. Default: a NumPy array.
         symmetric : bool
-            On a GPU: whether the ranks' arrays make a symmetric window together (NCCL 2.27 and
-            newer; registered memory before). Then every rank makes this call, for as many bytes.
-            On the CPU every such array is symmetric, and nobody waits for the others.
+            On a GPU: whether the ranks' arrays form a symmetric window (NCCL 2.27 and newer;
+            otherwise registered memory). Every rank must then make this call, for the same number
+            of bytes. On the CPU every array of `empty` is symmetric, and no rank waits for others.
 
         Raises
         ------
         MemoryError
             The arena (``GPUCOLL_ARENA_BYTES``), or the GPU, is full.
         MismatchError
-            Symmetric, and the ranks ask for different numbers of bytes.
+            `symmetric` is true, and the ranks ask for different numbers of bytes.
         StateError
             The ranks' GPUs are not connected yet.
         """
@@ -88,17 +88,17 @@ class Memory(Front):
             return self._gpu.empty(whole, dtype, template, symmetric)
         if template is not None and template.library is not numpy_arrays:
             raise ArgumentTypeError(
-                f"empty: like is {template.library.NAME} in host memory, where the new array is "
-                "NumPy's: leave like out, and wrap the result, as torch.from_numpy does"
+                f"empty: like is {template.library.NAME} in host memory, but the new array would "
+                "be a NumPy array: omit like, and wrap the result, as torch.from_numpy does"
             )
         dispatch.check_host("the array to make")
         return self._backend.empty(whole, dtype)
 
     def register(self, array: Any) -> Registration:
-        """Make an array's memory known to the vendor's library, which then uses it without a copy.
+        """Register an array's memory with the vendor's library, which then uses it without a copy.
 
-        For arrays that take part in many calls and were not made by `empty`. Does nothing where the
-        library has no use for it.
+        For arrays that take part in many calls and were not made by `empty`. Does nothing if the
+        library has no use for registration.
 
         Parameters
         ----------
@@ -108,12 +108,13 @@ class Memory(Front):
         Returns
         -------
         Registration
-            ``close`` ends it; also a context manager. It ends with the communicator, too.
+            Its ``close`` ends the registration; it is also a context manager. The registration ends
+            with the communicator, too.
 
         Raises
         ------
         BackendUnavailableError
-            The array lies in host memory, where only `empty` and `shared_arrays` make such memory.
+            The array is in host memory. There, only `empty` and `shared_arrays` avoid copies.
         StateError
             The ranks' GPUs are not connected yet.
         """
@@ -121,33 +122,36 @@ class Memory(Front):
         return self._gpu.register(array)
 
     def shared_arrays(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which every new NumPy array is like one of `empty`.
+        """Return a context in which every new NumPy array is like an array of `empty`.
 
-        ``np.zeros``, copies, results of operators and functions, what a library makes inside: all
-        of 1 KiB and more lie in memory that the ranks of the host share, where there is room; else
-        in ordinary memory, without an error. They stay there after the context and after `close`.
+        This includes ``np.zeros``, copies, results of operators and functions, and arrays that
+        libraries make. Arrays of 1 KiB and more are placed in memory that the ranks of the host
+        share if there is room; otherwise in ordinary memory, without an error. They stay there
+        after the context and after `close`.
 
         Returns
         -------
         context manager
-            For this thread or asyncio task. May be nested.
+            For this thread or asyncio task. Contexts may be nested.
 
         Raises
         ------
         BackendUnavailableError
-            This NumPy cannot be told where to put arrays.
+            This NumPy does not let a program choose the memory of its arrays.
 
         Notes
         -----
-        - Threads that start inside begin outside of it (free-threaded Python: inside).
-        - Unpickled arrays are ordinary ones, inside too: they stay where the pickle was. Copy them.
-        - Arrays keep where they are: ``x += 1`` works in place, ``x = x + 1`` outside makes an
-          ordinary array.
-        - After a fork, parent and child see the *same* memory of such arrays, where others are
-          copied. What the child makes is ordinary, and it frees nothing of its parent.
-        - Do not ``yield`` inside: a generator's caller would run within the context, too.
-        - Cost: 2 us for the context; an array as without it. The first touch of memory is slower
-          than usual, of memory used before faster; 256 MiB of freed memory are kept.
+        - Threads started inside begin outside of the context (free-threaded Python: inside).
+        - Unpickled arrays are ordinary ones even inside: they use the memory of the pickle. Copy
+          them.
+        - An array stays where it is: ``x += 1`` works in place; ``x = x + 1`` outside of the
+          context makes an ordinary array.
+        - After a fork, parent and child see the *same* memory of these arrays, while others are
+          copied. Arrays that the child makes are ordinary, and it frees nothing of its parent.
+        - Do not ``yield`` inside: the generator's caller would run within the context, too.
+        - Cost: 2 us for the context; arrays cost the same as without it. The first touch of new
+          memory is slower than usual, that of reused memory faster; 256 MiB of freed memory are
+          kept.
 
         Examples
         --------

@@ -22,25 +22,26 @@ __all__ = ["Message", "Messages"]
 
 
 class Messages(Front):
-    """What `Communicator` can do between two ranks.
+    """The methods of `Communicator` that move messages between two ranks.
 
-    Messages between two ranks with one tag arrive in the order in which they were sent, and go to
-    receives in the order in which those were posted. They are independent of collectives: what is
-    pending holds nothing up. A message may be smaller than the array that it is received into; a
-    larger one, or one of another dtype, is refused, and stays.
+    Messages between two ranks with the same tag arrive in the order in which they were sent, and
+    are matched with receives in the order in which those were posted. They are independent of
+    collectives: a pending message delays no other call. A message may be smaller than the array
+    into which it is received. A larger message, or one of another dtype, is refused and stays in
+    the queue.
 
-    A `send` of up to 8 KiB returns at once while no more than the eager room, 1 MiB, lies with its
-    receiver that nobody has received (of each message its size and 64 bytes, rounded up to 64;
-    ``eager_room_bytes`` in `config.CPU_TUNING` sets it); any other may wait until it is received.
-    So two ranks that both send first may wait for each other: use `send_recv`, `group`, or
-    ``async_op=True``, whose sends and receives all make progress together.
+    A `send` of up to 8 KiB returns at once as long as the messages queued at its receiver take no
+    more than the eager room, 1 MiB. (Each takes its size and 64 bytes, rounded up to 64;
+    ``eager_room_bytes`` in `config.CPU_TUNING` sets the limit.) Any other send may wait until it
+    is received. Two ranks that both send first may therefore wait for each other: use `send_recv`,
+    `group`, or ``async_op=True``, whose sends and receives all progress together.
 
-    What is asynchronous may be begun by any thread, and counts in the order begun. It makes
-    progress whenever some thread begins, waits for or asks about a message of this communicator,
-    or waits in a collective.
+    Any thread may start an asynchronous message; messages take effect in the order started. They
+    progress whenever a thread starts, waits for or queries a message of this communicator, or
+    waits in a collective.
 
-    Cost: messages beyond `eager` bytes are copied once where the kernel lets the receiver read the
-    sender's memory, else twice.
+    Cost: messages larger than `eager` bytes are copied once if the kernel lets the receiver read
+    the sender's memory, otherwise twice.
     """
 
     @overload
@@ -72,20 +73,20 @@ class Messages(Front):
         ----------
         x : array or number
         dest : int
-            To whom; to itself, too, where a receive is posted or x is small.
+            The receiver. A rank may send to itself if a receive is posted or x is small.
         tag : int
-            0 to 2**31 - 1: what the receiver asks for.
+            0 to 2**31 - 1. The receiver selects messages by it.
         synchronous : bool
-            Wait until a receive has got it, however small it is. Of host arrays.
+            Wait until a receive has got the message, even a small one. For host arrays.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            An argument cannot serve; nothing was sent.
+            An argument is invalid; nothing was sent.
         DeadlineError, PeerLostError
-            Nobody received it in time, or the receiver is gone.
+            The message was not received in time, or the receiver is gone.
         SharedMemoryError
             The host has no memory for a mailbox; nothing was sent.
 
@@ -102,7 +103,7 @@ class Messages(Front):
                 if sent is not None:
                     return None if sent is x else self._point_to_point.raise_failed(sent)
         if stream is None and (shown := numpy_view(x)) is not None:
-            again: Any = self.send  # the same bytes, which entries read, and learn
+            again: Any = self.send  # with a NumPy view of the same bytes, which entries can read
             how = {"synchronous": synchronous, "async_op": async_op, "timeout_s": timeout_s}
             return again(shown, dest, tag, **how)
         return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream, synchronous)
@@ -116,7 +117,7 @@ class Messages(Front):
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        """Receive into a tensor that NumPy shows, by an entry; None: not that way."""
+        """Receive into a tensor through its NumPy view, by an entry; None if no entry can."""
         messages = self._point_to_point
         if not async_op:
             result = self._quick_recv(shown, source, tag, timeout_s)
@@ -191,42 +192,46 @@ class Messages(Front):
         timeout_s: float | None = None,
         stream: Any = None,
     ) -> Any:
-        """Receive what another rank has sent.
+        """Receive a message from another rank.
 
         Parameters
         ----------
         out : array, optional
-            Where it goes: of its dtype, and with room for it. What it does not fill, behind it in C
-            order, stays as it is.
+            Destination array, of the message's dtype and at least its size. Elements after the
+            message, in C order, stay unchanged.
         source : int
-            From whom; ``ANY_SOURCE``: from whoever has sent something.
+            The sender, or ``ANY_SOURCE`` for any.
         tag : int
-            Which; ``ANY_TAG``: whichever comes first.
+            The message's tag, or ``ANY_TAG`` for any.
         like, shape, dtype : optional
-            Instead of `out`: a new array of like's library, this shape and dtype; what the message
-            does not fill is zero. With none of them a new NumPy array as it was sent, records and
-            long doubles too, or the number.
+            Instead of `out`: receive into a new array of like's library, or of this shape and
+            dtype; elements after the message are zero. Without any of them, the result is a new
+            NumPy array like the one that was sent (including records and long doubles), or the
+            number that was sent.
         info : bool
-            Return (array, `Message`): whose it was, its tag, and how many elements came. A Work has
-            that as its attribute `message`. Of host arrays.
+            Return (array, `Message`): the latter has the source, the tag and the number of elements
+            received. A Work has it as its attribute `message`. For host arrays.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
         -------
         array or number
-            `out`, or a new array. What was sent as a number arrives as one: a Python number as an
-            int, float, complex or bool, a NumPy scalar as a NumPy scalar. Inside `group` a receive
-            that makes its array when the message has come, or with `info`, returns a Work.
+            `out`, or a new array. If a number was sent, the result is a number: an int, float,
+            complex or bool for a Python number, a NumPy scalar for a NumPy scalar. Inside `group`,
+            a receive returns a Work if it has `info`, or if its array is made only when the message
+            has come.
 
         Raises
         ------
         MismatchError
-            The message is larger, or has another dtype. It stays, for a receive that fits.
+            The message is larger, or has another dtype. It stays in the queue and can still be
+            received by a receive that fits.
         DeadlineError
-            No message came within `timeout_s`. The receive is withdrawn, and the communicator stays
-            usable: a rank may poll. (Of host arrays.) Any other deadline breaks the communicator:
-            its own where `timeout_s` is not given, and where a message that comes does not end.
+            No message came within `timeout_s`. For host arrays, the receive is withdrawn and the
+            communicator stays usable: a rank may poll. Any other deadline breaks the communicator:
+            the communicator's own, if `timeout_s` is not given, and that of a message which began
+            to arrive but does not end.
 
         Examples
         --------
@@ -303,17 +308,17 @@ class Messages(Front):
         timeout_s: float | None = None,
         stream: Any = None,
     ) -> Any:
-        """Send x to one rank and receive as much from another, both at once.
+        """Send x to one rank and receive a message from another at the same time.
 
         Parameters
         ----------
         x : array or number
         dest, source : int
-            To and from whom; may be the same rank.
+            The receiver of x and the sender of the result; may be the same rank.
         out : array, optional
-            Where what comes goes; may be of another size than x. Default: a new array like x.
+            Destination array; its size may differ from x's. Default: a new array like x.
         tag : int
-            Of both messages.
+            The tag of both messages.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
@@ -345,15 +350,16 @@ class Messages(Front):
         Parameters
         ----------
         value : object
-            Pickled at once: it may be changed as soon as this returns, but for buffers of 16 KiB
-            and more in it (of NumPy arrays, say), which are sent as they lie, as `send` does.
+            The object is pickled at once, so it may be changed as soon as this call returns,
+            except for buffers of 16 KiB and more in it (for example of NumPy arrays): they are sent
+            from where they are, as by `send`.
         dest, tag, synchronous, async_op, timeout_s
             See `send`.
 
         Raises
         ------
         ArgumentTypeError
-            It cannot be pickled; nothing was sent.
+            The object cannot be pickled; nothing was sent.
         """
         return self._point_to_point.send_object(value, dest, tag, async_op, timeout_s, synchronous)
 
@@ -366,7 +372,7 @@ class Messages(Front):
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """Receive what another rank has sent with `send_object`.
+        """Receive an object that another rank has sent with `send_object`.
 
         Parameters
         ----------
@@ -376,16 +382,16 @@ class Messages(Front):
         Raises
         ------
         MismatchError
-            The message is an array or a number. It stays, for `recv`.
+            The message is an array or a number. It stays in the queue, for `recv`.
         """
         return self._point_to_point.recv_object(source, tag, async_op, timeout_s, info)
 
     def plan_send(self, x: Array, dest: int, tag: int = 0) -> Plan[Any]:
-        """Prepare a `send` that is done again and again of the same memory: see `Plans`."""
+        """Prepare a `send` that runs repeatedly on the same memory: see `Plans`."""
         return self._point_to_point.plan(Kind.SEND, x, dest, tag)
 
     def plan_recv(self, out: M, source: int = ANY_SOURCE, tag: int = 0) -> Plan[M]:
-        """Prepare a `recv` that is done again and again into the same memory: see `Plans`."""
+        """Prepare a `recv` that runs repeatedly into the same memory: see `Plans`."""
         return self._point_to_point.plan(Kind.RECV, out, source, tag)
 
     def probe(
@@ -396,22 +402,24 @@ class Messages(Front):
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> Message | None:
-        """Say which message a receive would get; it stays. Never one that a posted receive gets.
+        """Return the message that a receive would get next, without receiving it.
+
+        A message that a posted receive will get is never returned.
 
         Parameters
         ----------
         source, tag : int
             As for `recv`.
         wait : bool
-            Wait until there is one; otherwise None says that there is none yet.
+            Wait until there is a message; otherwise return None if there is none yet.
         timeout_s : float, optional
-            How long to wait, in seconds; then DeadlineError, and the communicator stays usable.
-            Default: the communicator's deadline, which breaks it.
+            Deadline, in seconds. After it the call raises DeadlineError, and the communicator stays
+            usable. Default: the communicator's deadline, which breaks it.
 
         Returns
         -------
         Message or None
-            Its `recv` receives this very message, once, by whoever holds it; so does any other
-            receive that asks for its source and tag, if that comes first.
+            Its `recv` receives exactly this message, once, unless another receive for the same
+            source and tag takes it first.
         """
         return self._point_to_point.probe(source, tag, wait, timeout_s)

@@ -1,4 +1,4 @@
-"""Collectives that hand arrays, or their blocks, to other ranks, as users call them."""
+"""Collectives that pass arrays, or blocks of them, to other ranks, as users call them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Movements(Front):
-    """What `Communicator` can hand to other ranks."""
+    """The methods of `Communicator` that pass arrays to other ranks."""
 
     @overload
     def broadcast(self, x: X | None, root: int = 0, **options: Unpack[BlockingInto[X]]) -> X: ...
@@ -54,10 +54,10 @@ class Movements(Front):
         Parameters
         ----------
         x : array, number, or list or tuple of arrays
-            On the root, the data; on the others a template of the same shape and dtype, or None
-            where `out` is given.
+            On the root, the data. On the others, a template of the same shape and dtype, or None if
+            `out` is given.
         root : int
-            Whose x.
+            The rank whose x is sent.
         out, async_op, timeout_s, stream
             See `ArrayCollectives`. ``out=x`` on every rank is the usual in-place broadcast.
 
@@ -68,10 +68,10 @@ class Movements(Front):
 
         Notes
         -----
-        Small arrays do not synchronise: the root goes on before everybody has read. A mismatch is
-        then found within twelve calls, and breaks the communicator; one in the very last calls
-        before `close` may stay unseen (end with a `barrier` where that matters). Cost: n once on
-        the root and once on each reader.
+        Small arrays do not synchronise: the root continues before all ranks have read. A mismatch
+        is then found within twelve calls, and breaks the communicator. A mismatch in the last calls
+        before `close` may go unnoticed: end with a `barrier` if that matters. Cost: n on the root
+        and on each reader.
 
         Examples
         --------
@@ -148,15 +148,15 @@ class Movements(Front):
         ----------
         x : array or list of arrays, optional
             On the root, shape (P m, ...) or (sum(counts), ...), or a list of P arrays, the blocks,
-            which are read where they lie. On the others a template of it, or nothing where `out` is
-            given (with no rows of its own, `out` has the others' row shape).
+            which are read without being copied together. On the others a template, or nothing if
+            `out` is given. (An `out` without rows must still have the other ranks' row shape.)
         root : int
-            Whose x.
+            The rank whose x is scattered.
         counts : sequence of int or "auto", optional
-            Rows of axis 0 per rank, the whole vector on every rank, also where the root's list has
-            blocks of different sizes; "auto" takes each rank's from its `out`.
+            Rows of axis 0 for each rank, as the whole vector on every rank, even if the root's list
+            has blocks of different sizes. "auto" takes each rank's number of rows from its `out`.
         out, async_op, timeout_s, stream
-            See `ArrayCollectives`; in place it is block r of x, on the root.
+            See `ArrayCollectives`. In place, `out` is block r of x, on the root.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class Movements(Front):
 
         Notes
         -----
-        Small arrays do not synchronise, see `broadcast`. Cost: n once on the root, n/P on the rest.
+        Small arrays do not synchronise, see `broadcast`. Cost: n on the root, n/P on the others.
 
         Examples
         --------
@@ -173,7 +173,7 @@ class Movements(Front):
         """
         try:
             is_root = not self.rank != root  # noqa: SIM202  (an array raises, and costs others nothing)
-        except (ValueError, RuntimeError):  # NumPy's, and PyTorch's
+        except (ValueError, RuntimeError):  # raised by NumPy's and PyTorch's arrays
             is_root = self._is_root(root)
         plain = counts is None and (is_root or self._is_template(x, out))
         if plain and not async_op:
@@ -287,27 +287,28 @@ class Movements(Front):
         ----------
         x : array or list of arrays
             Shape (P m, ...): block s goes to rank s. Or a list of P arrays, the blocks, which are
-            read where they lie; they may have different numbers of rows.
+            read without being copied together; they may have different numbers of rows.
         send_counts : sequence of int, optional
-            Rows of axis 0 to each rank. Default: equal blocks.
+            Rows of axis 0 to send to each rank. Default: equal blocks.
         recv_counts : sequence of int or "auto", optional
-            Rows from each rank; "auto" (also the default with `send_counts`) asks the others first.
+            Rows to receive from each rank. "auto", the default with `send_counts`, first obtains
+            them from the other ranks.
         out : array or list of arrays, optional
-            See `ArrayCollectives`; in place it is x, with counts only where both are the same. A
-            list of P arrays gets a block from each rank.
+            See `ArrayCollectives`. In place, `out` is x; with counts, only if `send_counts` and
+            `recv_counts` are equal. A list of P arrays gets a block from each rank.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
         -------
         array or list of arrays
-            Shape (P m, ...), or (sum(recv_counts), ...): block s is block r of rank s. Of a list
-            without `out`, a list.
+            Shape (P m, ...), or (sum(recv_counts), ...): block s is block r of rank s. A list if x
+            is a list and `out` is not given.
 
         Notes
         -----
-        A call with a list is one with counts, the rows of its blocks: the calls of the other ranks
-        must have lists or counts, too. Cost: n (P-1)/P into shared memory and as much out of it.
+        A call with a list counts as a call with counts, the rows of its blocks: the other ranks
+        must pass lists or counts, too. Cost: n (P-1)/P into shared memory and as much out of it.
 
         Examples
         --------

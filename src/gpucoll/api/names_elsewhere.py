@@ -1,6 +1,6 @@
-"""What mpi4py, torch.distributed, Horovod and NCCL's bindings call things: what that is here.
+"""The names of mpi4py, torch.distributed, Horovod and NCCL's bindings, and their names in gpucoll.
 
-For the AttributeErrors of people who come from there.
+The AttributeError for one of those names gives the name to use instead.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ CALLS: dict[str, tuple[str, str]] = {
     "Get_size": (_MPI, "comm.world_size"),
     "size": (_MPI, "comm.world_size"),
     "Allreduce": (_MPI, "comm.all_reduce(x, op, out=out)"),
-    "allreduce": (_MPI, "comm.all_reduce(x, op), of objects all_reduce_object(value, function)"),
+    "allreduce": (
+        _MPI,
+        "comm.all_reduce(x, op) or, for objects, comm.all_reduce_object(value, function)",
+    ),
     "Iallreduce": (_MPI, f"comm.all_reduce(x, op, async_op=True){_ASYNC}"),
     "Reduce": (_MPI, "comm.reduce(x, op, root, out=out)"),
     "Ireduce": (_MPI, f"comm.reduce(x, op, root, async_op=True){_ASYNC}"),
     "Bcast": (_MPI, "comm.broadcast(x, root, out=x)"),
-    "bcast": (_MPI, "comm.broadcast(x, root), of objects broadcast_object(value, root)"),
+    "bcast": (_MPI, "comm.broadcast(x, root) or, for objects, comm.broadcast_object(value, root)"),
     "Ibcast": (_MPI, f"comm.broadcast(x, root, out=x, async_op=True){_ASYNC}"),
     "Scatter": (_MPI, "comm.scatter(x, root, out=out)"),
     "Scatterv": (_MPI, "comm.scatter(x, root, counts=counts, out=out)"),
     "Gather": (_MPI, "comm.gather(x, root, out=out)"),
     "Gatherv": (_MPI, "comm.gather(x, root, counts=counts, out=out)"),
     "Allgather": (_MPI, "comm.all_gather(x, out=out)"),
-    "allgather": (_MPI, "comm.all_gather(x), of objects all_gather_object(value)"),
+    "allgather": (_MPI, "comm.all_gather(x) or, for objects, comm.all_gather_object(value)"),
     "Allgatherv": (_MPI, "comm.all_gather(x, counts=counts, out=out)"),
     "Iallgather": (_MPI, f"comm.all_gather(x, async_op=True){_ASYNC}"),
     "Alltoall": (_MPI, "comm.all_to_all(x, out=out)"),
-    "alltoall": (_MPI, "comm.all_to_all(x) of one array with a block for each rank"),
+    "alltoall": (_MPI, "comm.all_to_all(x); x is one array with a block for each rank"),
     "Alltoallv": (_MPI, "comm.all_to_all(x, send_counts=..., recv_counts=..., out=out)"),
     "Ialltoall": (_MPI, f"comm.all_to_all(x, async_op=True){_ASYNC}"),
     "Reduce_scatter": (_MPI, "comm.reduce_scatter(x, op, counts=counts, out=out)"),
@@ -41,10 +44,10 @@ CALLS: dict[str, tuple[str, str]] = {
     "Exscan": (_MPI, "comm.exclusive_scan(x, op, out=out)"),
     "exscan": (_MPI, "comm.exclusive_scan(x, op)"),
     "Barrier": (_MPI, "comm.barrier()"),
-    "Ibarrier": (_MPI, "comm.barrier(), which waits"),
+    "Ibarrier": (_MPI, "comm.barrier(); it waits"),
     "Send": (_MPI, "comm.send(x, dest, tag)"),
-    "Ssend": (_MPI, "comm.send(x, dest, tag)"),
-    "ssend": (_MPI, "comm.send(x, dest, tag)"),
+    "Ssend": (_MPI, "comm.send(x, dest, tag, synchronous=True)"),
+    "ssend": (_MPI, "comm.send(x, dest, tag, synchronous=True)"),
     "Isend": (_MPI, f"comm.send(x, dest, tag, async_op=True){_ASYNC}"),
     "isend": (_MPI, f"comm.send(x, dest, tag, async_op=True){_ASYNC}"),
     "Recv": (_MPI, "comm.recv(out, source, tag)"),
@@ -59,8 +62,11 @@ CALLS: dict[str, tuple[str, str]] = {
     "Dup": (_MPI, "comm.duplicate()"),
     "dup": (_MPI, "comm.duplicate()"),
     "Clone": (_MPI, "comm.duplicate()"),
-    "Create": (_MPI, "comm.split(color, key), color None for ranks that are not in it"),
-    "Create_group": (_MPI, "comm.split(color, key), color None for ranks that are not in it"),
+    "Create": (_MPI, "comm.split(color, key); ranks outside the new communicator pass color=None"),
+    "Create_group": (
+        _MPI,
+        "comm.split(color, key); ranks outside the new communicator pass color=None",
+    ),
     "Free": (_MPI, "comm.close()"),
     "Disconnect": (_MPI, "comm.close()"),
     "Abort": (_MPI, "comm.abort()"),
@@ -73,8 +79,11 @@ CALLS: dict[str, tuple[str, str]] = {
     "broadcast_object_list": (_TORCH, "comm.broadcast_object(value, root)"),
     "scatter_object_list": (_TORCH, "comm.scatter_object(values, root)"),
     "batch_isend_irecv": (_TORCH, "with comm.group(): comm.send(...), comm.recv(...)"),
-    "monitored_barrier": (_TORCH, "comm.barrier(timeout_s=...), which names the late ranks"),
-    "new_group": (_TORCH, "comm.split(color, key), color None for ranks that are not in it"),
+    "monitored_barrier": (_TORCH, "comm.barrier(timeout_s=...); its error names the late ranks"),
+    "new_group": (
+        _TORCH,
+        "comm.split(color, key); ranks outside the new communicator pass color=None",
+    ),
     "destroy_process_group": (_TORCH, "comm.close()"),
     "reducescatter": (_HOROVOD, "comm.reduce_scatter(x, op)"),
     "grouped_allreduce": (_HOROVOD, "comm.all_reduce(list_of_arrays)"),
@@ -91,7 +100,7 @@ CALLS: dict[str, tuple[str, str]] = {
     "check_async_error": (_NCCL, "comm.check()"),
     "destroy": (_NCCL, "comm.close()"),
 }
-"""Name elsewhere -> whose it is, and what to write here."""
+"""Name elsewhere -> the library that has it, and what to use here."""
 
 MEMBERS = (
     *("abort", "all_gather", "all_gather_object", "all_reduce", "all_reduce_object", "all_to_all"),
@@ -104,17 +113,17 @@ MEMBERS = (
     *("reduce_scatter", "register", "resumed_from", "scan", "scatter", "scatter_object", "send"),
     *("send_object", "send_recv", "shared_arrays", "shrink", "split", "world_size"),
 )
-"""What a communicator has, without importing it."""
+"""The members of a communicator, listed here so that its class need not be imported."""
 
 _MODULE: dict[str, tuple[str, str]] = {
-    "COMM_WORLD": (_MPI, "what gpucoll.init() returns"),
-    "MPI": (_MPI, "gpucoll itself, and its communicator what gpucoll.init() returns"),
+    "COMM_WORLD": (_MPI, "the communicator that gpucoll.init() returns"),
+    "MPI": (_MPI, "the module gpucoll; gpucoll.init() returns the communicator"),
     "Init": (_MPI, "comm = gpucoll.init()"),
     "Finalize": (_MPI, "comm.close()"),
     "init_process_group": (_TORCH, "comm = gpucoll.init()"),
-    "is_initialized": (_TORCH, "not needed: who has a communicator has been initialised"),
-    "NcclCommunicator": (_NCCL, "what gpucoll.init() returns"),
-    "get_unique_id": (_NCCL, "not needed: gpucoll.init() brings the ranks together"),
+    "is_initialized": (_TORCH, "not needed; a communicator is always initialised"),
+    "NcclCommunicator": (_NCCL, "the communicator that gpucoll.init() returns"),
+    "get_unique_id": (_NCCL, "not needed; gpucoll.init() brings the ranks together"),
     "Op": (_MPI, "gpucoll.ReduceOp"),
     "SUM": (_MPI, 'op="sum"'),
     "PROD": (_MPI, 'op="prod"'),
@@ -124,17 +133,20 @@ _MODULE: dict[str, tuple[str, str]] = {
 
 
 def is_public(name: str) -> bool:
-    """Return whether a person may have written this name; others are asked for by tools."""
+    """Return whether a person may have written this name; tools ask for the other names."""
     return not name.startswith("_")
 
 
 def missing_from_communicator(name: str) -> str:
-    """Return the text of the AttributeError for what another library's communicator has."""
+    """Return the text of the AttributeError for a name of another library's communicator."""
     return f"'Communicator' object has no attribute {name!r}: {_elsewhere(name, CALLS)}"
 
 
 def missing_from_package(name: str, names: Iterable[str]) -> str:
-    """Return the same for the package, which has these names."""
+    """Return the text of the AttributeError for a name that the package lacks.
+
+    `names` are those that the package has.
+    """
     start = f"module 'gpucoll' has no attribute {name!r}"
     if not is_public(name):
         return start
@@ -162,7 +174,7 @@ def _close_to(name: str, names: Iterable[str]) -> str:
 
 
 class _Elsewhere:
-    """A name that is not here: asking for it says what is."""
+    """A name of another library: reading it raises an AttributeError with the name to use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -172,17 +184,17 @@ class _Elsewhere:
 
 
 class _Hidden(type):
-    """A class that does not list these names: `help` and tools see an ordinary one."""
+    """Metaclass whose ``dir`` omits these names, so that `help` and tools do not see them."""
 
     def __dir__(cls) -> list[str]:
         return [name for name in super().__dir__() if name not in CALLS]
 
 
 class SaysNamesElsewhere(metaclass=_Hidden):
-    """What a `Communicator` is so that other libraries' names say what they are here.
+    """Base of `Communicator` that answers names of other libraries with the name to use.
 
-    Not by ``__getattr__``: for a class that has one, CPython looks every attribute up the slow way,
-    also those that are there (measured: 65 ns of a small scatter's 205).
+    It has no ``__getattr__``: in a class that has one, CPython looks up every attribute the slow
+    way, even those that exist (measured: 65 ns of a small scatter's 205).
     """
 
     def __dir__(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The object collectives: any picklable Python objects between all ranks."""
+"""The object collectives: they exchange picklable Python objects between all ranks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Objects(Front):
-    """What `Communicator` can do with picklable objects.
+    """The object collectives of `Communicator`.
 
-    An object is pickled (protocol 5); contiguous arrays and other large buffers in it are not
-    copied into the pickle, but go straight from where they lie to new memory on the other ranks. On
-    the rank that gave an object the result is that object itself, not a copy.
+    Objects are pickled (protocol 5). Contiguous arrays and other large buffers in an object are not
+    copied into the pickle; they go directly from where they are to new memory on the other ranks.
+    On the rank that passed an object, the result is that object itself, not a copy.
 
-    Cost: one exchange of 1 KiB; larger objects a round more, and one for each buffer of 64 KiB or
-    more. An object that cannot be pickled is an ArgumentTypeError on every rank.
+    Cost: one 1 KiB exchange; larger objects need one more round, plus one for each buffer of 64 KiB
+    or more. An object that cannot be pickled is an ArgumentTypeError on every rank.
     """
 
     def broadcast_object(
         self, value: V | None, root: int = 0, *, timeout_s: float | None = None
     ) -> V:
-        """Give every rank the root's picklable object; the others' `value` is ignored."""
+        """Return the root's picklable object on every rank; other ranks' `value` is ignored."""
         self._collectives.check_root(root)
         received: V = self._objects.broadcast(value, int(root), timeout_s)
         return received
@@ -68,7 +68,7 @@ class Objects(Front):
     ) -> V:
         """Combine the objects of all ranks with ``function(left, right)``, in rank order.
 
-        It gets copies, also of this rank's own, so that it may change them.
+        The function gets copies, even of this rank's own object, so it may change its arguments.
         """
         found = self._all_objects(Collective.ALL_REDUCE_OBJECT, value, NO_ROOT, timeout_s)
         assert found is not None

@@ -1,4 +1,4 @@
-"""Communicators of ranks that MPI has brought together."""
+"""Creation of communicators whose ranks are those of an MPI communicator."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from gpucoll.rendezvous.job import started_ranks
 from gpucoll.rendezvous.told import told_job
 
 Create = Callable[..., Any]
-"""`gpucoll.api.communicator.create`, which stands above this."""
+"""The type of `gpucoll.api.communicator.create`, which is in a higher layer."""
 
 
 def from_communicator(
     communicator: Any, limit: float, exits: bool | None, wish: Wish, create: Create
 ) -> Any:
-    """Return what `gpucoll.Communicator.from_mpi` does."""
+    """Return the communicator for `gpucoll.Communicator.from_mpi`."""
     mpi = library.import_mpi()
     is_whole = not library.problem_of(mpi) and communicator == mpi.COMM_WORLD
-    if is_whole and communicator.Get_size() == 1:  # every rank would be alone
+    if is_whole and communicator.Get_size() == 1:  # each rank may be alone in its own world
         _check_launcher(mpi)
     return _made(communicator, mpi, limit, exits, wish, "Communicator.from_mpi", create)
 
 
 def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> Any:
-    """Return the communicator of all ranks that the launcher has started.
+    """Return the communicator of all ranks that the launcher has started, for `gpucoll.init`.
 
     Raises
     ------
     BackendUnavailableError
-        There is no mpi4py, or no MPI.
+        mpi4py or an MPI is missing.
     RendezvousError
-        The MPI that mpi4py has found is not the one that started the ranks.
+        The MPI that mpi4py has loaded is not the one that started the ranks.
     """
     mpi = library.import_mpi()
     if not mpi.Is_initialized():
@@ -46,15 +46,15 @@ def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> 
 
 
 def _check_launcher(mpi: Any) -> None:
-    """Raise where MPI sees another number of ranks than a launcher has started."""
+    """Raise if the launcher has started another number of ranks than MPI sees."""
     started = started_ranks()
     n_seen = mpi.COMM_WORLD.Get_size() if not mpi.Is_finalized() else 0
     if started is not None and n_seen not in (0, started[1]):
         raise RendezvousError(
             f"{started[0]} says that the job has {started[1]} ranks, but the MPI that mpi4py has "
-            f"loaded ({library.name_of(mpi)}) sees {n_seen}: it is not what started them. Start "
-            "them with the mpiexec of that MPI, or install mpi4py with the library of this one; or "
-            f"meet without MPI: set {config.MEET} and a secret, backend 'auto' or 'cpu'"
+            f"loaded ({library.name_of(mpi)}) sees {n_seen}: it did not start them. Start them "
+            "with the mpiexec of that MPI, or install mpi4py for the MPI that starts them; or "
+            f"meet without MPI: set {config.MEET} and a secret, and use backend 'auto' or 'cpu'"
         )
 
 
@@ -88,7 +88,7 @@ def _made(
 
 
 def _check_all(ranks: MpiRanks, mpi: Any, limit: float, wish: Wish) -> None:
-    """Raise on every rank where MPI cannot serve one of them as was asked."""
+    """Raise on every rank if MPI cannot serve some rank as the user asked."""
     problem = library.problem_for_calls(mpi) if wish.backend in (MPI, "auto") else ""
     problems = [text.decode() for text in ranks.tell(problem.encode(), limit)]
     found = {text: rank for rank, text in reversed([*enumerate(problems)]) if text}
@@ -96,4 +96,4 @@ def _check_all(ranks: MpiRanks, mpi: Any, limit: float, wish: Wish) -> None:
         text = "; ".join(
             f"rank {rank} of {ranks.world_size}: {text}" for text, rank in found.items()
         )
-        raise BackendUnavailableError(f"backend 'mpi' cannot be had: {text}")
+        raise BackendUnavailableError(f"backend 'mpi' is not available: {text}")

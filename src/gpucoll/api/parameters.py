@@ -1,4 +1,4 @@
-"""What a user asks of a communicator, checked before anything is done."""
+"""Checks of the arguments from which a communicator is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse(
     on_async_error: str | None,
     deterministic: str | None,
 ) -> tuple[float, bool | None, Wish]:
-    """Return what was asked for, checked: a deadline, whether failures end the process, a wish."""
+    """Check the arguments; return the deadline, whether failures end the process, and the wish."""
     _check_mixed(mixed, backend)
     _check_backend(backend, mixed)
     config.check_timeout_s(timeout_s)
@@ -37,15 +37,15 @@ def _check_mixed(mixed: object, backend: object) -> None:
         raise ArgumentTypeError(f"mixed must be True or False; got {mixed!r}")
     if mixed and backend not in ("auto", DIRECT):
         raise ArgumentError(
-            f"mixed=True goes with backend='auto' or 'direct', not with {backend!r}, which moves "
-            "arrays of one kind only: leave backend= out"
+            f"mixed=True needs backend='auto' or 'direct', not {backend!r}, which moves arrays of "
+            "one kind only: leave backend= out"
         )
 
 
 def _check_backend(backend: object, mixed: bool) -> None:
     if backend in GPU_BACKENDS and config.cpu_only() and not mixed:
         raise BackendUnavailableError(
-            f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"
+            f"backend {backend!r} is not available: {config.CPU_ONLY} keeps this process on the CPU"
         )
     if backend != "auto" and backend not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
@@ -58,7 +58,7 @@ def _device_number(device: Any) -> int:
         kind, _, text = device.partition(":")
         if kind in (*VENDOR_BACKENDS, HOST_DEVICE, "hip") and text.isdecimal():
             return int(text)
-    for name in ("index", "id"):  # of PyTorch's devices, and CuPy's
+    for name in ("index", "id"):  # the attributes of PyTorch's and CuPy's devices
         if not isinstance(device, int | str) and isinstance(getattr(device, name, None), int):
             return int(getattr(device, name))
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:

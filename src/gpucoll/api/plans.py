@@ -1,4 +1,4 @@
-"""Prepared collectives, as users ask for them: one method beside each collective."""
+"""Prepared collectives, as users ask for them: one method for each collective."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 class Plans(Front):
-    """The same collective on the same memory, again and again, with nothing left to look up.
+    """The methods of `Communicator` that prepare a collective to run repeatedly on the same memory.
 
-    ``plan_NAME`` takes what ``NAME`` takes, but for `async_op`, `timeout_s` and ``counts="auto"``;
-    see there for what the arguments mean. x and `out` must be C-contiguous: x is read and `out`
-    written at every call. Without `out` a new array is made once, the same for every call.
+    Arguments are checked and everything is looked up once. ``plan_NAME`` accepts the arguments of
+    ``NAME``, except `async_op`, `timeout_s` and ``counts="auto"``. x and `out` must be
+    C-contiguous; every call reads x and writes `out`. Without `out`, one new array is made, which
+    every call writes.
 
-    To the other ranks a plan's call is an ordinary one, so not every rank needs a plan.
+    Other ranks may make the same call as a plan or as an ordinary call.
 
     >>> step = comm.plan_all_reduce(gradient, "avg", out=gradient)
     >>> for batch in batches:
@@ -29,31 +30,31 @@ class Plans(Front):
     """
 
     def plan_all_reduce(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
-        """Prepare an `all_reduce` that is done again and again on the same memory."""
+        """Prepare an `all_reduce` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.ALL_REDUCE, x, op=op, out=out)
 
     def plan_reduce(
         self, x: A, op: Op = "sum", root: int = 0, *, out: A | None = None
     ) -> Plan[A | None]:
-        """Prepare a `reduce` that is done again and again on the same memory."""
+        """Prepare a `reduce` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.REDUCE, x, op=op, root=root, out=out)
 
     def plan_reduce_scatter(
         self, x: A | Sequence[A], op: Op = "sum", *, counts: Rows = None, out: A | None = None
     ) -> Plan[A]:
-        """Prepare a `reduce_scatter` that is done again and again on the same memory."""
+        """Prepare a `reduce_scatter` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.REDUCE_SCATTER, x, op=op, counts=counts, out=out)
 
     def plan_scan(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
-        """Prepare a `scan` that is done again and again on the same memory."""
+        """Prepare a `scan` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.SCAN, x, op=op, out=out)
 
     def plan_exclusive_scan(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
-        """Prepare an `exclusive_scan` that is done again and again on the same memory."""
+        """Prepare an `exclusive_scan` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.EXCLUSIVE_SCAN, x, op=op, out=out)
 
     def plan_broadcast(self, x: A | None, root: int = 0, *, out: A | None = None) -> Plan[A]:
-        """Prepare a `broadcast` that is done again and again on the same memory."""
+        """Prepare a `broadcast` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.BROADCAST, x, root=root, out=out)
 
     @overload
@@ -61,7 +62,7 @@ class Plans(Front):
     @overload
     def plan_all_gather(self, x: A, *, counts: Rows = None, out: list[A]) -> Plan[list[A]]: ...
     def plan_all_gather(self, x: Any, *, counts: Rows = None, out: Any = None) -> Plan[Any]:
-        """Prepare an `all_gather` that is done again and again on the same memory."""
+        """Prepare an `all_gather` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.ALL_GATHER, x, counts=counts, out=out)
 
     @overload
@@ -75,7 +76,7 @@ class Plans(Front):
     def plan_gather(
         self, x: Any, root: int = 0, *, counts: Rows = None, out: Any = None
     ) -> Plan[Any]:
-        """Prepare a `gather` that is done again and again on the same memory."""
+        """Prepare a `gather` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.GATHER, x, root=root, counts=counts, out=out)
 
     def plan_scatter(
@@ -86,7 +87,7 @@ class Plans(Front):
         counts: Rows = None,
         out: A | None = None,
     ) -> Plan[A]:
-        """Prepare a `scatter` that is done again and again on the same memory."""
+        """Prepare a `scatter` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.SCATTER, x, root=root, counts=counts, out=out)
 
     @overload
@@ -105,7 +106,7 @@ class Plans(Front):
     def plan_all_to_all(
         self, x: Any, *, send_counts: Rows = None, recv_counts: Rows = None, out: Any = None
     ) -> Plan[Any]:
-        """Prepare an `all_to_all` that is done again and again on the same memory."""
+        """Prepare an `all_to_all` that runs repeatedly on the same memory."""
         return self._collectives.plan(
             Collective.ALL_TO_ALL, x, counts=send_counts, receive_counts=recv_counts, out=out
         )

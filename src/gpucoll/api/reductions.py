@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Reductions(Front):
-    """What `Communicator` can reduce over all ranks."""
+    """The methods of `Communicator` that reduce over all ranks."""
 
     @overload
     def all_reduce(
@@ -69,22 +69,22 @@ class Reductions(Front):
         Parameters
         ----------
         x : array, number, or list or tuple of arrays
-            The same shape and dtype on every rank. A list or tuple is reduced in one fused call for
-            each dtype in it, and gives one.
+            The same shape and dtype on every rank. The arrays of a list or tuple are reduced in one
+            fused call for each dtype, and the result is a list or tuple.
         op : str or ReduceOp
             "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor",
             ``ReduceOp.scaled_sum(factor)`` or ``ReduceOp.custom(function)``.
         out, async_op, timeout_s, stream
             See `ArrayCollectives`. For a list, `out` is a list.
         compression : str or Compression, optional
-            What travels instead of x: "float16", "bfloat16", or, in blocks of 256 elements with a
-            scale each, "int8_block" or "float8_block". For float32 (the block formats also take
-            half types), op "sum" or "avg". The result is rounded twice, by the bound that
-            ``docs/compression.md`` derives.
+            Format in which x travels: "float16", "bfloat16", "int8_block" or "float8_block". The
+            block formats have one scale for each 256 elements. For float32 (block formats: also
+            half types) with op "sum" or "avg". Each element is rounded twice;
+            ``docs/compression.md`` derives the bound.
         residual : array or list of arrays, optional
-            With compression: what earlier calls have lost, added to x and replaced by what this one
-            loses (error feedback). float32, as many elements as x, on its device, zeros at first,
-            kept by the caller; each rank has its own.
+            With compression: the rounding error of earlier calls. It is added to x and replaced by
+            the error of this call (error feedback). A float32 array with as many elements as x, on
+            its device, zeros at first. The caller keeps it; each rank has its own.
 
         Returns
         -------
@@ -93,10 +93,11 @@ class Reductions(Front):
 
         Notes
         -----
-        Ranks are combined in order 0 to P-1, so the bits are the same on every rank, run after run,
-        whatever the size and placement. Half types are accumulated in float32 and rounded once.
+        Ranks are combined in the order 0 to P-1. The result has the same bits on every rank and in
+        every run, whatever the size and placement. Half types are accumulated in float32 and
+        rounded once.
 
-        Cost: small arrays one copy and one pass over P slots; larger ones 2 n (P-1)/P.
+        Cost: for small arrays one copy and one pass over P slots; for larger ones 2 n (P-1)/P.
 
         Examples
         --------
@@ -148,9 +149,9 @@ class Reductions(Front):
         x, op
             As for `all_reduce`.
         root : int
-            Who gets it.
+            The rank that gets the result.
         out, async_op, timeout_s, stream
-            See `ArrayCollectives`; `out` counts on the root only.
+            See `ArrayCollectives`; `out` is used on the root only.
 
         Returns
         -------
@@ -159,8 +160,8 @@ class Reductions(Front):
 
         Notes
         -----
-        Rounding as for `all_reduce`: the same bits. Cost: small arrays one copy, and only the root
-        waits; larger ones 2 n (P-1)/P.
+        Rounding as for `all_reduce`, with the same bits. Cost: for small arrays one copy, and only
+        the root waits; for larger ones 2 n (P-1)/P.
 
         Examples
         --------
@@ -170,7 +171,7 @@ class Reductions(Front):
         if not async_op:
             try:
                 is_root = not self.rank != root  # noqa: SIM202  (an array raises, and costs others nothing)
-            except (ValueError, RuntimeError):  # NumPy's, and PyTorch's
+            except (ValueError, RuntimeError):  # raised by NumPy's and PyTorch's arrays
                 is_root = self._is_root(root)
             target = out if is_root else x
             if target is None and type(x) is np.ndarray:
@@ -229,24 +230,24 @@ class Reductions(Front):
         Parameters
         ----------
         x : array or list of arrays
-            Shape (P m, ...): the same on every rank. Or a list of P arrays, the blocks, which are
-            read where they lie; they may have different numbers of rows.
+            Shape (P m, ...), the same on every rank. Or a list of P arrays, the blocks, which are
+            read without being copied together; they may have different numbers of rows.
         op
             As for `all_reduce`.
         counts : sequence of int or "auto", optional
-            Rows of axis 0 per rank, the whole vector on every rank. Default: equal blocks. "auto"
-            takes each rank's from its `out`.
+            Rows of axis 0 for each rank, as the whole vector on every rank. Default: equal blocks.
+            "auto" takes each rank's number of rows from its `out`.
         out, async_op, timeout_s, stream
-            See `ArrayCollectives`; in place it is block r of x.
+            See `ArrayCollectives`. In place, `out` is block r of x.
 
         Returns
         -------
         array
-            Shape (m, ...), or (counts[r], ...), or that of block r.
+            Shape (m, ...), or (counts[r], ...), or the shape of block r.
 
         Notes
         -----
-        Rounding as for `all_reduce`. Cost: n (P-1)/P, once.
+        Rounding as for `all_reduce`. Cost: n (P-1)/P.
 
         Examples
         --------

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Scans(Front):
-    """What `Communicator` can reduce over the ranks up to this one."""
+    """The methods of `Communicator` that reduce over the ranks up to this one."""
 
     @overload
     def scan(self, x: M, op: Op = "sum", **options: Unpack[BlockingInto[M]]) -> M: ...
@@ -35,12 +35,12 @@ class Scans(Front):
         timeout_s: float | None = None,
         stream: Any = None,
     ) -> Any:
-        """Reduce x over the ranks up to this one, it included.
+        """Reduce x over the ranks up to and including this one.
 
         Parameters
         ----------
         x, op
-            As for `all_reduce`; "avg" divides by the ranks so far.
+            As for `all_reduce`; "avg" divides by the number of ranks up to this one.
         out, async_op, timeout_s, stream
             See `ArrayCollectives`.
 
@@ -51,9 +51,9 @@ class Scans(Front):
 
         Notes
         -----
-        Rounding as for `all_reduce`. Cost: as `all_reduce`, whatever the number of ranks. Small
-        arrays do not synchronise: a rank waits only for those before it, and a mismatch with a
-        later one is found within twelve calls, and breaks the communicator.
+        Rounding as for `all_reduce`. The cost is that of `all_reduce`, whatever the number of
+        ranks. Small arrays do not synchronise: a rank waits only for those before it. A mismatch
+        with a later rank is found within twelve calls, and breaks the communicator.
 
         Examples
         --------
@@ -92,8 +92,8 @@ class Scans(Front):
         Parameters
         ----------
         x, op
-            As for `all_reduce`, but for "avg": the mean of nothing is undefined. A custom op must
-            have an identity.
+            As for `all_reduce`, except "avg": the mean of no values is undefined. A custom op needs
+            an identity.
         out, async_op, timeout_s, stream
             See `ArrayCollectives`.
 
@@ -104,12 +104,12 @@ class Scans(Front):
 
         Notes
         -----
-        The identity of min and max is the greatest and the least value of the dtype (infinity where
-        it has one). Rounding and cost as for `scan`.
+        The identity of min is the greatest value of the dtype, that of max the least (infinities if
+        the dtype has them). Rounding and cost as for `scan`.
 
         Examples
         --------
-        >>> first_row = comm.exclusive_scan(n_rows)  # where this rank's rows begin
+        >>> first_row = comm.exclusive_scan(n_rows)  # the index of this rank's first row
         """
         if not async_op:
             target = np.empty_like(x) if out is None and type(x) is np.ndarray else out

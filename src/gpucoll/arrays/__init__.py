@@ -1,4 +1,4 @@
 """Arrays of every library as buffers: address, count, dtype, device, stream, owner.
 
-Each library is one module and one row of `LIBRARIES`.
+Each library has one module and one row of `LIBRARIES`.
 """

@@ -1,4 +1,4 @@
-"""Arrays that compiled entries read by themselves: those of NumPy, and PyTorch's on the host."""
+"""Arrays that compiled entries read by themselves: NumPy's, and PyTorch's on the host."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class ArrayKind:
     native : object
         The library's dtype object.
     key : int
-        What entries know it by: its identity, or for tensors `gpucoll.arrays.tensor_table.key_of`.
+        Its key in entries: its identity, or for tensors `gpucoll.arrays.tensor_table.key_of`.
     dtype, item_bytes
         As in `Template`.
     tensor_table : int
-        Address of the table by which these are read (`gpucoll.arrays.tensor_table`); 0 for NumPy's.
+        Address of the table with which entries read them (`gpucoll.arrays.tensor_table`); 0 for
+        NumPy's.
     """
 
     native: Any
@@ -37,11 +38,11 @@ class ArrayKind:
 
 
 _makers: dict[type, Callable[[Any], Any]] = {}
-"""Types of tensors that entries read -> what makes a new one like it."""
+"""Types of tensors that entries read -> a function that makes a new one like it."""
 
 
 def kind_of_array(x: Any, template: Template) -> ArrayKind | None:
-    """Return the kind of x, whose template this is; None where entries cannot read such arrays."""
+    """Return the kind of x, which has this template; None if entries cannot read x."""
     name, item_bytes = template.dtype, template.item_bytes
     if type(x) is np.ndarray:
         return ArrayKind(x.dtype, id(x.dtype), name, item_bytes)
@@ -56,9 +57,9 @@ def kind_of_array(x: Any, template: Template) -> ArrayKind | None:
 
 
 def numpy_view(x: Any) -> np.ndarray[Any, Any] | None:
-    """Return a tensor of PyTorch's own class on the host as a NumPy array; None for anything else.
+    """Return a plain PyTorch tensor on the host as a NumPy array; None for anything else.
 
-    Also for one that NumPy cannot show: of bfloat16, a lazy conjugate, one that autograd follows.
+    None, too, if NumPy cannot show it: for bfloat16, lazy conjugates, and if autograd follows it.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or type(x) is not getattr(torch, "Tensor", None) or not x.is_cpu:
@@ -71,16 +72,16 @@ def numpy_view(x: Any) -> np.ndarray[Any, Any] | None:
 
 
 def note_written(out: Any) -> None:
-    """Tell autograd that a tensor is written."""
+    """Tell autograd that a tensor was written."""
     if not out.is_inference():
         torch: Any = sys.modules["torch"]
         torch.autograd.graph.increment_version(out)
 
 
 def new_like(x: Any) -> Any:
-    """Return a new tensor like x, of a type that entries read; None for anything else.
+    """Return a new tensor like x, if entries read x's type; None for anything else.
 
-    Also where PyTorch makes no such tensor: the call goes through Python then, which says why.
+    None, too, if PyTorch cannot make the tensor: the call then goes through Python, which says why.
     """
     make = _makers.get(type(x))
     if make is None or not x.is_cpu:
@@ -92,7 +93,7 @@ def new_like(x: Any) -> Any:
 
 
 def new_of_rows(x: Any, multiply: int, divide: int) -> Any:
-    """Return a new tensor of so many times and so many parts of x's rows; None as in `new_like`."""
+    """Return a new tensor with ``multiply / divide`` times x's rows; None as in `new_like`."""
     if type(x) not in _makers or not x.is_cpu:
         return None
     try:

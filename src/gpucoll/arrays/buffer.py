@@ -1,4 +1,4 @@
-"""A `Buffer`: what a backend needs to know of an array, whatever library it comes from."""
+"""The `Buffer`: an array of any library in the form that backends need."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(slots=True)  # not frozen, which would take four times as long to make
+@dataclass(slots=True)  # not frozen: frozen ones take four times as long to make
 class Buffer:
-    """Contiguous memory of one array.
+    """The contiguous memory of one array.
 
     Attributes
     ----------
     address : int
-        Of the first element.
+        Address of the first element.
     shape : tuple of int
         The array's shape.
     dtype : str
@@ -26,7 +26,7 @@ class Buffer:
     device : str
         ``"cpu"``, or the kind and number of a GPU.
     stream : int
-        Address of the stream that the array is used on; 0 for host memory.
+        Address of the stream on which the array is used; 0 for host memory.
     """
 
     address: int
@@ -39,7 +39,7 @@ class Buffer:
 
     @property
     def count(self) -> int:
-        """Count of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property

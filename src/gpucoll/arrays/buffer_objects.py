@@ -1,6 +1,6 @@
 """Objects with Python's buffer protocol: bytes, bytearray, array.array, memoryview, ...
 
-The result is of the input's type for those four; for others (mmap, ctypes arrays) a NumPy array.
+For those four, the result is of the input's type; for others (mmap, ctypes arrays) a NumPy array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _THIS = cast(Library, sys.modules[__name__])
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     try:
         seen = np.asarray(memoryview(x))
     except (TypeError, ValueError, BufferError) as error:
@@ -37,7 +37,7 @@ def look(x: Any, what: str) -> View:
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of an object that will be written."""
+    """Return the view of an object that will be written."""
     view = look(out, "out")
     if not view.owner.flags.writeable:
         raise ArgumentError("out is read-only")

@@ -16,11 +16,11 @@ from gpucoll.arrays.library import Destination, Library, Template, View, raise_n
 NAME = "a CuPy array"
 _THIS = cast(Library, sys.modules[__name__])
 _FIRST_OF_OTHERS = 256
-"""From this number on dtypes are of other packages than NumPy."""
+"""Dtypes with this number or a larger one belong to packages other than NumPy."""
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     if not isinstance(x, cupy.ndarray):
         raise_not_an_array(x, what)
     numpy_arrays.check_dtype(x.dtype, what)
@@ -33,13 +33,13 @@ def look(x: Any, what: str) -> View:
 
 
 def fingerprint(x: Any) -> tuple[Hashable, int]:
-    """Say quickly what sort of array x is, and where it lies."""
+    """Return x's kind and address quickly."""
     memory = x.data
     return (x.shape, x.dtype, memory.device_id, x.flags.c_contiguous), memory.ptr
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of an array that will be written."""
+    """Return the view of an array that will be written."""
     return look(out, "out")
 
 
@@ -51,7 +51,7 @@ def pack(x: Any, template: Template) -> View:
 
 
 def _copyable(x: Any) -> Any:
-    """Return an array of a dtype that CuPy's kernels copy: they know no float8."""
+    """Return x with a dtype that CuPy's kernels can copy; they do not support float8."""
     return x.view(f"u{x.dtype.itemsize}") if x.dtype.num >= _FIRST_OF_OTHERS else x
 
 
@@ -64,7 +64,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     else:
         with cupy.cuda.Device(number):
             memory = cupy.cuda.alloc(size_bytes)
-    result = cupy.ndarray(shape, dtype, memory)  # of any dtype; cupy.empty refuses float8
+    result = cupy.ndarray(shape, dtype, memory)  # for any dtype; cupy.empty refuses float8
     buffer = Buffer(result.data.ptr, shape, name, item_bytes, result, device, stream)
     return Destination(buffer, lambda: result, result)
 
@@ -84,7 +84,7 @@ def adopt(array: Any, template: Template) -> Any:
 
 
 def current_stream_of(template: Template) -> Callable[[], int]:
-    """Return what tells the address of the stream on which CuPy works now."""
+    """Return a function that returns the address of the stream on which CuPy currently works."""
     number, ask = template.native[1], cupy.cuda.get_current_stream
     return lambda: ask(number).ptr
 

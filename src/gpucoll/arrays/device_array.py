@@ -1,8 +1,8 @@
-"""An array over device memory that belongs to no library, for all of them to take over.
+"""An array over device memory that belongs to no library, for every library to adopt.
 
-Through ``__cuda_array_interface__`` (CuPy, Numba, PyTorch) and DLPack (all, and the only one that
-knows bfloat16 and float8), without a copy. What takes it over keeps it alive, and it keeps the
-memory's owner alive.
+Libraries adopt it without a copy, through ``__cuda_array_interface__`` (CuPy, Numba, PyTorch) or
+DLPack (all of them; the only way for bfloat16 and float8). The adopting array keeps it alive, and
+it keeps the memory's owner alive.
 Source: include/dlpack/dlpack.h, version 1.1; the CUDA Array Interface, version 3.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["DeviceArray"]
 
 _WITHOUT_TYPESTR = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _DEVICE_TYPES = {name: number for number, name in reversed(DEVICES.items())} | {"host": 12}
-"""A Host device is of DLPack's kind for whatever else there is (kDLExtDev)."""
+"""For a Host device, DLPack's kind for devices outside of its list (kDLExtDev)."""
 
 
 class DeviceArray:
@@ -31,9 +31,9 @@ class DeviceArray:
     Parameters
     ----------
     address : int
-        Of the first element, aligned to the elements' size.
+        Address of the first element, aligned to the elements' size.
     shape : tuple of int
-        Its shape.
+        The array's shape.
     dtype : str
         Name of the dtype, as in `gpucoll.types.DTYPES`.
     device : str
@@ -63,17 +63,17 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """How CUDA libraries find the memory; not there for dtypes that NumPy does not know."""
+        """The description that CUDA libraries read; missing for dtypes that NumPy lacks."""
         if self.dtype in _WITHOUT_TYPESTR:
             raise AttributeError(f"the array interface has no {self.dtype}: use DLPack")
-        address = self.address if self.size_bytes else 0  # as it has arrays without elements
+        address = self.address if self.size_bytes else 0  # the interface's value without elements
         return {
             "version": 3,
             "shape": self.shape,
             "typestr": np.dtype(self.dtype).str,
             "data": (address, False),
             "strides": None,
-            "stream": None,  # nothing is pending on it
+            "stream": None,  # no work on it is pending
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -87,7 +87,7 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a capsule that hands the memory over; `stream` need not wait for anything."""
+        """Return a capsule that hands the memory over. `stream` need not wait for anything."""
         if copy:
             raise BufferError("the memory is handed over, never copied")
         if dl_device is not None and tuple(map(int, dl_device)) != self._dlpack_device:
@@ -95,14 +95,14 @@ class DeviceArray:
         return _capsule(self, is_versioned=max_version is not None and max_version[0] >= 1)
 
 
-# --- DLPack: structures that the taker gives back by a call, from any thread ---------------------
+# --- DLPack: structures that the consumer releases by a call, from any thread --------------------
 
 _NAMES = {False: b"dltensor", True: b"dltensor_versioned"}  # must outlive every capsule
 _KINDS = {False: ManagedTensor, True: VersionedTensor}
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return one of Python's C functions, apart from what others make of it through pythonapi."""
+    """Return a C function of Python, independent of the types others set through pythonapi."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, pythonapi))
 
 
@@ -114,11 +114,11 @@ _is_valid = _function("PyCapsule_IsValid", c_int, c_void_p, c_char_p)
 _pointer_of = _function("PyCapsule_GetPointer", c_void_p, c_void_p, c_char_p)
 
 _handed_over: dict[int, tuple[bool, DeviceArray]] = {}
-"""Structure that a taker has -> whether it is versioned, and what it keeps alive."""
+"""Structure that a consumer has -> whether it is versioned, and the array that it keeps alive."""
 
 
 def _take_back(structure: int) -> None:
-    """Let go of what a taker does not need any more."""
+    """Release a structure that its consumer no longer needs."""
     if _handed_over.pop(structure, None) is not None:
         _free(structure)
 
@@ -127,7 +127,7 @@ _deleter = ctypes.CFUNCTYPE(None, c_void_p)(_take_back)
 
 
 def _drop_capsule(capsule: int) -> None:
-    """Take back what nobody took over; a taker has renamed its capsule."""
+    """Release a structure that was never consumed; a consumer has renamed its capsule."""
     for name in _NAMES.values():
         if _is_valid(capsule, name):
             _take_back(_pointer_of(capsule, name))
@@ -149,7 +149,7 @@ def _capsule(array: DeviceArray, is_versioned: bool) -> Any:
 
 
 def _fill(managed: Any, array: DeviceArray, sizes: int) -> None:
-    """Describe an array; shape and strides are written behind the structure."""
+    """Describe an array in a structure; shape and strides are written behind it."""
     dimensions = len(array.shape)
     shape, strides = (
         (ctypes.c_int64 * dimensions).from_address(sizes + offset * 8) for offset in (0, dimensions)
@@ -174,11 +174,11 @@ def _fill(managed: Any, array: DeviceArray, sizes: int) -> None:
 
 @atexit.register
 def _outlive_the_interpreter() -> None:
-    """Let what is handed over when Python ends be given back to nobody.
+    """Make later releases of handed-over structures harmless, at the interpreter's end.
 
-    A taker may live longer than the interpreter (PyTorch's own statics); calling into Python then
-    would end in a crash. The process's memory goes with it.
+    A consumer may outlive the interpreter (PyTorch's own statics), and calling into Python would
+    then crash. The memory is released with the process.
     """
-    harmless = ctypes.cast(pythonapi.Py_IsInitialized, c_void_p)  # looks at none of its arguments
+    harmless = ctypes.cast(pythonapi.Py_IsInitialized, c_void_p)  # ignores its arguments
     for structure, (is_versioned, _) in _handed_over.items():
         _KINDS[is_versioned].from_address(structure).deleter = harmless

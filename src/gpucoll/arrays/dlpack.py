@@ -1,7 +1,7 @@
-"""Reads what an object says of itself through DLPack, without taking it over.
+"""Reads an object's description through DLPack, without consuming it.
 
-NumPy's own reader knows neither GPU memory nor bfloat16 and float8. The capsule is kept as long as
-the memory is used: when it goes unconsumed, it gives the memory back itself.
+NumPy's own reader supports neither GPU memory nor bfloat16 and float8. The capsule is kept as long
+as the memory is used; a capsule that is dropped unconsumed releases the memory itself.
 Source: include/dlpack/dlpack.h, version 1.1.
 """
 
@@ -17,7 +17,7 @@ DEVICES = {
     1: "cpu", 2: "cuda", 3: "cpu", 8: "metal", 9: "vpi", 10: "rocm", 11: "cpu", 13: "cuda",
     14: "oneapi",
 }  # fmt: skip
-"""DLDeviceType -> our name; pinned host memory (3, 11) is host memory, managed memory is CUDA's."""
+"""DLDeviceType -> device name. Pinned host memory (3, 11) is "cpu", managed memory is "cuda"."""
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _NAMES = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
@@ -73,23 +73,23 @@ class VersionedTensor(ctypes.Structure):
 
 @dataclass(slots=True)
 class Tensor:
-    """An array as DLPack describes it."""
+    """The description of an array, as DLPack gives it."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """In bytes; None where it is C-contiguous."""
+    """In bytes; None if it is C-contiguous."""
     dtype: str
     item_bytes: int
     device: str
     is_read_only: bool
     is_copied: bool
-    """Whether the memory is a copy that nobody else sees."""
+    """Whether the memory is a copy that no other array shares."""
     owner: Any
 
 
 def device_of(x: Any) -> str:
-    """Return our name of the device that x lies on."""
+    """Return the name of the device that x is on."""
     kind, number = x.__dlpack_device__()
     return _device_name(int(kind), int(number))
 
@@ -100,11 +100,11 @@ def _device_name(kind: int, number: int) -> str:
 
 
 def read(x: Any, what: str) -> Tensor:
-    """Return what x says of itself; a GPU's default stream waits until it is there."""
+    """Return x's description. A GPU's default stream waits until the data is there."""
     try:
         try:
             capsule = x.__dlpack__(max_version=(1, 1))
-        except TypeError:  # older than version 1
+        except TypeError:  # an implementation older than version 1
             capsule = x.__dlpack__()
     except (AttributeError, BufferError, RuntimeError, ValueError) as error:
         raise ArgumentTypeError(f"{what} cannot be read through DLPack: {error}") from None
@@ -144,7 +144,7 @@ def _described(tensor: Any, flags: int, owner: Any, what: str) -> Tensor:
 
 
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> bool:
-    """Return whether elements lie in C order without gaps."""
+    """Return whether elements are in C order without gaps."""
     if strides is None or 0 in shape:
         return True
     expected = item_bytes

@@ -1,9 +1,8 @@
-"""What tells one kind of array from another, found faster than by looking at all of it.
+"""The fingerprint of an array: it tells one kind of array from another, without a full look.
 
-A library's `look` says what an array is, in words that every backend understands. Where the same
-kind of array comes again and again, it is enough to know that it is the same kind: a library's own
-``fingerprint(x)`` returns what decides that, as it has it, and the address; None where x is too
-special.
+A library's `look` describes an array in terms that every backend understands. For repeated calls it
+is enough to know that the array is of a known kind. A library's own ``fingerprint(x)`` returns the
+facts that decide this, in the library's own terms, and the address; or None if x needs a full look.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from gpucoll.arrays.library import Library
 from gpucoll.errors import GpucollError
 
 Fingerprint: TypeAlias = tuple[Hashable, int]
-"""What kind of array it is, and where it lies."""
+"""The kind of an array, and its address."""
 
 
 def fingerprint_of(library: Library) -> Callable[[Any], Fingerprint | None]:
-    """Return what takes the fingerprint of a library's arrays, to be read or written."""
+    """Return the function that computes fingerprints of a library's arrays, inputs or outputs."""
     return getattr(library, "fingerprint", None) or partial(_fingerprint, library)
 
 
 def _fingerprint(library: Library, x: Any) -> Fingerprint | None:
-    """Look at an array in full."""
+    """Compute a fingerprint by a full look."""
     try:
         template, address, owner, strides = library.look_at_out(x)
     except GpucollError:
-        return None  # the long way says it in its own words
+        return None  # the slow path raises the error
     if owner is not x:
         return None
     sort = template.shape, template.dtype, template.device, template.stream, strides is None

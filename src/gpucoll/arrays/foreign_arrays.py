@@ -1,9 +1,9 @@
-"""Arrays of libraries without a module here, seen through the protocols that they share.
+"""Arrays of libraries without a module here, read through the protocols that they share.
 
-``__cuda_array_interface__``, ``__array_interface__`` or DLPack say where the memory is. The result
-is made by the library's own ``from_dlpack`` on the host, or ``empty`` on a GPU, where it has them
-(as libraries of the array API standard do); otherwise it is a NumPy array on the host, and on a GPU
-`out` must be given.
+``__cuda_array_interface__``, ``__array_interface__`` or DLPack give the memory. The library's own
+``from_dlpack`` makes the result on the host, and its ``empty`` on a GPU, if it has them (as
+libraries of the array API standard do). Otherwise the result on the host is a NumPy array, and on a
+GPU `out` must be given.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NAME = "one with an array interface or DLPack"
 FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
 _READ_ONLY = "is read-only"
-_COPIED = "hands over a copy of its memory by DLPack, where nobody would see what is written"
+_COPIED = "hands over a copy of its memory by DLPack, so the result would not reach it"
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     return _seen(x, what)[0]
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of an array that will be written."""
+    """Return the view of an array that will be written."""
     view, refusal = _seen(out, "out")
     if refusal:
         raise ArgumentError(f"out {refusal}")
@@ -42,7 +42,7 @@ def look_at_out(out: Any) -> View:
 
 
 def _seen(x: Any, what: str) -> tuple[View, str]:
-    """Return the view of x, and why it cannot be written; empty: it can."""
+    """Return the view of x, and the reason why x cannot be written; empty if it can."""
     for attribute in ("__cuda_array_interface__", "__array_interface__"):
         if (interface := getattr(x, attribute, None)) is not None:
             return _interface_view(x, interface, what, _device_of(x, attribute))
@@ -60,7 +60,7 @@ def _device_of(x: Any, attribute: str) -> str:
 
 
 def _interface_view(x: Any, interface: dict[str, Any], what: str, device: str) -> tuple[View, str]:
-    """Return the view of x by its array interface, NumPy's or CUDA's; and as `_seen`."""
+    """Return the same as `_seen`, from x's array interface, NumPy's or CUDA's."""
     if interface.get("mask") is not None:
         raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")
     dtype = numpy_arrays.dtype_of(interface["typestr"])
@@ -74,7 +74,7 @@ def _interface_view(x: Any, interface: dict[str, Any], what: str, device: str) -
     name, stream = numpy_arrays.dtype_name(dtype), interface.get("stream") or 0
     owner = x
     data = interface.get("data")
-    if not isinstance(data, tuple):  # a buffer; without one, x itself is
+    if not isinstance(data, tuple):  # data is a buffer; if it is None, x itself is
         named = {**interface, "data": x if data is None else data}
         owner = np.asarray(SimpleNamespace(__array_interface__=named))
         address, is_read_only = numpy_arrays.address_of(owner), not owner.flags.writeable
@@ -95,7 +95,7 @@ def pack(x: Any, template: Template) -> View:
 
 
 def _host_array(view: View) -> npt.NDArray[Any]:
-    """Return a NumPy array over the same memory, of bytes instead of elements."""
+    """Return a NumPy array over the same memory, with bytes in place of elements."""
     template = view.template
     interface = {
         "version": 3,
@@ -108,7 +108,7 @@ def _host_array(view: View) -> npt.NDArray[Any]:
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
-    """Make a new array of the template's library if it tells how, of NumPy otherwise."""
+    """Make a new array of the template's library if it can, otherwise of NumPy."""
     _, name, item_bytes, _, device, stream, _, (x, dtype) = template
     library = _namespace(x)
     if device == "cpu":
@@ -128,7 +128,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
 
 
 def _namespace(x: Any) -> Any:
-    """Return the module of x's library, if it has one that makes arrays."""
+    """Return the module of x's library that makes arrays, if there is one."""
     if hasattr(x, "__array_namespace__"):
         return x.__array_namespace__()
     return sys.modules.get(type(x).__module__.partition(".")[0])
@@ -145,10 +145,12 @@ def complete(out: Any, temporary: Any) -> None:
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
-    """Return the template of a new array of like's dtype; of another one, NumPy's."""
+    """Return the template of a new array of like's dtype; NumPy's template for another dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
     if like is None:
         return template
     if like.device != "cpu":
-        raise ArgumentTypeError(f"an array of another dtype than like's on {like.device}: give out")
+        raise ArgumentTypeError(
+            f"an array on {like.device} with another dtype than like's cannot be made: give out"
+        )
     return template._replace(library=_THIS, native=(like.native[0], template.native))

@@ -1,9 +1,10 @@
-"""Arrays of Host devices: whatever has ``__host_device_array_interface__``.
+"""Arrays of Host devices: objects with ``__host_device_array_interface__``.
 
-That is a mapping: ``shape``, ``strides`` (in bytes), ``dtype`` (NumPy's), ``data`` (the address),
-``device`` (its number) and ``stream`` (on which its library works now). The class makes new ones by
-``empty(shape, dtype, device)`` and ``over(address, shape, dtype, device, owner)`` and copies by
-``copy()`` and ``[...] =``, in the order of that stream. `gpucoll.testing.device_arrays` is one.
+This is a mapping: ``shape``, ``strides`` (in bytes), ``dtype`` (NumPy's), ``data`` (the address),
+``device`` (its number) and ``stream`` (on which the library currently works). The class makes new
+arrays by ``empty(shape, dtype, device)`` and ``over(address, shape, dtype, device, owner)``, and
+copies by ``copy()`` and ``[...] =``, in the order of that stream. An example is
+`gpucoll.testing.device_arrays`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _THIS = cast(Library, sys.modules[__name__])
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     said = getattr(x, PROTOCOL, None)
     if said is None:
         raise_not_an_array(x, what)
@@ -39,14 +40,14 @@ def look(x: Any, what: str) -> View:
 
 
 def fingerprint(x: Any) -> tuple[Hashable, int]:
-    """Say quickly what sort of array x is, and where it lies."""
+    """Return x's kind and address quickly."""
     said = getattr(x, PROTOCOL)
     sort = said["shape"], said["dtype"], said["device"], said["strides"], type(x)
     return sort, said["data"]
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of an array that will be written."""
+    """Return the view of an array that will be written."""
     return look(out, "out")
 
 
@@ -78,7 +79,7 @@ def adopt(array: Any, template: Template) -> Any:
 
 
 def current_stream_of(template: Template) -> Callable[[], int]:
-    """Return what tells the stream on which the library works now."""
+    """Return a function that returns the stream on which the library currently works."""
     _, number, kind = template.native
     ask: Callable[[int], int] = kind.current_stream
     return lambda: ask(number)
@@ -87,7 +88,7 @@ def current_stream_of(template: Template) -> Callable[[], int]:
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype, on like's device."""
     if like is None:
-        raise ArgumentTypeError("say by like= which array's library and device are meant")
+        raise ArgumentTypeError("give an array as like=: its library and device are used")
     template = numpy_arrays.template_of_dtype(dtype)
     native = (template.native, *like.native[1:])
     return template._replace(library=_THIS, device=like.device, stream=like.stream, native=native)

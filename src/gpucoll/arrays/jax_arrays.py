@@ -1,4 +1,4 @@
-"""JAX arrays of one device. They cannot be written, so there is no `out` among them."""
+"""JAX arrays on one device. They are immutable, so none can be an `out`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpucoll.errors import ArgumentTypeError
 NAME = "a JAX array"
 _THIS = cast(Library, sys.modules[__name__])
 IS_STREAM_ORDERED = False
-"""JAX has streams of its own, and waits for nobody's."""
+"""JAX has streams of its own, and does not wait for others."""
 _ALIGNMENT_BYTES = 64
-"""JAX takes host memory over without a copy only where it is aligned like its own."""
+"""Alignment of JAX's own memory. JAX copies other host memory that is not aligned like this."""
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies, once it is there."""
+    """Return the view of x, after its computation has ended."""
     if not isinstance(x, jax.Array):
         raise_not_an_array(x, what)
     if reason := _refusal(x):
@@ -33,7 +33,7 @@ def look(x: Any, what: str) -> View:
     (device,) = x.devices()
     place, dtype = _place(device), np.dtype(x.dtype)
     if place == "cpu":
-        array = np.asarray(x, order="C")  # waits for it; shares its memory, or unpacks it
+        array = np.asarray(x, order="C")  # waits for x; shares its memory, or unpacks it
         address, owner = numpy_arrays.address_of(array), array
     else:
         _check_on_gpu(x, device, dtype, what)
@@ -46,12 +46,12 @@ def look(x: Any, what: str) -> View:
 
 
 def look_at_out(out: Any) -> View:
-    """Refuse: nothing writes to a JAX array."""
-    raise ArgumentTypeError("JAX arrays are immutable: leave out= away and use the result")
+    """Refuse, because JAX arrays cannot be written."""
+    raise ArgumentTypeError("JAX arrays are immutable: omit out=, and use the result")
 
 
 def _refusal(x: Any) -> str:
-    """Return why there is no memory to read, and what to do; or nothing."""
+    """Return why x has no readable memory, with the remedy; or an empty string."""
     if isinstance(x, jax.core.Tracer):
         return (
             "is being traced: a collective cannot become part of a compiled or transformed "
@@ -80,7 +80,7 @@ def _place(device: Any) -> str:
 
 
 def _check_on_gpu(x: Any, device: Any, dtype: np.dtype[Any], what: str) -> None:
-    """Refuse what is not in a GPU's memory, and what is packed there: int4 and the like."""
+    """Refuse arrays that are not in GPU memory, and dtypes that are packed there, such as int4."""
     kind, own_kind = x.sharding.memory_kind, device.default_memory().kind
     if kind not in (None, own_kind):
         raise ArgumentTypeError(
@@ -95,25 +95,25 @@ def _check_on_gpu(x: Any, device: Any, dtype: np.dtype[Any], what: str) -> None:
 
 
 def _is_row_major(x: Any) -> bool:
-    """Return whether x's elements lie in C order, as they do but where a user asked otherwise."""
+    """Return whether x's elements are in C order: always, unless a user asked otherwise."""
     layout = getattr(getattr(x, "format", None), "layout", None)
     return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
 
 
 def pack(x: Any, template: Template) -> View:
-    """Return x: what a look sees is contiguous."""
+    """Return the view of x: it is always contiguous."""
     return look(x, "x")
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
-    """Make memory that becomes a new JAX array."""
+    """Allocate memory that becomes a new JAX array."""
     _, name, item_bytes, _, place, stream, _, (dtype, device, is_committed) = template
     if (held := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
         raise ArgumentTypeError(
             f"JAX would make {held} of the result's {dtype}: set jax_enable_x64, or convert x first"
         )
     bound_to = device if is_committed else None
-    """A result is as free as its input: JAX moves it to where other arrays of a function are."""
+    """Committed only if the input is: JAX moves uncommitted arrays to those they are used with."""
     if place == "cpu":
         memory = _aligned(shape, dtype)
         address = numpy_arrays.address_of(memory)
@@ -124,7 +124,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
                 return jax.device_put(memory, bound_to)
 
         return Destination(buffer, finish)
-    # Also where a function is being traced around the call.
+    # The context works even if a function is being traced around the call.
     with jax.default_device(device), jax.ensure_compile_time_eval():
         result = jax.numpy.empty(shape, dtype, device=bound_to).block_until_ready()
     address = result.unsafe_buffer_pointer()
@@ -140,7 +140,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def complete(out: Any, temporary: Any) -> None:
-    """Do nothing: there is no `out`."""
+    """Do nothing: there is never an `out`."""
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:

@@ -1,7 +1,7 @@
-"""Which module of this package serves arrays of which library: the one table.
+"""The table of array libraries, and of the modules of this package that serve them.
 
 To add a library, write a module with the functions of `gpucoll.arrays.library.Library` and add a
-row. Its module is imported when the first of its arrays comes, so it may import the library.
+row. The module is imported with the first array of its library, so it may import the library.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LIBRARIES = {
     "numpy": "numpy_arrays",
     "torch": "torch_tensors",
 }
-"""Root module of a type, or of a class that it derives from -> the module here."""
+"""Root module of a type, or of one of its bases -> the module here."""
 
 PROTOCOLS = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
-"""What arrays of other libraries say of themselves; `foreign_arrays` reads it."""
+"""Attributes that describe arrays of other libraries; `foreign_arrays` reads them."""
 
 REMEDIES = {
     "dask": "compute it first: x.compute()",
@@ -36,15 +36,15 @@ REMEDIES = {
     "polars": "pass x.to_numpy()",
     "pyarrow": "pass x.to_numpy()",
     "scipy": "sparse arrays differ in structure from rank to rank: pass x.toarray(), or x.data "
-    "where all ranks have the same structure",
+    "if all ranks have the same structure",
     "tensorflow": "pass x.numpy()",
     "xarray": "pass x.values",
 }
-"""Root module of a type that is refused -> what to do."""
+"""Root module of a type that is refused -> the remedy."""
 
 
 def library_of(x: Any, what: str) -> Library:
-    """Return the module that serves x; ArgumentTypeError, with the remedy, if there is none."""
+    """Return the module that serves x; raise ArgumentTypeError, with the remedy, if none does."""
     library = _find(x)
     if library is None:
         _raise_refused(x, what)
@@ -52,12 +52,12 @@ def library_of(x: Any, what: str) -> Library:
 
 
 def is_array(x: Any) -> bool:
-    """Return whether x is of a library that is served, and no number."""
+    """Return whether x is an array of a served library, and not a number."""
     return not isinstance(x, NUMBERS) and _find(x) is not None
 
 
 def library_of_dtype(dtype: Any) -> Library:
-    """Return the module that serves the library whose dtype this is; NumPy's for a name."""
+    """Return the module for the library of a dtype; NumPy's for a name."""
     kind: Any = type(dtype)
     return _library_of_type(kind) or NUMPY
 
@@ -67,14 +67,14 @@ def _find(x: Any) -> Library | None:
     library = _library_of_type(kind)
     if library is not None or any(root in REMEDIES for root in _roots(kind)):
         return library
-    if not isinstance(x, type) and _has_protocol(x):  # itself, where NumPy and CuPy look, too
+    if not isinstance(x, type) and _has_protocol(x):  # on the object, as NumPy and CuPy look it up
         return _load("foreign_arrays")
     return _load("buffer_objects") if _is_buffer(x) else None
 
 
 @functools.lru_cache(maxsize=256)
 def _library_of_type(kind: type) -> Library | None:
-    """Return the module that serves objects of this type, as far as the type tells."""
+    """Return the module that serves objects of this type, if the type alone decides it."""
     if issubclass(kind, NUMBERS):
         return NUMPY
     roots = _roots(kind)

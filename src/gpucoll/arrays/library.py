@@ -1,4 +1,4 @@
-"""What each array library's module provides, and the words in which arrays are described."""
+"""The interface of each array library's module, and the types that describe arrays."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gpucoll.errors import ArgumentTypeError
 
 
 class Template(NamedTuple):
-    """What an array is, without its memory: enough to make another one like it.
+    """An array's description without its memory: enough to make another one like it.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : str
-        As in `gpucoll.types.DTYPES`; for others, NumPy's name.
+        As in `gpucoll.types.DTYPES`; NumPy's name for other dtypes.
     item_bytes : int
         Size of an element, in bytes.
     library : Library
         The module of this package that serves the array.
     device : str
-        ``"cpu"``, ``"cuda:0"``, ``"rocm:0"``, ...; without a number where nobody says which.
+        ``"cpu"``, ``"cuda:0"``, ``"rocm:0"``, ...; without a number if it is not known.
     stream : int
         Address of the library's current stream; 0 for host memory and the default stream.
     number : type or None
-        Of a Python or NumPy number; None for arrays.
+        Type of a Python or NumPy number; None for arrays.
     native : object
-        What the library itself needs to make such an array: its dtype, its device, ...
+        The library's own objects that describe the array: its dtype, its device, ...
     """
 
     shape: tuple[int, ...]
@@ -49,24 +49,24 @@ class Template(NamedTuple):
 
 
 class View(NamedTuple):
-    """An array as it lies in memory."""
+    """The memory of an array."""
 
     template: Template
     address: int
     owner: Any
     """Keeps the memory alive."""
     strides: tuple[int, ...] | None = None
-    """In bytes; None where the array is C-contiguous."""
+    """In bytes; None if the array is C-contiguous."""
 
     def buffer(self) -> Buffer:
-        """Return the memory of this C-contiguous array as backends see it."""
+        """Return the memory of this C-contiguous array as a `Buffer`."""
         shape, dtype, item_bytes, _, device, stream, _, _ = self.template
         return Buffer(self.address, shape, dtype, item_bytes, self.owner, device, stream)
 
 
 @dataclass(slots=True)
 class Source:
-    """One input, contiguous."""
+    """One input as contiguous memory."""
 
     buffer: Buffer
     template: Template
@@ -76,15 +76,15 @@ class Source:
 
 @dataclass(slots=True)
 class Destination:
-    """Where one result goes, contiguous."""
+    """The contiguous memory of one result."""
 
     buffer: Buffer
     finish: Callable[[], Any]
-    """Called once, when the data is there; returns what the user gets."""
+    """Called once, when the data is complete; returns the user's result."""
     lasting: Any = None
-    """What `finish` returns, where that is the memory itself: what a plan writes again and again.
+    """The result of `finish` if it is the memory itself, as a plan needs it.
 
-    None where `finish` copies, or makes something new of the memory.
+    None if `finish` copies, or makes a new object of the memory.
     """
 
 
@@ -92,13 +92,13 @@ class Library(Protocol):
     """One array library; each module of the table in `gpucoll.arrays.libraries` is one."""
 
     NAME: str
-    """What the user calls one of its arrays: "a NumPy array"."""
+    """The user's word for one of its arrays: "a NumPy array"."""
 
     def look(self, x: Any, what: str) -> View:
-        """Say what x is and where it lies; ArgumentTypeError where it cannot be read."""
+        """Return the view of x; raise ArgumentTypeError if x cannot be read."""
 
     def look_at_out(self, out: Any) -> View:
-        """Say the same of an array that will be written; an error where it must not be."""
+        """Return the view of an array that will be written; raise if it must not be."""
 
     def pack(self, x: Any, template: Template) -> View:
         """Return a C-contiguous copy of x."""
@@ -119,11 +119,13 @@ def kind_of(x: Any) -> str:
 
 
 def raise_not_an_array(x: Any, what: str) -> NoReturn:
-    """Raise ArgumentTypeError: nothing here can serve x."""
+    """Raise ArgumentTypeError for an object that no module here serves."""
     hint = ""
     if isinstance(x, list | tuple):
-        hint = ". Make it an array first, as numpy.asarray does; all_reduce and broadcast take a "
-        hint += "list of arrays, too, scatter, reduce_scatter and all_to_all one for each rank"
+        hint = (
+            ". Make it an array first, as numpy.asarray does; all_reduce and broadcast also take "
+        )
+        hint += "a list of arrays, and scatter, reduce_scatter and all_to_all one for each rank"
     elif isinstance(x, Iterator):  # model.parameters()
         hint = ". all_reduce and broadcast take a list of arrays: list(x)"
     raise ArgumentTypeError(

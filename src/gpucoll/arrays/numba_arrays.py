@@ -1,7 +1,7 @@
 """Numba's CUDA device arrays.
 
-They are looked at directly: Numba's own array interface says of a broadcast array that it is
-contiguous, and has no name for dtypes that NumPy lacks.
+They are read directly, because Numba's own array interface calls a broadcast array contiguous, and
+has no name for dtypes that NumPy lacks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _THIS = cast(Library, sys.modules[__name__])
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     if getattr(x, "gpu_data", None) is None:
         raise_not_an_array(x, what)
     dtype, shape, strides = np.dtype(x.dtype), tuple(x.shape), tuple(x.strides)
@@ -41,7 +41,7 @@ def look(x: Any, what: str) -> View:
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of an array that will be written."""
+    """Return the view of an array that will be written."""
     return look(out, "out")
 
 
@@ -50,7 +50,7 @@ def pack(x: Any, template: Template) -> View:
     made = new(template, template.shape)
     try:
         _copy(made.lasting, x, template.device)
-    except Exception as error:  # whatever Numba's compiler, or its absence, raises
+    except Exception as error:  # from Numba's compiler, or because it is missing
         raise ArgumentError(
             f"x is not contiguous, and Numba cannot pack it ({error}): pass a contiguous array"
         ) from error
@@ -58,13 +58,13 @@ def pack(x: Any, template: Template) -> View:
 
 
 def _copy(destination: Any, source: Any, device: str) -> None:
-    """Copy elements by a kernel of Numba's own, which knows no ellipsis."""
+    """Copy elements by a kernel of Numba's, which does not support an ellipsis."""
     with _on(device):
         destination[:] = source
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
-    """Make a new array, bound to the same stream as the template's."""
+    """Make a new array, bound to the template's stream."""
     _, name, item_bytes, _, device, stream, _, (dtype, bound_to) = template
     with _on(device):
         result = cuda.device_array(shape, dtype, stream=bound_to)
@@ -90,7 +90,7 @@ def adopt(array: Any, template: Template) -> Any:
     interface = {
         "version": 3,
         "shape": array.shape,
-        "typestr": dtype,  # Numba makes a dtype of it, and this one may have no typestr
+        "typestr": dtype,  # Numba converts it to a dtype, and this one may have no typestr
         "data": (array.address if math.prod(array.shape) else 0, False),
     }
     with _on(array.device):

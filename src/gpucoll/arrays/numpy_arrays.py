@@ -36,9 +36,9 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype: kept, because NumPy makes it anew each time (6 us).
+    """Return the name of a dtype, cached, because NumPy computes it anew each time (6 us).
 
-    NumPy gives one name to all structured dtypes of one size, and to both byte orders.
+    For NumPy, all structured dtypes of one size have the same name, and so have both byte orders.
     """
     return dtype.name if dtype.names is None and dtype.isnative else str(dtype)
 
@@ -52,14 +52,14 @@ def _fast_address_of(array: npt.NDArray[Any]) -> int:
     return address
 
 
-# Every call asks for up to three addresses; NumPy's own way to say one takes 1.5 us.
+# Every call reads up to three addresses, and NumPy's own way takes 1.5 us for each.
 address_of = _fast_address_of if numpy_struct.matches() else _slow_address_of
 
 
 def view_of(
     array: npt.NDArray[Any], library: Library, owner: object, number: type | None = None
 ) -> View:
-    """Return the view of an array, as of a library whose arrays NumPy sees."""
+    """Return the view of an array, for a library whose arrays NumPy can show."""
     dtype = array.dtype
     name, item_bytes = dtype_name(dtype), dtype.itemsize
     template = Template(array.shape, name, item_bytes, library, "cpu", 0, number, dtype)
@@ -68,12 +68,12 @@ def view_of(
 
 
 def _is_masked(array: npt.NDArray[Any]) -> bool:
-    # Naming numpy.ma imports it, 10 ms that a rank with plain arrays never needs.
+    # Importing numpy.ma takes 10 ms, which a rank with plain arrays never needs.
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     if isinstance(x, np.ndarray):
         if _is_masked(x):
             raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")
@@ -91,11 +91,11 @@ def look(x: Any, what: str) -> View:
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of an array that will be written."""
+    """Return the view of an array that will be written."""
     if not isinstance(out, np.ndarray):
         raise_not_an_array(out, "out")
     if _is_masked(out):
-        raise ArgumentTypeError("out is a masked array: what is masked would hide the result")
+        raise ArgumentTypeError("out is a masked array: its mask would hide the result")
     if not out.flags.writeable:
         raise ArgumentError("out is read-only")
     return view_of(out, _THIS, out)
@@ -108,11 +108,11 @@ def pack(x: Any, template: Template) -> View:
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
-    """Make a new array, or a number if the template is one and the shape has no dimensions."""
+    """Make a new array, or a number if the template is a number and the shape is ()."""
     try:
         result = np.empty(shape, template.native)
-    except ValueError as error:  # more bytes than there are addresses
-        raise ArgumentError(f"a result of shape {shape} cannot be: {error}") from None
+    except ValueError as error:  # more bytes than addresses
+        raise ArgumentError(f"a result of shape {shape} is not possible: {error}") from None
     buffer = Buffer(address_of(result), shape, template.dtype, template.item_bytes, result)
     if template.number is None or shape:
         return Destination(buffer, lambda: result, result)
@@ -128,13 +128,13 @@ def complete(out: Any, temporary: Any) -> None:
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:
-    """Return what NumPy makes of a dtype's name; ArgumentTypeError where it knows none."""
+    """Return a dtype of NumPy by name; raise ArgumentTypeError if NumPy does not know it."""
     try:
         native: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(
-            f"dtype {dtype!r} is none that NumPy knows ({error}); bfloat16 and the float8 ones are "
-            "known to it once ml_dtypes is imported"
+            f"dtype {dtype!r} is not known to NumPy ({error}); importing ml_dtypes adds bfloat16 "
+            "and the float8 dtypes"
         ) from None
     return native
 

@@ -1,8 +1,8 @@
-"""Where the fields of a NumPy array lie in memory, for code that reads them without Python.
+"""Offsets of the fields of a NumPy array in memory, for code that reads them without Python.
 
-``PyArrayObject_fields`` is part of NumPy's C ABI and has not moved since 1.0; its start is
-CPython's object header, which builds without a global interpreter lock or for debugging change.
-`matches` compares with a real array, and where it fails the compiled entries are not used.
+``PyArrayObject_fields`` is part of NumPy's C ABI and has not changed since 1.0. It begins with
+CPython's object header, which differs in builds without a global interpreter lock or for debugging.
+`matches` compares the offsets with a real array; if they differ, compiled entries are not used.
 Source: numpy/_core/include/numpy/ndarraytypes.h.
 """
 
@@ -31,7 +31,7 @@ def _word(address: int, kind: type[ctypes.c_int64] | type[ctypes.c_int32]) -> in
 
 @functools.cache
 def matches() -> bool:
-    """Return whether this interpreter's NumPy arrays and lists lie as this module says."""
+    """Return whether this interpreter's NumPy arrays and lists have these offsets."""
     array = np.zeros((3, 5), np.float32)
     array.flags.writeable = False
     address = id(array)

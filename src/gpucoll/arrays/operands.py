@@ -1,4 +1,4 @@
-"""One call's arrays, of any library, as buffers; and the results as arrays of that library."""
+"""The arrays of one call, of any library, as buffers; and results as arrays of that library."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from gpucoll.arrays.overlap import overlaps, overlaps_itself
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 
 GPU_KINDS = ("cuda", "rocm", "host")
-"""Devices beside the host's memory whose arrays are moved, without their numbers."""
+"""Kinds of devices, other than the host, whose arrays can be moved (without device numbers)."""
 
 
 @dataclass(slots=True)
 class Operands:
-    """One call's arrays, ready to be moved, and what makes its result of them."""
+    """The arrays of one call, ready to be moved, and the function that makes the result."""
 
     source: Buffer
     destination: Buffer
     finish: Callable[[], Any]
-    """Called once, when the data is there; returns what the user gets."""
+    """Called once, when the data is complete; returns the user's result."""
     template: Template
-    """What the input is."""
+    """The input's template."""
     is_packed: bool
     """Whether the source is a copy of the input."""
     lasting: Any
-    """As `Destination.lasting`."""
+    """As in `Destination.lasting`."""
 
 
 def template_of(x: Any, what: str = "x") -> Template:
-    """Say what x is; nothing is copied.
+    """Return the template of x; nothing is copied.
 
     Parameters
     ----------
     x : array or number
     what : str
-        What errors call it.
+        The argument's name in errors.
 
     Raises
     ------
     ArgumentTypeError
-        It is no array, or one whose elements cannot be moved; the message says what to do.
+        x is not an array, or its elements cannot be moved; the message has the remedy.
     """
     return library_of(x, what).look(x, what).template
 
 
 def source_of(x: Any, what: str = "x") -> Source:
-    """Return x's memory, or that of a packed copy where x is not C-contiguous."""
+    """Return x's memory, or that of a packed copy if x is not C-contiguous."""
     return _source(library_of(x, what).look(x, what), x)
 
 
@@ -63,27 +63,26 @@ def destination_of(
     x: Any = None,
     in_place_at: int | None = 0,
 ) -> Destination:
-    """Return where a result goes: `out`, or a new array.
+    """Return the destination of a result: `out`, or a new array.
 
     Parameters
     ----------
     template : Template
-        Of the input: the result has its library, dtype and device, and is a number if it is one
-        and `shape` is ().
+        The input's template. The result has its library, dtype and device, and is a number if the
+        template is and `shape` is ().
     shape : tuple of int
-        The result's.
+        The result's shape.
     out : array, optional
-        What the user gave: any shape with the right number of elements.
+        The user's array: any shape with the right number of elements.
     x : array, optional
-        The input, if there is one, which `out` must not overlap but in place.
+        The input, if there is one. `out` must not overlap it, except in place.
     in_place_at : int or None
-        The in-place position: x's address minus out's, in bytes; None where there is no such
-        position.
+        The in-place position: x's address minus out's, in bytes. None if there is no such position.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        `out` cannot serve; the message says why.
+        `out` is invalid; the message says why.
     """
     view = None if x is None or out is None else template.library.look(x, "x")
     return _destination(template, shape, out, view, in_place_at)
@@ -97,7 +96,7 @@ def prepare(
     in_place_at: int | None = 0,
     what: str = "x",
 ) -> Operands:
-    """Check one call's input and output, and make buffers of them.
+    """Check one call's input and output, and return their operands.
 
     Parameters
     ----------
@@ -106,11 +105,11 @@ def prepare(
     out : array, optional
         Filled at the end if it is not contiguous.
     shape : tuple of int, optional
-        The result's; default: x's.
+        The result's shape. Default: x's.
     in_place_at : int or None
         As for `destination_of`.
     what : str
-        What errors call x.
+        The name of x in errors.
     """
     view = library_of(x, what).look(x, what)
     template = view.template
@@ -131,7 +130,7 @@ def prepare(
 def template_like(
     shape: tuple[int, ...] | None = None, dtype: Any = None, like: Any = None
 ) -> Template:
-    """Say what array a user described: for results that have no input.
+    """Return the template that a user described, for a result without an input.
 
     Parameters
     ----------
@@ -140,7 +139,7 @@ def template_like(
     dtype : dtype, optional
         A name, or a dtype of like's library; default: like's.
     like : array or number, optional
-        Whose library, device and kind to use; default: those of the dtype's library, NumPy.
+        Array whose library, device and kind are used. Default: those of the dtype's library, NumPy.
     """
     if like is not None:
         template = template_of(like, "like")
@@ -154,12 +153,12 @@ def template_like(
 
 
 def is_sequence_of_arrays(x: Any) -> bool:
-    """Return whether x is a list or tuple with arrays in it, to be fused; numbers are none."""
+    """Return whether x is a list or tuple with arrays in it, to be fused; numbers do not count."""
     return isinstance(x, list | tuple) and any(map(is_array, x))
 
 
 def ensure_served(template: Template, what: str = "x") -> None:
-    """Raise BackendUnavailableError unless some backend moves arrays of this device."""
+    """Raise BackendUnavailableError unless a backend moves arrays of this device."""
     device = template.device
     if device != "cpu" and device.partition(":")[0] not in GPU_KINDS:
         raise BackendUnavailableError(

@@ -1,4 +1,4 @@
-"""Whether arrays share memory, told from addresses and strides alone: on any device."""
+"""Detection of shared memory between arrays, by addresses and strides alone, on any device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from gpucoll.arrays.library import View
 
-_OVERLAP_WORK: Any = 10_000  # any number will do, but NumPy's types do not all say so
+_OVERLAP_WORK: Any = 10_000  # any number is allowed, but not all NumPy versions' types say so
 
 
 def overlaps(a: View, b: View) -> bool:
-    """Return whether some byte belongs to both."""
+    """Return whether the two have a byte in common."""
     first, second = _extent(a), _extent(b)
     if first[0] >= second[1] or second[0] >= first[1]:
         return False
@@ -23,15 +23,15 @@ def overlaps(a: View, b: View) -> bool:
     try:
         return np.shares_memory(_stand_in(a), _stand_in(b), max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
-        return True  # cannot be told in reasonable time: such views are not worth a risk
+        return True  # undecidable in reasonable time; such views are not worth a risk
 
 
 def overlaps_itself(view: View) -> bool:
-    """Return whether two elements share a byte, or lie among each other in a way that may."""
+    """Return whether two elements share a byte, or are interleaved so that they may."""
     if view.strides is None or 0 in view.template.shape:
         return False
     reach = view.template.item_bytes
-    """Of an element of the dimension at hand: its first byte to the one behind its last."""
+    """Distance from an element's first byte to the one after its last, up to this dimension."""
     lengths = zip(view.strides, view.template.shape, strict=True)
     for step, length in sorted((abs(stride), length) for stride, length in lengths if length > 1):
         if step < reach:
@@ -41,7 +41,7 @@ def overlaps_itself(view: View) -> bool:
 
 
 def _extent(view: View) -> tuple[int, int]:
-    """Return the first address and the one behind the last; equal for an array of no elements."""
+    """Return the first address and the one after the last; equal if there are no elements."""
     start = view.address
     template = view.template
     if view.strides is None or 0 in template.shape:
@@ -55,7 +55,7 @@ def _extent(view: View) -> tuple[int, int]:
 
 
 def _stand_in(view: View) -> npt.NDArray[Any]:
-    """Return an array that lies like the view, for arithmetic only: the memory may be a GPU's."""
+    """Return an array with the view's layout, for arithmetic only: the memory may be a GPU's."""
     interface = {
         "version": 3,
         "typestr": f"|V{view.template.item_bytes}",

@@ -1,4 +1,4 @@
-"""Streams of every library as addresses, and what libraries promise about order on them."""
+"""Streams of every library as addresses, and what each library guarantees about their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def address_of(stream: Any) -> int:
     Parameters
     ----------
     stream : int or stream
-        The handle itself, a stream of CuPy, PyTorch or Numba, or anything with
+        The handle itself, a stream of CuPy, PyTorch or Numba, or any object with
         ``__cuda_stream__``.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
@@ -36,12 +36,12 @@ def address_of(stream: Any) -> int:
 
 
 def current_stream(template: Template) -> int:
-    """Return the stream on which the template's library works now, in this thread."""
+    """Return the stream on which the template's library currently works in this thread."""
     return current_stream_of(template)()
 
 
 def current_stream_of(template: Template) -> Callable[[], int]:
-    """Return what finds that out, again and again."""
+    """Return a function that returns that stream each time it is called."""
     ask: Callable[[Template], Callable[[], int]] | None = getattr(
         template.library, "current_stream_of", None
     )
@@ -49,9 +49,9 @@ def current_stream_of(template: Template) -> Callable[[], int]:
 
 
 def is_stream_ordered(library: Library) -> bool:
-    """Return whether the library's later work waits for what is on its current stream.
+    """Return whether the library's later work waits for the work on its current stream.
 
-    Where it does not (JAX), results must be complete before the library sees them.
+    If it does not (JAX), results must be complete before the library sees them.
     """
     return getattr(library, "IS_STREAM_ORDERED", True)
 
@@ -59,6 +59,6 @@ def is_stream_ordered(library: Library) -> bool:
 def forgets_freed_memory(library: Library) -> bool:
     """Return whether the driver knows which of the library's arrays have been freed.
 
-    With a memory pool (CuPy, PyTorch, JAX) freed memory stays the process's.
+    With a memory pool (CuPy, PyTorch, JAX), freed memory still belongs to the process.
     """
     return getattr(library, "FORGETS_FREED_MEMORY", False)

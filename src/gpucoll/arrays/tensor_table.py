@@ -1,9 +1,10 @@
-"""How compiled code reads PyTorch tensors: through PyTorch's own C functions, by address.
+"""The table with which compiled code reads PyTorch tensors: by PyTorch's own C functions.
 
-A tensor's fields lie where a C++ compiler has put them. But since 2.10 PyTorch gives away a table
-of C functions (``__dlpack_c_exchange_api__``, of DLPack 1.3), and one of them says in 50 ns where a
-tensor lies, without owning it. What DLPack does not know (autograd, lazy negation and conjugation)
-is asked for through Python's C API. With older versions, calls on tensors go through Python.
+A C++ compiler decides the offsets of a tensor's fields. But since 2.10 PyTorch publishes a table of
+C functions (``__dlpack_c_exchange_api__``, of DLPack 1.3), one of which returns a tensor's address
+and shape in 50 ns, without owning it. Facts that DLPack lacks (autograd, lazy negation and
+conjugation) are read through Python's C API. With older versions, calls on tensors go through
+Python.
 Source: include/dlpack/dlpack.h, version 1.3; torch/csrc/autograd/python_variable.cpp, 2.13.
 """
 
@@ -28,8 +29,8 @@ class View(IntEnum):
     """Words of a ``DLTensor``."""
 
     DATA = 0
-    DEVICE = 1  # its type in the lower half
-    N_DIMENSIONS = 2  # in the lower half; above, code, bits and lanes of the elements
+    DEVICE = 1  # the device type is in the lower half
+    N_DIMENSIONS = 2  # in the lower half; code, bits and lanes of the elements are above
     SHAPE = 3
     STRIDES = 4  # in elements
     BYTE_OFFSET = 5
@@ -45,14 +46,14 @@ class Word(IntEnum):
     PARAMETER_TYPE = 1
     READ = 2  # address of a function (tensor object, DLTensor) -> 0, or an error is set
     FALSE = 3
-    INCREMENT = 4  # of the versions of some tensors, by which autograd sees what is written
+    INCREMENT = 4  # a function that increments tensors' versions, by which autograd sees writes
     IS_NEG = 5  # methods
     IS_CONJ = 6
     IS_INFERENCE = 7
     STORAGE_OFFSET = 8
     DTYPE = 9  # names of attributes
     REQUIRES_GRAD = 10
-    INT8 = 11  # dtypes: DLPack knows them and int4 by the same words
+    INT8 = 11  # dtypes: in DLPack, these and int4 have the same code and bits
     UINT8 = 12
     EMPTY_LIKE = 13
 
@@ -73,13 +74,13 @@ class _Exchange(ctypes.Structure):
 
 
 _made: list[tuple[npt.NDArray[np.int64], list[Any]]] = []
-"""The table, and what it points to."""
+"""The table, and the objects that it points to."""
 
 
 def table() -> npt.NDArray[np.int64] | None:
-    """Return the table of the PyTorch that is loaded; None where compiled code cannot read it.
+    """Return the table for the loaded PyTorch; None if compiled code cannot read its tensors.
 
-    None is for now: where the user has changed what PyTorch's functions make, for a while.
+    None may be temporary, while the user has changed what PyTorch's functions make.
     """
     import torch
 
@@ -124,9 +125,9 @@ def _filled(read: int, increment: Any) -> tuple[npt.NDArray[np.int64], list[Any]
 
 
 def key_of(dtype: str) -> int:
-    """Return what entries know a tensor's dtype by; 0 where DLPack has no words for it.
+    """Return the key of a tensor's dtype in entries; 0 if DLPack has no code for it.
 
-    Less than zero, so that it is the address of no object.
+    Keys are negative, so that none is the address of an object.
     """
     if dtype not in CODES:
         return 0
@@ -135,7 +136,7 @@ def key_of(dtype: str) -> int:
 
 
 def _read_function(kind: type) -> int:
-    """Return the address of the function that says where a tensor lies; 0 where there is none."""
+    """Return the address of the function that reads a tensor; 0 if there is none."""
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if "dlpack_exchange_api" not in repr(capsule):
         return 0
@@ -146,7 +147,7 @@ def _read_function(kind: type) -> int:
 
 
 def _increment_function() -> Any:
-    """Return what increments the versions of some tensors, the quicker one where it works."""
+    """Return a function that increments tensors' versions: the faster one, if it works."""
     import torch
 
     for owner in (torch._C, torch.autograd.graph):
@@ -163,7 +164,7 @@ def _increment_function() -> Any:
 
 
 def _reads_as_expected(read: int) -> bool:
-    """Return whether the function says of a tensor what PyTorch's methods say."""
+    """Return whether the function agrees with PyTorch's methods on an example."""
     import torch
 
     function: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(read)

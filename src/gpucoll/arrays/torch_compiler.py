@@ -1,9 +1,9 @@
 """Keeps torch.compile out of communicators.
 
-It runs a function's Python code on stand-ins, and the code of what that calls, and keeps what it
-finds as constants: where tensors lie, too. A call on a communicator is to end one graph, to be made
-as it stands, and to begin another. PyTorch's own way to ask for that, ``torch.compiler.disable``,
-loads its whole compiler and puts another function around each call; this marks what is there.
+The compiler runs a function's Python code, and the code it calls, on stand-ins, and stores what it
+finds as constants, even the addresses of tensors. A call on a communicator must therefore end one
+graph, run unchanged, and begin another. PyTorch's own means for this, ``torch.compiler.disable``,
+loads the whole compiler and wraps every call in another function. This module only sets marks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 _REASON = "a call on a gpucoll communicator cannot be part of a compiled graph"
 _codes: list[CodeType] = []
-"""Of what PyTorch has not been told yet."""
+"""Code objects that PyTorch has not been told about yet."""
 
 
 def keep_out_of(*kinds: type) -> None:
-    """Have the methods of classes run as they stand, whoever calls them."""
+    """Exclude the methods of classes from compilation."""
     for kind in kinds:
         for base in kind.__mro__:
             for method in vars(base).values():
@@ -28,14 +28,14 @@ def keep_out_of(*kinds: type) -> None:
 
 
 def _mark(method: Any) -> None:
-    function: Any = inspect.unwrap(method)  # of a context manager
+    function: Any = inspect.unwrap(method)  # the function of a context manager
     for each in (method, function):
         each._torchdynamo_disable, each._torchdynamo_disable_msg = True, _REASON
     _codes.append(function.__code__)
 
 
 def tell_torch() -> None:
-    """Tell PyTorch, if it is loaded; before the first call that its compiler might see."""
+    """Tell PyTorch, if it is loaded. Needed before the first call that its compiler might see."""
     if not _codes or "torch" not in sys.modules:
         return
     frames: Any = getattr(getattr(sys.modules.get("torch._C"), "_dynamo", None), "eval_frame", None)

@@ -1,8 +1,8 @@
 """PyTorch tensors, on the CPU and on GPUs.
 
-As with `torch.distributed`, autograd does not see collectives: inputs that require grad are read as
-they are, and results never require grad. An `out` that requires grad is refused where PyTorch's own
-in-place operations refuse it.
+As with `torch.distributed`, autograd does not see collectives: inputs that require grad are read
+without it, and results never require grad. An `out` that requires grad is refused if PyTorch's own
+in-place operations would refuse it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def look(x: Any, what: str) -> View:
-    """Say what x is and where it lies."""
+    """Return the view of x."""
     if not isinstance(x, torch.Tensor):
         raise_not_an_array(x, what)
     if isinstance(x, torch.nn.parameter.UninitializedTensorMixin):
@@ -49,7 +49,7 @@ def look(x: Any, what: str) -> View:
     dtype, item_bytes = x.dtype, x.element_size()
     if address == x.storage_offset() * item_bytes and x.numel():
         raise ArgumentTypeError(
-            f"{what} has no memory: its storage was freed (as FSDP does with the parts of others), "
+            f"{what} has no memory: its storage was freed (as FSDP does with other ranks' parts), "
             "or it is a stand-in of a torch.func transform"
         )
     device, stream = _place(x.device)
@@ -61,18 +61,18 @@ def look(x: Any, what: str) -> View:
 
 
 def fingerprint(x: Any) -> tuple[Hashable, int] | None:
-    """Say quickly what sort of tensor x is, and where it lies; None where it must be looked at."""
+    """Return x's kind and address quickly; None if x needs a full look."""
     try:
-        if x.requires_grad or x.is_nested:  # as an output, and without a shape
+        if x.requires_grad or x.is_nested:  # may be refused as an output, and has no shape
             return None
         sort = (x.shape, x.dtype, x.device, x.is_contiguous(), x.layout, x.is_conj(), x.is_neg())
         return sort, x.data_ptr()
-    except RuntimeError:  # no memory of its own
+    except RuntimeError:  # the tensor has no memory of its own
         return None
 
 
 def look_at_out(out: Any) -> View:
-    """Say the same of a tensor that will be written."""
+    """Return the view of a tensor that will be written."""
     view = look(out, "out")
     if out.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(
@@ -87,7 +87,7 @@ def _wraps_others(x: Any) -> bool:
 
 
 def _refusal(x: Any) -> str:
-    """Return why a tensor's memory is not its elements, and what to do; or nothing."""
+    """Return why a tensor's memory is not its elements, with the remedy; or an empty string."""
     if _wraps_others(x):
         return f"is a {kind_of(x)}, which wraps other tensors: pass those (DTensor: x.to_local())"
     if x.is_nested:
@@ -95,7 +95,7 @@ def _refusal(x: Any) -> str:
     if x.layout is not torch.strided:
         return (
             f"has layout {x.layout}, which differs in structure from rank to rank: pass "
-            "x.to_dense(), or x.values() where all ranks have the same structure"
+            "x.to_dense(), or x.values() if all ranks have the same structure"
         )
     if x.is_quantized:
         return "is quantized, with a scale of its own: pass x.dequantize()"
@@ -109,7 +109,7 @@ def _refusal(x: Any) -> str:
 
 
 def _place(device: Any) -> tuple[str, int]:
-    """Return our name of a device, and the address of its current stream."""
+    """Return the name of a device, and the address of its current stream."""
     if device.type == "cpu":
         return "cpu", 0
     if device.type != "cuda":
@@ -125,7 +125,7 @@ def pack(x: Any, template: Template) -> View:
 
 
 def _address_of_new(tensor: Any) -> int:
-    """Return where a tensor lies that PyTorch has just made, if it has."""
+    """Return the address of a tensor that PyTorch has just made; raise if it has no memory."""
     address: int = 0 if _wraps_others(tensor) else tensor.data_ptr()
     if not address and tensor.numel():
         raise ArgumentTypeError(
@@ -146,8 +146,8 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
 def complete(out: Any, temporary: Any) -> None:
     """Fill a non-contiguous `out`, and tell autograd that it changed."""
     if temporary is not None:
-        # This may be the thread of asynchronous calls, which has a grad mode of its own; and only
-        # inference mode may write to what was made in it.
+        # This may be the thread of asynchronous calls, which has a grad mode of its own. Only
+        # inference mode may write to tensors that were made in it.
         with torch.inference_mode():
             out.copy_(temporary)
     elif not out.is_inference():
@@ -158,13 +158,13 @@ def adopt(array: Any, template: Template) -> Any:
     """Return a tensor over a DeviceArray's memory, which it keeps alive."""
     try:
         return torch.from_dlpack(array)
-    except (BufferError, RuntimeError):  # of older versions: DLPack's float8 is younger than theirs
+    except (BufferError, RuntimeError):  # older versions do not support DLPack's newer float8
         data = DeviceArray(array.address, (array.size_bytes,), "uint8", array.device, array)
         return torch.from_dlpack(data).view(template.native[0]).view(array.shape)
 
 
 def current_stream_of(template: Template) -> Callable[[], int]:
-    """Return what tells the address of the stream on which PyTorch works now."""
+    """Return a function that returns the address of the stream on which PyTorch currently works."""
     device = template.native[1]
     if device.type != "cuda":
         return lambda: 0
@@ -178,7 +178,7 @@ def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
         name = dtype if isinstance(dtype, str) else numpy_arrays.template_of_dtype(dtype).dtype
         native = getattr(torch, name.removeprefix("torch."), None)
         if not isinstance(native, torch.dtype):
-            raise ArgumentTypeError(f"dtype {dtype!r} is none that PyTorch knows")
+            raise ArgumentTypeError(f"dtype {dtype!r} is not known to PyTorch")
     device = torch.device("cpu") if like is None else like.native[1]
     place, stream = ("cpu", 0) if like is None else (like.device, like.stream)
     item_bytes = native.itemsize

@@ -1,1 +1,1 @@
-"""From arguments to requests, and how those run: at once, queued, in groups, as plans."""
+"""Calls: from arguments to requests, which run at once, queued, in groups or as plans."""

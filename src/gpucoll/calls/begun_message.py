@@ -1,4 +1,4 @@
-"""The Work of a message that a compiled entry has begun: no more is made than who waits needs."""
+"""The Work of a message that a compiled entry has started, with as few Python objects as needed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _R = TypeVar("_R", covariant=True)
 
 
 class BegunMessage(MessageWork[_R]):
-    """A `MessageWork` whose row lies in memory that the entry has made.
+    """A `MessageWork` whose row is in memory that the entry has allocated.
 
-    Whoever waits for it alone does so in compiled code. All else (`done`, a time limit, callbacks,
-    failures) goes the way of every `MessageWork`, through transfers that are made then.
+    A plain `wait` runs in compiled code. Every other use (`done`, a time limit, callbacks,
+    failures) works as for any `MessageWork`, through transfers that are made when they are needed.
     """
 
-    # On the class, since each that an instance is given costs 20 ns.
+    # Class attributes, because each attribute that an instance sets costs 20 ns.
     _error: BaseException | None = None
     _is_done = False
     _was_seen = False
@@ -51,7 +51,7 @@ class BegunMessage(MessageWork[_R]):
             if timeout_s is not None or self._owner.wait_begun(self._row):
                 self._wait(timeout_s)
             elif self._received_by:
-                self.go_on()  # which calls back
+                self.go_on()  # it runs the callbacks
             else:
                 self._is_done = True
                 self._owner.forget_begun(self)
@@ -61,17 +61,17 @@ class BegunMessage(MessageWork[_R]):
         return self._result  # type: ignore[no-any-return]
 
     def abandon(self) -> None:
-        """Keep nothing alive any more: the communicator is closed, and nothing is touched."""
+        """Release the memory of a message whose communicator is closed, without touching data."""
         self._owner.host_messages.let_go_begun(self._row)
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """Note how it ended, and let go of what it owned."""
+        """Note how the message ended, and release what it owned."""
         self.abandon()
         super().settle(result, error)
 
     @property
     def message(self) -> Message | None:
-        """What was received: source, tag, count and dtype; None before that, and of a send."""
+        """Source, tag, count and dtype of what was received; None before that, and for a send."""
         if not self.done() or self._error is not None or self._name != "recv":
             return None
         return received_message(self._owner.host_messages.ended(self._row))

@@ -1,6 +1,6 @@
-"""Lists of blocks, one array for each rank: as inputs that are spread, and as outputs side by side.
+"""Lists of blocks, one array for each rank: inputs that are distributed, outputs of gathers.
 
-Nothing is packed: backends get the addresses of all blocks (`Request.sources`, `destinations`).
+Blocks are not packed: backends get the addresses of all blocks (`Request.sources`, `destinations`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpucoll.wording import rank_of
 SPREADING = (*SCATTERING, Collective.ALL_TO_ALL)
 """Collectives whose input may be a list of blocks."""
 LANDING = (*GATHERING, Collective.ALL_TO_ALL)
-"""Collectives whose output may be one."""
+"""Collectives whose output may be a list of blocks."""
 
 
 def has_blocks(collective: Collective, x: Any, out: Any) -> bool:
@@ -33,12 +33,13 @@ def has_blocks(collective: Collective, x: Any, out: Any) -> bool:
 def templates_of(
     blocks: Any, name: str, collective: Collective, who: str, n: int
 ) -> list[Template]:
-    """Say what the blocks of a list are.
+    """Return the templates of the blocks in a list.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        They are not one array for each rank, of one library, device, dtype and shape of a row.
+        The list does not have one array for each rank, or they differ in library, device, dtype or
+        row shape.
     """
     if len(blocks) != n:
         raise ArgumentError(
@@ -66,29 +67,29 @@ def _check_alike(first: Template, other: Template, what: str, name: str) -> None
         [of.library.NAME, f"dtype {of.dtype}", f"device {of.device}", f"rows {of.shape[1:]}"]
         for of in (first, other)
     ]
-    if name == "out":  # whose blocks may have any shape of so many elements
+    if name == "out":  # its blocks may have any shape with enough elements
         said = [each[:3] for each in said]
     for expected, found in zip(*said, strict=True):
         if found != expected:
             raise ArgumentError(
-                f"{what} has {found}, but {name}[0] {expected}: blocks differ in their number of "
-                "rows only"
+                f"{what} has {found}, but {name}[0] has {expected}: blocks may differ only in "
+                "their number of rows"
             )
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
-    """Return the rows of a block; a 0-d one is a row."""
+    """Return the number of rows of a block; a 0-d block has one."""
     return shape[0] if shape else 1
 
 
 def with_counts(
     collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
 ) -> dict[str, Any]:
-    """Return what the user gave, with the counts that lists of blocks of different sizes say.
+    """Return the user's arguments, with counts that are derived from lists of different blocks.
 
-    An all_to_all with lists always has counts: no rank knows whether all blocks of all ranks are
-    equal. The others have them where the blocks of a list differ, which all ranks see alike, but
-    for a root alone.
+    An all_to_all with lists always has counts, because no rank knows whether all blocks of all
+    ranks are equal. Other collectives have counts if the blocks of a list differ. All ranks see
+    that alike, except if only the root has the list.
     """
     who, out, known = rank_of(rank, world_size), given.get("out"), dict(given)
     is_root = given.get("root") in (None, rank)
@@ -97,7 +98,7 @@ def with_counts(
         _add_counts(collective, known, "counts", [rows_of(each.shape) for each in found], who)
     elif collective == Collective.ALL_TO_ALL and known.get("counts") is None:
         shape = template_of(x).shape
-        result_of(collective, shape, rank, world_size)  # raises where rows do not divide
+        result_of(collective, shape, rank, world_size)  # raises if the rows do not divide
         known["counts"] = [shape[0] // world_size] * world_size
     if isinstance(out, list | tuple) and collective in LANDING and is_root:
         found = templates_of(out, "out", collective, who, world_size)
@@ -110,14 +111,14 @@ def with_counts(
 
 
 def _rows_in(template: Template, row_shape: tuple[int, ...], what: str) -> int:
-    """Return how many of the input's rows a block of an output holds."""
+    """Return the number of the input's rows that a block of an output holds."""
     if template.shape[1:] == row_shape:
         return rows_of(template.shape)
     count, row = math.prod(template.shape), math.prod(row_shape)
     if row == 0 or count % row:
         raise ArgumentError(
-            f"{what} has shape {template.shape}, {count} elements, which is no whole number of x's "
-            f"rows, of shape {row_shape}"
+            f"{what} has shape {template.shape}, {count} elements, which is not a whole number of "
+            f"x's rows, of shape {row_shape}"
         )
     return count // row
 
@@ -125,7 +126,7 @@ def _rows_in(template: Template, row_shape: tuple[int, ...], what: str) -> int:
 def _add_counts(
     collective: Collective, known: dict[str, Any], name: str, rows: list[int], who: str
 ) -> None:
-    """Take the rows of a list's blocks as counts, where they are needed and not given."""
+    """Use the rows of a list's blocks as counts, if counts are needed and not given."""
     if known.get(name) is not None:
         return  # compared with the blocks in `prepare_blocks`
     if collective == Collective.ALL_TO_ALL:
@@ -141,9 +142,9 @@ def _add_counts(
 
 
 def check_on_host(collective: Collective, is_enqueued: bool) -> None:
-    """Raise where lists of blocks would be for calls that are enqueued."""
+    """Raise if a call with lists of blocks would be enqueued."""
     if is_enqueued:
         raise ArgumentTypeError(
             f"{collective.spelled}: lists of blocks are for arrays in host memory: on a GPU, and "
-            "with mixed=True, give one array, whose rows the blocks are"
+            "with mixed=True, give one array whose rows are the blocks"
         )

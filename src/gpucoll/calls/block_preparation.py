@@ -1,4 +1,4 @@
-"""Requests of calls with lists of blocks: what is read and written where, and what must not be."""
+"""Requests for calls with lists of blocks: which memory is read and written, and the checks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gpucoll.wording import rank_of
 def prepare_blocks(
     collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
 ) -> Prepared:
-    """Check this rank's arguments, of which some are lists of blocks, and return the request.
+    """Check this rank's arguments, some of which are lists of blocks, and return the request.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        They cannot serve; the message says why.
+        An argument is invalid; the message says why.
     """
     return _Blocks(collective, x, arguments, rank, world_size).prepare()
 
@@ -72,7 +72,7 @@ class _Blocks:
         )
 
     def _whole(self) -> tuple[Template, tuple[int, ...]]:
-        """Say what the input is, and the shape of all of its blocks together."""
+        """Return the template of the input, and the shape of all its blocks together."""
         if not isinstance(self.x, list | tuple):
             template = template_of(self.x)
             ensure_served(template)
@@ -83,7 +83,9 @@ class _Blocks:
         rows = [rows_of(each.shape) for each in found]
         counts = self.arguments.counts
         if counts is not None and list(counts) != rows:
-            raise ArgumentError(f"{self.who}: the blocks of x have {rows} rows, counts {counts}")
+            raise ArgumentError(
+                f"{self.who}: the blocks of x have {rows} rows, but counts is {counts}"
+            )
         return found[0], (sum(rows), *found[0].shape[1:])
 
     def _sources(
@@ -104,19 +106,19 @@ class _Blocks:
         return self.collective in LANDING and isinstance(self.arguments.out, list | tuple)
 
     def _landing_counts(self, result: Result) -> Sequence[int]:
-        """Return how many rows come from each rank."""
+        """Return the number of rows that come from each rank."""
         counts = self.arguments.counts
         if self.collective == Collective.ALL_TO_ALL:
             counts = self.arguments.receive_counts
         return counts or [rows_of(result.shape) // self.world_size] * self.world_size
 
     def _destinations(self, template: Template, result: Result) -> list[Destination]:
-        """Return where the result goes: one block from each rank, or all of it in one array."""
+        """Return the destinations: one block for each rank, or one array for all of them."""
         out = self.arguments.out
         if not self._lands_in_list():
             shape = result.shape
             if isinstance(self.x, list | tuple) and self.collective in SCATTERING:
-                shape = template_of(self.x[self.rank]).shape  # of a 0-d block, too
+                shape = template_of(self.x[self.rank]).shape  # even of a 0-d block
             return [destination_of(template, shape, out)]
         made = []
         for place, rows in enumerate(self._landing_counts(result)):
@@ -156,7 +158,7 @@ class _Blocks:
         destinations: list[Destination],
         result: Result,
     ) -> None:
-        """Raise where something is written that is read or written as another block, too."""
+        """Raise if memory that is written is also read or written as another block."""
         n, me, written = self.world_size, self.rank, [each.buffer for each in destinations]
         assert source is not None
         reads: list[list[Buffer]] = [[buffer] for buffer in sources]
@@ -179,7 +181,7 @@ class _Blocks:
         self._check_in_place(reads, writes)
 
     def _check_in_place(self, reads: list[list[Buffer]], writes: list[list[Buffer]]) -> None:
-        """Raise unless a block that is read and written in one is in place, by itself or as all."""
+        """Raise unless each block that is read and written is exactly in place: own, or all."""
         in_place, filled = set(), set()
         for rank, (read, write) in enumerate(zip(reads, writes, strict=True)):
             if not read or not write or not (read[0].size_bytes and write[0].size_bytes):
@@ -191,12 +193,12 @@ class _Blocks:
                 if (start, size) != (other, length):
                     raise ArgumentError(
                         f"{self.who}: block {rank} of out overlaps that of x without being it: "
-                        "give the block itself (in place) or an array of its own"
+                        "give the same memory (in place) or an array of its own"
                     )
         if not (in_place <= {self.rank} or in_place == filled):
             raise ArgumentError(
-                f"{self.who}: in place are blocks {sorted(in_place)} only: give all of x as out, "
-                f"or arrays of their own for all but this rank's, {self.rank}"
+                f"{self.who}: only blocks {sorted(in_place)} are in place: give all of x as out, "
+                f"or arrays of their own for all blocks but this rank's, {self.rank}"
             )
 
     def _finish(self, destinations: list[Destination]) -> Any:
@@ -222,12 +224,12 @@ def _extent(buffer: Buffer) -> tuple[int, int]:
 
 
 def _together(template: Template, shape: tuple[int, ...], address: int) -> Buffer:
-    """Return what several blocks would be as one array."""
+    """Return a buffer that stands for several blocks as one array."""
     return Buffer(address, shape, template.dtype, template.item_bytes, None, template.device)
 
 
 def _parts(template: Template, whole: Buffer, counts: Sequence[int]) -> list[Buffer]:
-    """Return the blocks, of so many rows each, of an array."""
+    """Return the blocks of an array, each with its count of rows."""
     made, address = [], whole.address
     rows = sum(counts)
     row = whole.count // rows if rows else 0

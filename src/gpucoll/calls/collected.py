@@ -1,4 +1,4 @@
-"""What is called inside a group, until its end."""
+"""The calls that are collected inside a group, until its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Collected(list[_T]):
-    """Calls of one kind, by the one thread that opened the group."""
+    """Calls of one kind, made by the thread that opened the group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,13 +21,13 @@ class Collected(list[_T]):
 
 
 def check_in_group(collected: Collected[Any], name: str, async_op: bool, lasting: Any) -> None:
-    """Raise unless a call can be kept for the end of a group."""
+    """Raise unless a call can be deferred to the end of a group."""
     if collected.thread != threading.get_ident():
         raise StateError(
             f"{name}: another thread has opened a group() on this communicator: {ONE_THREAD}"
         )
     if async_op:
-        raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
+        raise ArgumentError(f"{name}: inside group() a call cannot be asynchronous by itself")
     if lasting is NOT_IN_GROUPS:
         raise ArgumentTypeError(
             f"{name} cannot be called like this inside group(): its result is an object, a "

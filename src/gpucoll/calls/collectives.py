@@ -1,4 +1,4 @@
-"""How a collective on arrays runs when the compiled entry has left it to Python; and plans."""
+"""Collectives on arrays that the compiled entries leave to Python, and plans."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class Collectives:
     Parameters
     ----------
     runner : Runner
-        Takes calls on the host in their turn.
+        Runs calls on the host in turn.
     host : HostBackend
         Moves host arrays.
     gpu : GpuRunner
         Makes calls on GPU arrays.
     dispatch : Dispatch
-        Says which of them an array goes to.
+        Decides whether an array goes to the host backend or to the GPUs.
     call_again : callable
-        ``(name, *arguments)``: calls the communicator's method of that name.
+        ``(name, *arguments)``: calls the communicator's method with that name.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Collectives:
         self._starting = Starting(runner, host)
 
     def raise_left(self) -> None:
-        """Raise what a compiled entry met, unless it only left the call to Python."""
+        """Raise the error of the last compiled entry, unless it only left the call to Python."""
         if (status := self._last_status()) not in _LEFT_TO_PYTHON:
             self.runner.group.raise_for(status)
 
     def raise_status(self, status: int) -> None:
-        """Raise for a status of compiled code, unless it only leaves the call to Python."""
+        """Raise the error for a status of compiled code, unless it only left the call to Python."""
         if status not in _LEFT_TO_PYTHON:
             self.runner.group.raise_for(status)
 
@@ -104,7 +104,7 @@ class Collectives:
         stream: Any,
         **given: Any,
     ) -> Any:
-        """Check everything, then run in turn; teach the compiled entry where it could serve."""
+        """Check the arguments and run the call in turn; teach the entry if it can serve it."""
         is_plain = timeout_s is None and stream is None
         if async_op and is_plain and not self.dispatch.enqueues_host:
             work = self._starting.start(collective, x, given)
@@ -116,7 +116,7 @@ class Collectives:
             if result is not None:
                 return result
         op, counts = given.get("op"), (given.get("counts"), given.get("receive_counts"))
-        if type(op) is str and sys.intern(op) is not op:  # known by identity, see EntryTable
+        if type(op) is str and sys.intern(op) is not op:  # entries compare ops by identity
             given["op"] = sys.intern(op)
             options = {"async_op": async_op, "timeout_s": timeout_s, "stream": stream}
             return self._call_again(collective.spelled, x, **given, **options)
@@ -176,7 +176,7 @@ class Collectives:
         timeout_s: float | None,
         stream: Any,
     ) -> Any:
-        """Run a list of arrays as one call for each dtype in it."""
+        """Run a list of arrays as one call for each dtype."""
         arguments = self.parse(given)
         gets = collective != Collective.REDUCE or arguments.root == self.rank
         made = prepare_list(xs, arguments.out if gets else None)
@@ -228,7 +228,7 @@ class Collectives:
         gets: bool,
         stream: Any,
     ) -> list[Request]:
-        """Return the requests of a list that is enqueued."""
+        """Return the requests for a list that is enqueued."""
         numbers, fused = apart(collective, arguments.op, made)
         alone = [
             number_request(collective, item, arguments, self.world_size, gets) for item in numbers
@@ -246,7 +246,7 @@ class Collectives:
     def _learn(
         self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
     ) -> None:
-        """Have the compiled entry serve such a call the next time, if it reads arrays like x."""
+        """Have the compiled entry serve the next call of this kind, if it reads arrays like x."""
         kind = kind_of_array(x, template)
         if kind is not None:
             self.host.learn(collective, kind, given.get("op"), given.get("root"))
@@ -254,7 +254,7 @@ class Collectives:
     def _learn_blocks(
         self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
     ) -> None:
-        """Do the same for calls with counts or lists of blocks, of NumPy arrays."""
+        """Have the compiled entry serve the next call with counts or blocks, on NumPy arrays."""
         kind = kind_of_array(x[0] if isinstance(x, list | tuple) else x, template)
         if kind is not None and not kind.tensor_table:
             op, root = given.get("op"), given.get("root")
@@ -263,7 +263,7 @@ class Collectives:
     def _number_task(
         self, collective: Collective, item: Operands, arguments: Arguments, gets: bool
     ) -> Callable[[float | None], None]:
-        """Return what runs a number of a list by itself."""
+        """Return a function that runs one number of a list by itself."""
         request = number_request(collective, item, arguments, self.world_size, gets)
         run: Callable[[float | None], None] = self.host.prepare(request).run
         return run
@@ -271,7 +271,7 @@ class Collectives:
     def _list_task(
         self, collective: Collective, arrays: list[Operands], arguments: Arguments
     ) -> Callable[[float | None], None]:
-        """Return what runs the arrays of one dtype."""
+        """Return a function that runs the arrays of one dtype."""
         if collective == Collective.ALL_REDUCE:
             run: Callable[[float | None], None] = self.host.prepare(
                 list_request(arrays, arguments)
@@ -292,7 +292,7 @@ class Collectives:
         return task
 
     def parse(self, given: dict[str, Any]) -> Arguments:
-        """Return what the user gave, checked."""
+        """Return the arguments of a call, checked."""
         found: dict[str, Any] = {"out": given.get("out")}
         if "op" in given:
             found["op"] = ReduceOp.parse(given["op"])
@@ -307,12 +307,12 @@ class Collectives:
         return Arguments(**found)
 
     def plan(self, collective: Collective, x: Any, **given: Any) -> Plan[Any]:
-        """Prepare a call that is made again and again on the same memory."""
+        """Prepare a call that runs repeatedly on the same memory."""
         if has_blocks(collective, x, given.get("out")):
             given = with_counts(collective, x, given, self.rank, self.world_size)
             if given.get("counts") is not None and given.get("receive_counts", ()) is None:
                 raise ArgumentError(
-                    "a plan of a list needs out= or recv_counts=: it does not ask the others"
+                    "a plan of a list needs out= or recv_counts=: it does not ask the other ranks"
                 )
         arguments = self.parse(given)
         prepared = self._prepare(collective, x, arguments)
@@ -322,8 +322,8 @@ class Collectives:
         if prepared.lasting is None and not gets_nothing:
             name = "x" if arguments.out is None else "out"
             raise ArgumentError(
-                f"a plan needs {name} to be a C-contiguous array that can be written, as numbers "
-                "and JAX arrays cannot be: it gives the same memory every time"
+                f"a plan needs {name} to be a writable C-contiguous array, which excludes numbers "
+                "and JAX arrays: every call writes the same memory"
             )
         if self.dispatch.is_enqueued(prepared.template):
             run = self.gpu.prepare_plan(_gpu_call(collective, prepared))
@@ -344,7 +344,7 @@ class Collectives:
         timeout_s: float | None,
         stream: Any,
     ) -> Any:
-        """Exchange the counts in the call's turn, and prepare it with them."""
+        """Exchange the counts in the call's turn, then run the call with them."""
         rank, world_size, channel = self.rank, self.world_size, self.runner.channel
         arguments = self.parse({**given, "counts": None, "receive_counts": None})
         template = exchanged_counts.check_alone(collective, x, given, arguments, world_size)
@@ -396,7 +396,7 @@ class Collectives:
         )
 
     def check_root(self, root: Any) -> None:
-        """Raise unless this is a rank."""
+        """Raise unless `root` is a rank."""
         if isinstance(root, bool) or not isinstance(root, int | np.integer):
             hint = OUT_BY_NAME if is_array_like(root) else ""
             raise ArgumentTypeError(f"root must be an int; got {spelled_given(root)}{hint}")

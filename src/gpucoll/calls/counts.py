@@ -1,4 +1,4 @@
-"""Counts that the ranks have to ask each other for: ``counts="auto"``."""
+"""Counts that the ranks obtain from each other: ``counts="auto"``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpucoll.types import Collective
 
 
 def are_asked_for(collective: Collective, counts: Any, receive_counts: Any) -> bool:
-    """Return whether these are to be exchanged; ArgumentTypeError where they cannot be."""
+    """Return whether the counts are to be exchanged; ArgumentTypeError if they cannot be."""
     if collective != Collective.ALL_TO_ALL:
         return isinstance(counts, str) and counts == "auto"
     if isinstance(counts, str) or (counts is None and receive_counts is not None):
@@ -35,9 +35,9 @@ def are_asked_for(collective: Collective, counts: Any, receive_counts: Any) -> b
 def exchange(
     channel: Channel, collective: Collective, mine: list[int], rank: int, timeout_s: float | None
 ) -> dict[str, list[int]]:
-    """Ask all ranks for their rows; return the counts that they make, by name."""
+    """Exchange the rows of all ranks; return the resulting counts, by name."""
     data = np.array(mine, np.int64).tobytes()
-    # In place of a root: what is asked for, so that ranks compare that, too.
+    # The collective travels in place of a root, so that ranks compare it, too.
     everyone = channel.all_gather_bytes(data, Collective.COUNTS, collective, timeout_s)
     rows = [np.frombuffer(part, np.int64).tolist() for part in everyone]
     if collective == Collective.ALL_TO_ALL:
@@ -47,10 +47,10 @@ def exchange(
 
 @contextmanager
 def known_to_all(group: Group, fail: Callable[[], None]) -> Iterator[None]:
-    """Make, within the block, the call whose counts have been exchanged.
+    """Make, in the context, the call whose counts have been exchanged.
 
-    The other ranks make it. A rank whose own arguments turn out not to fit the counts calls `fail`
-    in its place, which differs from theirs: all of them raise, in that call.
+    The other ranks make this call. If this rank's own arguments turn out not to fit the counts, it
+    calls `fail` instead, which differs from their call, so all ranks raise in that call.
     """
     try:
         yield
@@ -66,12 +66,12 @@ def known_to_all(group: Group, fail: Callable[[], None]) -> Iterator[None]:
 
 
 def fail(channel: Channel, timeout_s: float | None) -> None:
-    """Make a call that differs from any but that of ranks which fail, too."""
+    """Make a call that differs from every other call, except that of ranks which also fail."""
     channel.all_gather_bytes(b"", Collective.UNFIT, timeout_s=timeout_s)
 
 
 def as_given(collective: Collective, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call under the names by which its user gives them."""
+    """Return the arguments of a call under the names that users pass."""
     if collective != Collective.ALL_TO_ALL:
         return known
     counts = {"send_counts": known["counts"], "recv_counts": known["receive_counts"]}
@@ -81,9 +81,9 @@ def as_given(collective: Collective, known: dict[str, Any]) -> dict[str, Any]:
 def check_alone(
     collective: Collective, x: Any, given: dict[str, Any], arguments: Arguments, world_size: int
 ) -> Template | None:
-    """Check what needs no counts, before anything is sent; return what the arrays are.
+    """Check what does not depend on counts, before anything is sent; return the arrays' template.
 
-    `arguments` are those of the call but for its counts.
+    `arguments` are those of the call, without its counts.
     """
     templates = [template_of(_first(x))] if x is not None else []
     if arguments.out is not None:
@@ -103,14 +103,14 @@ def check_alone(
 
 
 def _first(x: Any) -> Any:
-    """Return the first of a list of blocks, for what all have in common."""
+    """Return the first block of a list, as an example of what all blocks have in common."""
     return x[0] if isinstance(x, list | tuple) else x
 
 
 def own(
     collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
 ) -> list[int]:
-    """Return what this rank tells the others: its own rows, or those to each of them."""
+    """Return the counts that this rank sends: its own rows, or its rows for each rank."""
     if collective == Collective.ALL_TO_ALL:
         return list(parse_counts(given["counts"], world_size, "send_counts"))
     takes_out = collective in (Collective.SCATTER, Collective.REDUCE_SCATTER)

@@ -1,4 +1,4 @@
-"""Which backend an array goes to: by what the ranks agreed on when they met."""
+"""Choice of the backend for an array, from what the ranks agreed on during the rendezvous."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpucoll.errors import BackendUnavailableError
 
 
 class Dispatch:
-    """Where the calls of one communicator go.
+    """The dispatch of one communicator's calls.
 
     Parameters
     ----------
     choice : Choice
-        What its ranks agreed on.
+        The choice that its ranks agreed on.
     """
 
     def __init__(self, choice: Choice) -> None:
@@ -22,16 +22,16 @@ class Dispatch:
         self.refuses_host = not choice.host.backend
         """Whether no backend moves host arrays."""
         self.enqueues_host = not self.refuses_host and BACKENDS[choice.host.backend].enqueues
-        """Whether host arrays go as GPU arrays do (``mixed=True``), and by no compiled entry."""
+        """Whether host arrays are treated as GPU arrays are (``mixed=True``), by no entry."""
 
     def is_enqueued(self, template: Template, what: str = "x") -> bool:
-        """Return whether a call on such arrays is enqueued on a stream, or runs on the host.
+        """Return whether a call on these arrays is enqueued on a stream instead of run on the host.
 
         Raises
         ------
         BackendUnavailableError
-            Nothing moves host arrays here. (For GPU arrays it may still turn out that nothing does:
-            `gpucoll.calls.gpu.connection` says so.)
+            No backend moves host arrays here. (A missing backend for GPU arrays is raised later, by
+            `gpucoll.calls.gpu.connection`.)
         """
         if template.device == HOST_ARRAYS:
             self.check_host(what)
@@ -39,7 +39,7 @@ class Dispatch:
         return BACKENDS[pick.backend].enqueues if pick.backend else True
 
     def check_host(self, what: str = "x") -> None:
-        """Raise BackendUnavailableError where no backend moves host arrays."""
+        """Raise BackendUnavailableError if no backend moves host arrays."""
         if self.refuses_host:
             reason = self._choice.host.reason
             raise BackendUnavailableError(f"{what} lies in host memory: {reason}")

@@ -1,8 +1,8 @@
-"""Python's ints in reductions: the exact result, of any size.
+"""Python's ints in reductions: the result is exact, whatever its size.
 
-They travel as int64, like NumPy's numbers and arrays of that dtype, with which they may meet in one
-call. Where the result of an op may not fit, every rank that gave an int gets all inputs and
-computes the result itself, in Python.
+Ints travel as int64, like NumPy's numbers and arrays of that dtype, which they may meet in one
+call. If the result of an op may not fit into int64, every rank that passed an int gets all inputs
+and computes the result itself, in Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REDUCTIONS = (
     Collective.EXCLUSIVE_SCAN,
 )
 _OVERFLOWING = ("sum", "prod", "avg", "scaled_sum")
-"""The others give nothing that is larger than their inputs."""
+"""Ops whose results may be larger than their inputs."""
 
 
 def _is_integer(template: Template) -> bool:
@@ -35,12 +35,12 @@ def _is_integer(template: Template) -> bool:
 
 
 def is_int64_number(template: Template) -> bool:
-    """Return whether this is an int, or NumPy's number of the dtype as which ints travel."""
+    """Return whether this is an int, or a NumPy number of the dtype as which ints travel."""
     return template.number is not None and template.dtype == _DTYPE
 
 
 def may_overflow(collective: Collective, op: ReduceOp | None) -> bool:
-    """Return whether this reduces integers to what 64 bits may not hold."""
+    """Return whether this reduces integers to a result that 64 bits may not hold."""
     return collective in _REDUCTIONS and op is not None and op.name in _OVERFLOWING
 
 
@@ -53,38 +53,39 @@ def check_range(template: Template, what: str = "x") -> None:
     """Raise ArgumentTypeError for a Python int that int64 does not hold."""
     if _is_integer(template) and template.dtype != _DTYPE:
         raise ArgumentTypeError(
-            f"{what} is an int beyond int64, as which Python's ints travel in collectives, "
-            "whatever the other ranks give: pass numpy.uint64(x) on every rank, or a float, or use "
+            f"{what} is an int that int64 does not hold; in collectives Python's ints travel as "
+            "int64, whatever the other ranks pass: pass numpy.uint64(x) on every rank, or a float, "
+            "or use "
             "all_reduce_object"
         )
 
 
 class KeptInputs:
-    """Where a reduction of ints leaves its inputs.
+    """The memory in which a reduction of ints leaves its inputs.
 
     Parameters
     ----------
     op : ReduceOp
-        Which.
+        The op of the reduction.
     world_size : int
         Number of ranks.
 
     Attributes
     ----------
     buffer : Buffer
-        The request's destination; the inputs come behind it.
+        The request's destination. The inputs are stored after it.
     """
 
     def __init__(self, op: ReduceOp, world_size: int) -> None:
         self._op = op
-        # Not NumPy's memory: inside `shared_arrays` ranks would reduce into it for each other.
+        # Not NumPy's memory: inside `shared_arrays`, other ranks would reduce into it.
         self._words = np.frombuffer(bytearray(_ITEM_BYTES * (KEPT + world_size)), np.int64)
         self._words[KEPT_COUNT] = -1
         address = self._words.ctypes.data
         self.buffer = Buffer(address, (), _DTYPE, _ITEM_BYTES, self._words)
 
     def forget(self) -> None:
-        """Say that there is no input: rank 0 of an exclusive scan gets the identity."""
+        """Note that there is no input: rank 0 of an exclusive scan gets the identity."""
         self._words[KEPT_COUNT] = 0
 
     def finish(self) -> int:
@@ -92,9 +93,9 @@ class KeptInputs:
         count = int(self._words[KEPT_COUNT])
         if count < 0:
             raise ArgumentError(
-                "x is an int, but other ranks gave an array in shared memory (comm.empty, "
-                "shared_arrays): the sum of ints is exact only where every rank gives a number. "
-                "Give the same kind on every rank"
+                "x is an int, but other ranks passed an array in shared memory (comm.empty, "
+                "shared_arrays): the sum of ints is exact only if every rank passes a number. "
+                "Pass the same kind on every rank"
             )
         if count == 0:
             return int(self._words[0])
@@ -107,9 +108,9 @@ def exact_result(op: ReduceOp, values: Sequence[int]) -> int:
     Parameters
     ----------
     op : ReduceOp
-        One that may overflow; "avg" rounds toward zero.
+        An op that may overflow; "avg" rounds toward zero.
     values : sequence of int
-        By rank.
+        The ints, by rank.
     """
     if op.name == "prod":
         return math.prod(values)

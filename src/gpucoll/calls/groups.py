@@ -1,4 +1,4 @@
-"""Groups of calls: collected first, run together at the end."""
+"""Groups of calls: collected first, then run together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpucoll.transport.shared.words import Kind
 def collected(
     runner: Runner, message_queue: MessageQueue, gpu: GpuRunner, timeout_s: float | None
 ) -> Iterator[None]:
-    """Collect the calls made inside, and run them together at the end: `Communicator.group`."""
+    """Collect the calls made in the context, and run them at its end: `Communicator.group`."""
     if runner.grouped is not None:
         raise StateError("a group is open already: groups do not nest")
     calls: Collected[GroupedTask] = Collected()
@@ -51,9 +51,9 @@ def collected(
 
 
 def _run_all(calls: Sequence[GroupedTask]) -> Iterator[MismatchError]:
-    """Run collectives in order, also behind one that differed; return those failures.
+    """Run collectives in order, even after one that did not match; yield the MismatchErrors.
 
-    To ranks that make the same calls outside of a group each of them is one of its own.
+    Ranks that make the same calls outside of a group see each of them as a separate call.
     """
     for call in calls:
         try:
@@ -65,7 +65,7 @@ def _run_all(calls: Sequence[GroupedTask]) -> Iterator[MismatchError]:
 
 
 def _check_independent(calls: Sequence[GpuCall]) -> None:
-    """Raise ArgumentError where a call on GPU arrays uses what another one writes."""
+    """Raise ArgumentError if a call on GPU arrays uses memory that another one writes."""
     users = []
     for call in calls:
         pairs = [

@@ -1,4 +1,4 @@
-"""Calls that are made of several: a rank makes all of them, or breaks the communicator."""
+"""Calls that consist of several: a rank makes all of them, or breaks the communicator."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from gpucoll.transport.shared.layout import Abort
 
 @contextmanager
 def in_one_piece(group: Group) -> Iterator[None]:
-    """Make, within the block, the rest of a call of which this rank has made a part.
+    """Make, in the context, the rest of a call of which this rank has made a part.
 
-    The other ranks make that rest. Where this rank raised something of its own (no memory, an
-    argument that turns out not to fit, Ctrl-C) and went on, its next call would be paired with it.
-    So the communicator is aborted for all. A MismatchError all ranks raise at the same place.
+    The other ranks make that rest. If this rank raised an error of its own (no memory, an argument
+    that turns out not to fit, Ctrl-C) and continued, its next call would be paired with the rest.
+    The communicator is therefore aborted on all ranks. A MismatchError does not abort it, because
+    all ranks raise it at the same place.
     """
     try:
         yield
@@ -28,11 +29,11 @@ def in_one_piece(group: Group) -> Iterator[None]:
 
 
 def give_up(group: Group, error: BaseException) -> None:
-    """Abort the communicator because this rank leaves a call with `error`; the others are told."""
+    """Abort the communicator because `error` ends this rank's call; the other ranks are told."""
     if group.is_closed or group.is_forked or group.is_aborted:
         return
     if isinstance(error, Exception):
         group.note_exception(error)
         group.abort()
-    else:  # Ctrl-C, or what else a handler raises
+    else:  # Ctrl-C, or another exception of a signal handler
         group.abort(Abort.INTERRUPTED)

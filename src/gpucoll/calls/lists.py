@@ -1,4 +1,4 @@
-"""Lists of arrays in one call: checked array by array, moved as if they were one."""
+"""Lists of arrays in one call: checked array by array, moved as one array."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import Collective, ReduceOp
 
 FUSED = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
-"""Collectives that take lists."""
+"""Collectives that accept lists."""
 
 
 def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
-    """Check a list of inputs and outputs, and make buffers of them.
+    """Check a list of inputs and outputs, and return their operands.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        An array cannot serve: the message says which; or two of them share memory.
+        An array is invalid, and the message says which one; or two arrays share memory.
     """
     if outs is not None and (not isinstance(outs, list | tuple) or len(outs) != len(xs)):
         got = f"{len(outs)} arrays" if isinstance(outs, list | tuple) else type(outs).__name__
-        raise ArgumentTypeError(f"out must be a list of {len(xs)} arrays, as x is; got {got}")
+        raise ArgumentTypeError(f"out must be a list of {len(xs)} arrays, like x; got {got}")
     made = []
     for place, x in enumerate(xs):
         try:
@@ -55,19 +55,19 @@ def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
 
 
 class Pair(Protocol):
-    """What is read and what is written of one array: `Operands` is one."""
+    """The input and output of one array, as `Operands` has them."""
 
     @property
     def source(self) -> Buffer:
-        """What is read."""
+        """The buffer that is read."""
 
     @property
     def destination(self) -> Buffer:
-        """What is written."""
+        """The buffer that is written."""
 
 
 def check_overlaps(made: Sequence[Pair]) -> None:
-    """Raise where an output shares memory with another array of the list."""
+    """Raise if an output shares memory with another array of the list."""
     if shared := shared_by([([arrays.source], [arrays.destination]) for arrays in made]):
         one, other = shared
         raise ArgumentError(
@@ -77,12 +77,12 @@ def check_overlaps(made: Sequence[Pair]) -> None:
 
 
 def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tuple[int, int] | None:
-    """Return two users of memory of which one writes where the other reads or writes; or None.
+    """Return two users of shared memory of which at least one writes it, or None.
 
     Parameters
     ----------
     users : sequence of (sequence of Buffer, sequence of Buffer)
-        What each reads, and what it writes.
+        For each user, the buffers that it reads and those that it writes.
     """
     pieces = []
     for place, used in enumerate(users):
@@ -91,7 +91,7 @@ def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tup
                 if buffer.size_bytes:
                     pieces.append((buffer.address, buffer.size_bytes, place, is_output))
     pieces.sort()
-    # The two users' that reach furthest.
+    # For readers and for writers, the ends of the two users that reach furthest.
     furthest: dict[bool, dict[int, int]] = {False: {}, True: {}}
     for address, size_bytes, place, is_output in pieces:
         for other_is_output, ends in furthest.items():
@@ -108,10 +108,10 @@ def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tup
 def apart(
     collective: Collective, op: ReduceOp | None, made: list[Operands]
 ) -> tuple[list[Operands], list[Operands]]:
-    """Divide a list into numbers that have a call of their own each, and what is fused.
+    """Divide a list into numbers, which have a call of their own each, and fused arrays.
 
-    An int's result is exact, which fused arrays are not; a NumPy number may stand for one on
-    another rank.
+    The result of an int is exact, that of fused arrays is not. A NumPy number is kept apart, too,
+    because another rank may pass an int in its place.
     """
     if not may_overflow(collective, op):
         return [], made
@@ -122,7 +122,7 @@ def apart(
 def number_request(
     collective: Collective, item: Operands, arguments: Arguments, world_size: int, gets: bool
 ) -> Request:
-    """Return the request of a number of a list; `gets`: whether this rank gets a result."""
+    """Return the request for a number of a list. `gets`: whether this rank gets a result."""
     keeps = gets and is_exact(collective, arguments.op, item.template)
     if keeps:
         assert arguments.op is not None
@@ -134,7 +134,7 @@ def number_request(
 
 
 def by_dtype(made: list[Operands]) -> list[list[Operands]]:
-    """Return the arrays of each dtype, in the order in which dtypes come first."""
+    """Return the arrays of each dtype, ordered by the first array of each dtype."""
     groups: dict[str, list[Operands]] = defaultdict(list)
     for arrays in made:
         groups[arrays.source.dtype].append(arrays)
@@ -153,7 +153,7 @@ def list_request(arrays: list[Operands], arguments: Arguments) -> Request:
 def gpu_requests(
     collective: Collective, made: list[Operands], arguments: Arguments, stream: Any
 ) -> list[Request]:
-    """Return the requests of a list of GPU arrays, one for each dtype: they run as one group.
+    """Return the requests for a list of GPU arrays, one for each dtype. They run as one group.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def gpu_requests(
 
 
 def check_streams(buffers: Sequence[Buffer], stream: Any) -> None:
-    """Raise where arrays on a GPU are used on different streams, and the user gave none."""
+    """Raise if arrays on a GPU are used on different streams, and the user gave none."""
     if stream is None and len({buffer.stream for buffer in buffers}) > 1:
         raise ArgumentError(
             "arrays of one call are used on different streams (of different libraries): give "
@@ -180,12 +180,12 @@ def check_streams(buffers: Sequence[Buffer], stream: Any) -> None:
 
 
 class Packed:
-    """Operands of one dtype side by side in one buffer, for collectives that know no lists.
+    """Operands of one dtype packed into one buffer, for collectives without support for lists.
 
     Attributes
     ----------
     buffer : Buffer
-        All of them, without gaps.
+        The memory of all operands, without gaps.
     pack, unpack : callable
         Copy the inputs into the buffer, and the buffer to the outputs.
     """

@@ -1,4 +1,4 @@
-"""What a message is, for who receives it: what `probe` finds, and a receive tells."""
+"""The description of a message, as `probe` and a receive return it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from gpucoll.types import DTYPES, dtype_code, dtype_name
 
 OBJECT = "object"
 OBJECT_CODE = dtype_code(OBJECT)
-"""In place of a dtype's number: what was sent is a Python object."""
+"""The number that a message with a Python object has in place of its dtype's."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message that was found by `probe`, or received.
+    """The description of a message that `probe` has found or a receive has received.
 
     Attributes
     ----------
     source, tag : int
-        Whose it is, and its tag.
+        Its sender and its tag.
     dtype : str
-        Name of the elements' dtype; "object" for what `send_object` has sent.
+        Name of the elements' dtype; "object" for a message of `send_object`.
     shape : tuple of int or None
-        As it was sent; None beyond eight dimensions.
+        The shape that was sent; None if it has more than eight dimensions.
     size_bytes : int
         Size of the data, in bytes.
     number : type or None
-        Of a number that was sent as one (int, float, complex, bool, a NumPy scalar's); None for
-        arrays.
+        If a number was sent, its type: int, float, complex, bool, or that of a NumPy scalar. None
+        for arrays.
     count : int or None
-        Count of elements; None where that is not known: beyond eight dimensions.
+        Number of elements; None if it is not known, beyond eight dimensions.
     """
 
     source: int
@@ -55,23 +55,23 @@ class Message:
     def recv(
         self, out: Any = None, *, async_op: bool = False, timeout_s: float | None = None
     ) -> Any:
-        """Receive this very message, whichever others there are; it can be received once.
+        """Receive exactly this message, whichever others there are. It can be received once.
 
         Parameters
         ----------
         out : array, optional
-            Where it goes, as for `Communicator.recv`. Default: a new array, the number, or the
-            object, as it was sent.
+            Destination array, as for `Communicator.recv`. Default: a new array, the number, or the
+            object, like the one that was sent.
         async_op : bool
-            Return a `Work`, as any thread may have one, whatever others wait for.
+            Return a `Work`. Any thread may do so, even while others wait.
         timeout_s : float, optional
             Deadline, in seconds.
 
         Raises
         ------
         StateError
-            It was received already: here, or by another receive that asked for its source and tag.
-            With `async_op` the Work raises that.
+            The message was received already: by this method, or by another receive for its source
+            and tag. With `async_op` the Work raises the error.
         """
         if self._receive is None:
             raise StateError(
@@ -83,9 +83,9 @@ class Message:
 
 @functools.cache
 def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
-    """Return what tells a receiver of a dtype that has no number; None: it has one.
+    """Return the description of a dtype that has no number, for the receiver of a message.
 
-    None, too, where it is longer than what travels with a message.
+    None if the dtype has a number, or if the description is longer than a message can carry.
     """
     if name in DTYPES:
         return None
@@ -95,7 +95,7 @@ def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
 
 @functools.lru_cache(maxsize=256)
 def described_dtype(description: bytes) -> np.dtype[Any]:
-    """Return the dtype that a sender has described."""
+    """Return the dtype of a sender's description."""
     dtype: np.dtype[Any] = pickle.loads(description)
     return dtype
 
@@ -112,7 +112,7 @@ def name_of(request: MessageRequest) -> str:
 def message_of(
     request: MessageRequest, receive: Callable[..., Any] | None = None, name: str | None = None
 ) -> Message:
-    """Return what was found as a Message; `receive` receives it, where it can still be."""
+    """Return a found message as a Message. `receive` receives it, if that is still possible."""
     shape = () if request.found_dtype == OBJECT_CODE else request.found_shape
     return Message(
         request.found_peer,
@@ -136,7 +136,7 @@ def array_message(
     place: int,
     receive: Callable[..., Any] | None,
 ) -> Message:
-    """Return what an array is that was found; of a dtype that has a number."""
+    """Return the Message for a found array of a dtype that has a number."""
     made = object.__new__(Message)  # the __init__ of a frozen class takes three times as long
     vars(made).update(
         source=source,
@@ -153,12 +153,12 @@ def array_message(
 
 
 def object_message(source: int, tag: int, size_bytes: int) -> Message:
-    """Return what an object was that was received."""
+    """Return the Message for an object that was received."""
     return Message(source, tag, OBJECT, (), size_bytes, None, 1)
 
 
 def received_message(request: MessageRequest) -> Message:
-    """Return what was received."""
+    """Return the Message for a request that has received."""
     buffer = request.buffer
     return message_of(request, None, None if buffer is None else buffer.dtype)
 
@@ -174,7 +174,7 @@ def number_type_of(message: MessageRequest) -> type | None:
         return described_dtype(message.found_description).type
     try:
         return np.dtype(name).type
-    except TypeError:  # a bfloat16, where ml_dtypes is not imported; or none that has a name here
+    except TypeError:  # bfloat16 without ml_dtypes, or a dtype that has no name here
         return np.generic
 
 

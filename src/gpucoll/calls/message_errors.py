@@ -1,4 +1,4 @@
-"""What is wrong with a message, in words; and what its peer and tag must be."""
+"""The errors of messages, and the checks of their peer and tag."""
 
 from __future__ import annotations
 
@@ -51,45 +51,45 @@ def misfit_error(request: MessageRequest, rank: int, world_size: int) -> Mismatc
         f"recv on {rank_of(rank, world_size)}: the message from rank "
         f"{request.found_peer} with tag {request.found_tag} is {what}, but out is "
         f"{buffer.dtype}, shape {buffer.shape}. The message stays: receive it into an array "
-        "that has room for it (probe says which), or with neither out nor shape"
+        "that has room for it (probe shows its size), or with neither out nor shape"
     )
 
 
 def no_object_error(request: MessageRequest, rank: int, world_size: int) -> MismatchError:
-    """Return the error for a message that is no object where one was asked for."""
+    """Return the error for a message that is not an object but is received as one."""
     return MismatchError(
         f"recv_object on {rank_of(rank, world_size)}: the message from rank {request.found_peer} "
-        f"with tag {request.found_tag} is {name_of(request)}, shape {request.found_shape}, and no "
+        f"with tag {request.found_tag} is {name_of(request)}, shape {request.found_shape}, not an "
         "object. The message stays: receive it with recv"
     )
 
 
 def gone_error(request: MessageRequest, rank: int, world_size: int) -> StateError:
-    """Return the error for a message that was received by somebody else meanwhile."""
+    """Return the error for a probed message that another receive has taken."""
     return StateError(
         f"recv on {rank_of(rank, world_size)}: the message from rank {request.peer} with tag "
-        f"{request.tag} was received already: a Message can be received once, and not after "
-        "another receive that asks for its source and tag"
+        f"{request.tag} was received already: a Message can be received once, unless another "
+        "receive for its source and tag takes it first"
     )
 
 
 def expired_error(request: MessageRequest, rank: int, world_size: int) -> DeadlineError:
-    """Return the error for a receive or probe that no message has matched in its own time."""
+    """Return the error for a receive or probe that has matched no message before its deadline."""
     name = "probe" if request.kind == Kind.PROBE else "recv"
     source = "any rank" if request.peer == ANY_SOURCE else f"rank {request.peer}"
     tag = "any tag" if request.tag == ANY_TAG else f"tag {request.tag}"
     return DeadlineError(
         f"{name} on {rank_of(rank, world_size)}: no message from {source} with {tag} came within "
-        f"{request.expired_ns / 1e9:g} s. It was withdrawn: the communicator stays usable"
+        f"{request.expired_ns / 1e9:g} s. The {name} was withdrawn: the communicator stays usable"
     )
 
 
 def untold_error(request: MessageRequest, name: str) -> ArgumentError:
-    """Return the error for a message of which nobody can say what array it is."""
+    """Return the error for a message whose description does not tell which array to make."""
     if request.found_dtype == OBJECT_CODE:
         return MismatchError(  # type: ignore[return-value]
             f"recv: the message from rank {request.found_peer} with tag {request.found_tag} is an "
-            "object. It stays: receive it with recv_object"
+            "object. The message stays: receive it with recv_object"
         )
     return ArgumentError(
         f"recv cannot tell what rank {request.found_peer} has sent ({request.found_bytes} "

@@ -1,7 +1,8 @@
-"""Python objects as messages: what is pickled, then each large buffer in it as it lies.
+"""Python objects as messages: the pickle, then each large buffer directly from its memory.
 
-The first message says how large the buffers are that follow, each a message of its own, which no
-receive by tag can get. So a large array inside an object is copied as often as one that is sent.
+The first message has the sizes of the buffers that follow. Each of these is a message of its own,
+which no receive can get by its tag. A large array inside an object is therefore copied no more
+often than an array that is sent by itself.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from gpucoll.transport.shared.words import Kind, Mode
 from gpucoll.wording import rank_of
 
 OBJECT_ROW: Template = template_like((0,), "uint8")
-"""What the first message is, but for its length."""
+"""The template of the first message, without its length."""
 _APART_BYTES = 16 << 10
-"""Buffers from this size on are messages of their own."""
+"""Buffers of at least this size are messages of their own."""
 _WORD = 8
 _NO_BUFFERS = bytes(_WORD)
 OBJECT_DTYPE = np.dtype(np.uint8, metadata={"gpucoll": OBJECT})
-"""Of bytes that are an object: compiled entries know a dtype by its identity."""
+"""The dtype of bytes that are an object. Compiled entries recognise a dtype by its identity."""
 Bytes = npt.NDArray[np.uint8]
 
 
 def pickled(value: Any, rank: int, world_size: int) -> tuple[Bytes, list[memoryview]]:
-    """Return what the first message of an object has, and the buffers that follow it."""
+    """Return the data of an object's first message, and the buffers that follow it."""
     buffers: list[memoryview] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -46,10 +47,10 @@ def pickled(value: Any, rank: int, world_size: int) -> tuple[Bytes, list[memoryv
 
     try:
         data = pickle.dumps(value, 5, buffer_callback=keep_inside)
-    except Exception as error:  # of whatever kind: the object's own code may raise
+    except Exception as error:  # of any kind: the object's own code may raise
         raise ArgumentTypeError(
             f"send_object on {rank_of(rank, world_size)}: this {type(value).__name__} cannot be "
-            f"pickled: {error}. Give data, and functions and classes of modules instead of local "
+            f"pickled: {error}. Pass data, or functions and classes of modules instead of local "
             "ones"
         ) from error
     if not buffers:
@@ -61,7 +62,7 @@ def pickled(value: Any, rank: int, world_size: int) -> tuple[Bytes, list[memoryv
 def object_requests(
     first: Bytes, buffers: list[memoryview], dest: int, tag: int
 ) -> list[MessageRequest]:
-    """Return the messages that an object travels as, from what `pickled` has returned."""
+    """Return the messages of an object, from the result of `pickled`."""
     requests = [MessageRequest(Kind.SEND, dest, tag, _buffer_of(first, OBJECT))]
     for buffer in buffers:
         part = _buffer_of(np.frombuffer(buffer, np.uint8), "uint8")
@@ -74,7 +75,7 @@ def _buffer_of(data: npt.NDArray[np.uint8], dtype: str) -> Buffer:
 
 
 def new_parts(first: Bytes) -> tuple[memoryview, list[Buffer]]:
-    """Return the pickled data of a first message, and memory for the buffers that follow."""
+    """Return the pickle in a first message, and new memory for the buffers that follow."""
     whole = first.data
     if whole[:_WORD] == _NO_BUFFERS:
         return whole[_WORD:], []
@@ -90,5 +91,5 @@ def new_parts(first: Bytes) -> tuple[memoryview, list[Buffer]]:
 
 
 def object_of(data: memoryview, parts: list[Buffer]) -> Any:
-    """Return the object that has come."""
+    """Return the object that was received."""
     return pickle.loads(data, buffers=[part.owner for part in parts])

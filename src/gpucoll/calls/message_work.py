@@ -1,4 +1,4 @@
-"""The Work of a message that was begun with ``async_op=True``."""
+"""The Work of a message that was started with ``async_op=True``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from gpucoll.transport.shared.words import Kind
 _SEND, _TAKE = int(Kind.SEND), int(Kind.TAKE)
 _R = TypeVar("_R", covariant=True)
 Steps = Generator[list[MessageRequest], None, Any]
-"""What a call does: yields the requests to wait for, and returns the call's result."""
+"""The steps of a call: yields requests to wait for, and returns the call's result."""
 
 
 class WorkOwner(Protocol):
-    """What a `MessageWork` asks of the queue that it belongs to.
+    """The methods and attributes that a `MessageWork` needs of its queue.
 
     Attributes
     ----------
     process : int
-        In which works can go on.
+        The process in which works can progress.
     lock : RLock
-        Held while what is known of a Work changes.
+        Held while the state of a Work changes.
     """
 
     process: int
     lock: Any
     called: dict[MessageWork[Any], None]
-    """Works that call somebody back."""
+    """Works that have callbacks."""
     check_received: Callable[[MessageWork[Any]], None]
 
     def start(self, requests: list[MessageRequest]) -> Transfers:
-        """Begin what comes next in a Work."""
+        """Start the next requests of a Work."""
 
     def forget(self, work: MessageWork[Any]) -> None:
         """Note that a Work has ended."""
@@ -46,19 +46,19 @@ class WorkOwner(Protocol):
     def call_back(
         self, work: MessageWork[Any], functions: Sequence[Callable[[Any], object]]
     ) -> None:
-        """Call what wants to know that a Work is done."""
+        """Call a Work's callbacks."""
 
     def watch(self, work: MessageWork[Any]) -> None:
-        """Have the end of a Work found by a thread of the library's."""
+        """Let the thread of this queue find the end of a Work."""
 
 
 class MessageWork(Work[_R]):
     """A send or receive that was started with ``async_op=True``.
 
-    It owns its array until it is done: nobody else may touch it before. It makes progress whenever
-    any message of its communicator is begun, waited for or asked about, whatever collectives do;
-    one of more than 64 KiB while nobody does, too, in a compiled thread. A failure is raised by its
-    own `wait`; one that nobody has asked for, by `Communicator.check` and `close`.
+    It owns its array until it is done: the program may not use the array before. It progresses
+    whenever a message of its communicator is started, waited for or queried, whatever collectives
+    do. A message larger than 64 KiB progresses even without that, in a compiled thread. `wait`
+    raises a failure; `Communicator.check` and `close` raise failures that were never inspected.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class MessageWork(Work[_R]):
         self._is_done = False
         self._was_seen = False
         self._received_by: Sequence[Callable[[Any], object]] = ()
-        """Whom to call at the end."""
+        """The callbacks to call at the end."""
         self._received: MessageRequest | None = None
 
     # --- as users see it --------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> _R:
-        """Wait until the message was sent or received; return the result, or raise its error.
+        """Wait until the message was sent or received; return the result, or raise the error.
 
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait here, in seconds; the message itself has its own deadline and goes on.
+            How long to wait here, in seconds. The message has its own deadline and goes on.
             Default: until that deadline.
         """
         if not self._is_done:
@@ -105,28 +105,29 @@ class MessageWork(Work[_R]):
         self.wait()
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not. Takes messages a step further; never waits."""
+        """Return whether the message has ended, well or not. Progresses messages; never waits."""
         return self._is_done or self._look()
 
     def exception(self) -> BaseException | None:
-        """Return the error; None while it goes on or where it went well. Does not wait."""
+        """Return the error; None if there is none or the message goes on. Does not wait."""
         if self.done():
             self._was_seen = True
         return self._error
 
     @property
     def message(self) -> Message | None:
-        """What was received: source, tag, count and dtype; None before that, and of a send."""
+        """Source, tag, count and dtype of what was received; None before that, and for a send."""
         if not self.done() or self._error is not None or self._received is None:
             return None
         return received_message(self._received)
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call ``function(work)`` when it is done: at once where it is.
+        """Call ``function(work)`` when the message is done; at once if it already is.
 
-        By the thread that finds it done: one that waits or asks, begins another message, checks or
-        closes the communicator, or one of the library's own. So it should be short; it may begin
-        further messages. What it raises goes to ``sys.unraisablehook``.
+        The function is called in the thread that finds the message done: one that waits, queries,
+        starts another message, or checks or closes the communicator; or a thread of gpucoll. It
+        should be short, and may start further messages. Its exceptions go to
+        ``sys.unraisablehook``.
         """
         if not callable(function):
             raise ArgumentTypeError(f"add_done_callback needs a function; got {function!r}")
@@ -140,13 +141,13 @@ class MessageWork(Work[_R]):
             self.call_back()
 
     def withdraw(self) -> bool:
-        """Take the message back: a receive that nothing has come for, a send that nobody may see.
+        """Take back a receive for which no message has come, or a send not yet visible.
 
         Returns
         -------
         bool
-            Whether it was: then this is done, and its result means nothing. Otherwise it goes on,
-            or is done already.
+            Whether the message was taken back: the Work is then done, and its result is
+            meaningless. Otherwise the message goes on, or is already done.
         """
         self._check_process()
         with self._owner.lock:
@@ -158,7 +159,7 @@ class MessageWork(Work[_R]):
         return True
 
     def call_back(self) -> None:
-        """Call what was to be called at the end, once."""
+        """Call the callbacks, once."""
         with self._owner.lock:
             functions, self._received_by = self._received_by, ()
         if functions:
@@ -170,20 +171,20 @@ class MessageWork(Work[_R]):
         state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
         return f"<Work {self._name}: {state}>"
 
-    # --- going on ---------------------------------------------------------------------------------
+    # --- progress ---------------------------------------------------------------------------------
 
     def begin(self, transfers: Transfers, steps: Steps) -> None:
-        """Begin what a group has collected."""
+        """Start a message that a group has collected."""
         self._transfers, self._steps = transfers, steps
 
     @property
     def takes(self) -> bool:
-        """Whether it receives a message of which it is told neither size nor dtype."""
+        """Whether it receives a message whose size and dtype it does not know."""
         transfers = self._transfers
         return transfers is not None and transfers.requests[0].kind == _TAKE
 
     def go_on(self) -> bool:
-        """Go on as far as messages have come, without looking for more; return whether done."""
+        """Progress as far as messages have come, without looking for more; return whether done."""
         queue = self._owner
         with queue.lock:
             while not self._is_done and self._transfers is not None and self._transfers.is_over():
@@ -210,14 +211,14 @@ class MessageWork(Work[_R]):
             self.settle(None, error)
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """Note how it ended, and let go of what it owned."""
+        """Note how the message ended, and release what it owned."""
         self._result, self._error = result, error
-        self._is_done = True  # before the rest goes: who waits looks without the lock
+        self._is_done = True  # first: a waiting thread looks at this without the lock
         self._transfers = self._steps = None
         self._owner.forget(self)
 
     def abandon(self) -> None:
-        """Keep nothing alive any more: the communicator is closed, and nothing is touched."""
+        """Release the memory of a message whose communicator is closed, without touching data."""
 
     def _look(self) -> bool:
         self._check_process()
@@ -231,7 +232,7 @@ class MessageWork(Work[_R]):
 
     def _wait(self, timeout_s: float | None) -> None:
         self._check_process()
-        if timeout_s != 0:  # which only looks
+        if timeout_s != 0:  # 0 means: look only
             check_timeout_s(timeout_s, may_be_endless=True)  # the message has its own deadline
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.go_on():
@@ -240,7 +241,7 @@ class MessageWork(Work[_R]):
             if transfers is None:
                 if self._is_done:
                     continue  # another thread has just ended it
-                raise StateError(f"{self._name} begins at the end of group(): wait after that")
+                raise StateError(f"{self._name} begins at the end of group(): wait after the group")
             try:
                 is_over = transfers.wait(left_s)
             except GpucollError as error:
@@ -253,7 +254,7 @@ class MessageWork(Work[_R]):
                 )
 
     def _break(self, error: GpucollError) -> None:
-        """Note the failure of the whole communicator as this Work's, if it is not over."""
+        """Note the failure of the whole communicator as this Work's, unless it is complete."""
         with self._owner.lock:
             if not self._is_done and not (self._transfers and self._transfers.is_over()):
                 self.settle(None, error)

@@ -1,7 +1,7 @@
-"""Sends and receives: at once, begun and left to go on, or as a group.
+"""The sends and receives of a communicator: blocking, asynchronous, or in a group.
 
-They are independent of collectives: what is pending holds nothing up, and nothing holds it up. All
-that was begun makes progress whenever somebody begins, waits for or looks at any message.
+They are independent of collectives: a pending message delays no call, and no call delays it. All
+messages that have started progress whenever any message is started, waited for or queried.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WATCH_SLICE_S = 0.02
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 _TAKE = int(Kind.TAKE)
 _MOST_UNSWEPT = 64
-"""So many works are kept before those are let go of that ended without anybody looking."""
+"""Number of kept works from which works that ended unnoticed are released."""
 
 
 @dataclass
@@ -50,16 +50,16 @@ class MessageQueue:
     group : Group
         The ranks.
     messages : HostMessages
-        The backend's: moves messages.
+        The backend's messages.
     check_received : callable
-        Raises where a receive's request says that it has failed.
+        Raises if a Work's request has failed.
 
     Attributes
     ----------
     process : int
-        In which works can go on.
+        The process in which works can progress.
     lock : RLock
-        Held while what is known of a Work changes.
+        Held while the state of a Work changes.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class MessageQueue:
         self._failed: list[MessageWork[Any]] = []
         self._watched: dict[MessageWork[Any], None] = {}
         self._taking: dict[MessageWork[Any], None] = {}
-        """Those that fetch what has come in a second step, which is Python's."""
+        """Works whose receive fetches its message in a second step, which needs Python."""
         self._pause_s = _SHORTEST_PAUSE_S
         self._serving: threading.Thread | None = None
-        """Looks after both of these while there are some."""
+        """The thread that looks after the watched and the taking works while there are some."""
         self.grouped: Collected[Grouped] | None = None
-        """What is collected while a group is open."""
+        """The calls collected while a group is open."""
         _queues.add(self)
 
     # --- running ----------------------------------------------------------------------------------
@@ -98,9 +98,10 @@ class MessageQueue:
         timeout_s: float | None,
         lasting: Any = None,
     ) -> Any:
-        """Run what a call does; return its result, or a Work.
+        """Run the steps of a call; return its result, or a Work.
 
-        `lasting` is what a call inside a group returns; the class `MessageWork`: a Work.
+        `lasting` is the return value of a call inside a group. If it is the class `MessageWork`,
+        the call returns a new Work.
         """
         check_timeout_s(timeout_s)
         if self.grouped is not None:
@@ -117,9 +118,9 @@ class MessageQueue:
             return self.run(steps)
 
     def run(self, steps: Steps) -> Any:
-        """Run what a blocking call is still to do; return its result.
+        """Run the remaining steps of a blocking call; return its result.
 
-        That is to fetch a message which has come. Its own deadline was for that.
+        They fetch a message that has come; the call's own deadline was for its coming.
         """
         try:
             while True:
@@ -132,7 +133,7 @@ class MessageQueue:
         return self.keep(MessageWork(self, name, transfers, steps))
 
     def keep(self, work: MessageWork[Any]) -> MessageWork[Any]:
-        """Keep a Work that has begun until it ends; return it."""
+        """Keep a started Work until it ends; return it."""
         self._pending[work] = None
         if not work.go_on() and work.takes:
             self._serve_taking(work)
@@ -140,14 +141,14 @@ class MessageQueue:
         return work
 
     def keep_begun(self, work: MessageWork[Any]) -> None:
-        """Do so for one that is known not to have ended yet."""
+        """Keep a started Work that is known not to have ended yet."""
         pending = self._pending
         pending[work] = None
         if self.called or len(pending) >= self._sweep_at:
             self._look_at_others()
 
     def forget_begun(self, work: MessageWork[Any]) -> None:
-        """Note that such a Work has ended well, and that nobody is to be called."""
+        """Note that a Work without callbacks, kept by `keep_begun`, has succeeded."""
         self._pending.pop(work, None)
 
     def _look_at_others(self) -> None:
@@ -157,7 +158,7 @@ class MessageQueue:
             self.sweep()
 
     def start(self, requests: list[MessageRequest]) -> Transfers:
-        """Begin what comes next in a Work."""
+        """Start the next requests of a Work."""
         return self.host_messages.start(requests, None)
 
     def run_group(self, grouped: list[Grouped], timeout_s: float | None) -> None:
@@ -186,9 +187,9 @@ class MessageQueue:
             raise failed[0]
 
     def _run_works(self, grouped: list[Grouped], limit_s: float | None) -> None:
-        """Run a group in which a receive fetches its message only when that has come.
+        """Run a group that has a receive which fetches its message only after it has come.
 
-        A send of the group may wait for the other rank to do so, and the other way round.
+        A send of the group may wait until the other rank has fetched its message, and vice versa.
         """
         failed: list[Exception] = []
         works = []
@@ -207,7 +208,7 @@ class MessageQueue:
     # --- works ------------------------------------------------------------------------------------
 
     def forget(self, work: MessageWork[Any]) -> None:
-        """Note that a Work has ended: its error is raised by it, or by `raise_unseen`."""
+        """Note that a Work has ended. The Work, or `raise_unseen`, raises its error."""
         self._pending.pop(work, None)
         self._taking.pop(work, None)
         self.called.pop(work, None)
@@ -217,7 +218,7 @@ class MessageQueue:
     def call_back(
         self, work: MessageWork[Any], functions: Sequence[Callable[[Any], object]]
     ) -> None:
-        """Call what wants to know that a Work is done."""
+        """Call a Work's callbacks."""
         for function in functions:
             try:
                 function(work)
@@ -233,20 +234,20 @@ class MessageQueue:
                 )
 
     def go_on_with_called(self) -> None:
-        """Let works end whose messages are over, and that call somebody back."""
+        """Let works end whose messages are complete and that have callbacks."""
         for work in list(self.called):
             work.go_on()
 
     def watch(self, work: MessageWork[Any]) -> None:
-        """Have the end of a Work found by a thread of the library's."""
+        """Let the thread of this queue find the end of a Work."""
         with self.lock:
             self._watched[work] = None
             self._start_serving()
 
     def _serve_taking(self, work: MessageWork[Any]) -> None:
-        """Have such a thread take the second step where this one is in another call by then.
+        """Let that thread take the second step if this one is in another call by then.
 
-        The sender waits for it, and may be whom that other call waits for.
+        The sender waits for the step, and the other call may wait for that sender.
         """
         with self.lock:
             self._taking[work] = None
@@ -254,14 +255,14 @@ class MessageQueue:
             self._start_serving()
 
     def _start_serving(self) -> None:
-        """Start the thread, unless there is one; the lock is held."""
+        """Start the thread unless it runs; the lock is held."""
         if self._serving is None:
             serving = threading.Thread(target=self._serve, daemon=True, name="gpucoll-messages")
             serving.start()
             self._serving = serving
 
     def end(self) -> None:
-        """Let go of everything: the communicator is closed."""
+        """Release everything: the communicator is closed."""
         self.stop_watching()
         self.host_messages.end()
         for work in list(self._pending):
@@ -270,13 +271,13 @@ class MessageQueue:
         _queues.discard(self)
 
     def stop_watching(self) -> None:
-        """End that thread; return when it looks at nothing any more, or calls somebody back."""
+        """End the thread; return when it neither looks at a Work nor runs a callback."""
         with self.lock:
             self._watched.clear()
             self._taking.clear()
             serving, self._serving = self._serving, None
         if serving is not None and serving is not threading.current_thread():
-            serving.join(ENDING_S)  # it ends within a slice, or when a user's callback returns
+            serving.join(ENDING_S)  # it ends within a slice, or after a user's callback
 
     def _serve(self) -> None:
         while True:
@@ -296,15 +297,15 @@ class MessageQueue:
                 each.go_on()
 
     def _wait_for_watched(self, work: MessageWork[Any]) -> None:
-        with contextlib.suppress(GpucollError):  # of its own waiting, or the Work's owner gets it
+        with contextlib.suppress(GpucollError):  # the Work keeps its error for its owner
             work._wait(_WATCH_SLICE_S)
         with self.lock:
             was_watched = self._watched.pop(work, work) is None
             if was_watched and not work._is_done:
-                self._watched[work] = None  # behind the others
+                self._watched[work] = None  # at the end of the queue
 
     def sweep(self) -> None:
-        """Let works end whose messages are over."""
+        """Let works end whose messages are complete."""
         with self.lock:
             pending = list(self._pending)
         for work in pending:
@@ -313,7 +314,7 @@ class MessageQueue:
             self._sweep_at = 2 * len(self._pending) + _MOST_UNSWEPT
 
     def raise_unseen(self) -> None:
-        """Raise the first failure that nobody has asked for; forget the others."""
+        """Raise the first failure that was never inspected; forget the others."""
         self.sweep()
         with self.lock:
             failed = [work for work in self._failed if not work._was_seen]
@@ -323,20 +324,20 @@ class MessageQueue:
 
     @property
     def n_pending(self) -> int:
-        """How many works have not ended."""
+        """The number of works that have not ended."""
         return len(self._pending)
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until every Work has ended; DeadlineError where one has not."""
+        """Wait until every Work has ended; raise DeadlineError if one has not."""
         if self._group.failure is not None:
-            return  # what broke the communicator was raised
+            return  # the error that broke the communicator was raised
         until_s = time.monotonic() + timeout_s
-        while pending := list(self._pending):  # of which other threads end some meanwhile
+        while pending := list(self._pending):  # other threads may end some meanwhile
             work = pending[0]
             left_s = until_s - time.monotonic()
             try:
                 work._wait(max(left_s, 0.0))
-                if left_s < -ENDING_S:  # callbacks begin new ones for ever
+                if left_s < -ENDING_S:  # callbacks start new messages without end
                     raise DeadlineError
             except DeadlineError:
                 count = len(self._pending)
@@ -347,7 +348,7 @@ class MessageQueue:
                 raise work._error
 
     def hold(self, is_held: bool) -> None:
-        """Keep the compiled entries from running calls at once, or let them again: see `group`."""
+        """Stop the compiled entries from running calls at once, or allow it again: see `group`."""
         self.host_messages.hold(is_held)
 
 

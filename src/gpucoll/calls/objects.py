@@ -1,7 +1,8 @@
-"""How Python objects go from rank to rank: one exchange for small ones, further rounds for others.
+"""How Python objects go from rank to rank: one exchange for small ones, more rounds for others.
 
-The first round is an all_gather of a fixed size: what every rank has to send, in numbers, and the
-beginning of it. Whatever does not fit follows, in calls whose sizes all who take part know by then.
+The first round is an all_gather of a fixed size. It carries the numbers that describe each rank's
+object, and the beginning of the object. The rest follows in calls whose sizes all participants know
+by then.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from gpucoll.wording import rank_of
 FIRST_BYTES = 1024
 _HEAD = struct.Struct("<qqqq")
 ROOM = FIRST_BYTES - _HEAD.size
-"""How much of an object's tail goes with the first round."""
+"""Number of bytes of an object's tail that travel in the first round."""
 _PLACE = struct.Struct("<qq")
-"""Of one rank's object in what a root scatters: its parts, and the bytes of its tail."""
+"""The place of one rank's object in a scatter: the number of its parts, and its tail's bytes."""
 
 _NAMES = {collective: collective.spelled for collective in Collective}
 _NOT_RUN = int(Status.NOT_RUN)
 
 
 class Head(NamedTuple):
-    """What a rank says of its object in the first round."""
+    """A rank's description of its object in the first round."""
 
     n_parts: int
     tail_bytes: int
     n_large: int
     has_failed: int
-    """Whether it could not be pickled: the tail says why."""
+    """Whether the object could not be pickled; the tail is then the error's text."""
 
 
 class ObjectMover:
@@ -49,7 +50,7 @@ class ObjectMover:
     Parameters
     ----------
     runner : Runner
-        Takes the calls in their turn.
+        Runs the calls in turn.
     host : HostBackend
         Moves bytes.
     """
@@ -67,7 +68,7 @@ class ObjectMover:
     # --- the collectives --------------------------------------------------------------------------
 
     def broadcast(self, value: Any, root: int, timeout_s: float | None) -> Any:
-        """Return the root's object; on the root itself, the very same."""
+        """Return the root's object; on the root, the very same object."""
         collective, is_root = Collective.BROADCAST_OBJECT, self._rank == root
         parcel, failure = self._packed(collective, value) if is_root else (NOTHING, None)
         arrived: list[Arrival] = []
@@ -91,7 +92,7 @@ class ObjectMover:
         parcel: Parcel,
         timeout_s: float | None,
     ) -> Arrival:
-        """Give all ranks what did not go with the first round."""
+        """Give all ranks the data that did not fit into the first round."""
         is_root = self._rank == root
         arrival = self._arrival(root, head)
         if head.tail_bytes > ROOM:
@@ -108,7 +109,7 @@ class ObjectMover:
     def gather(
         self, collective: Collective, value: Any, root: int, timeout_s: float | None
     ) -> dict[int, Arrival] | None:
-        """Return the other ranks' objects, on the root or, with none, on all; elsewhere None."""
+        """Return the other ranks' objects on the root, or on all ranks if there is no root."""
         gets = root in (NO_ROOT, self._rank)
         parcel, failure = self._packed(collective, value)
         arrived: dict[int, Arrival] = {}
@@ -159,7 +160,7 @@ class ObjectMover:
         return arrived[root].unpack()
 
     def _cut_out(self, table: Any) -> Arrival:
-        """Return this rank's object, out of a table of places with all tails behind it."""
+        """Return this rank's object, cut out of a table of places that all tails follow."""
         places = self._places(table)
         start = _PLACE.size * self._world_size
         start += sum(place.tail_bytes for place in places[: self._rank])
@@ -179,7 +180,7 @@ class ObjectMover:
         arrived: dict[int, Arrival],
         timeout_s: float | None,
     ) -> None:
-        """Give each rank what did not go with the first round."""
+        """Give each rank the data that did not fit into the first round."""
         collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
         others = self._others() if is_root else []
         if head.tail_bytes <= ROOM:
@@ -202,13 +203,13 @@ class ObjectMover:
     def _packed(
         self, collective: Collective, value: object
     ) -> tuple[Parcel, ArgumentTypeError | None]:
-        """Return an object as parts; or why it cannot be pickled, and the error that says so."""
+        """Return an object as parts, or the reason why it cannot be pickled; and the error."""
         try:
             return pack(value), None
-        except Exception as error:  # of whatever kind: the object's own code may raise
+        except Exception as error:  # of any kind: the object's own code may raise
             failure = ArgumentTypeError(
                 f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: this "
-                f"{type(value).__name__} cannot be pickled: {error}. Give data, and functions and "
+                f"{type(value).__name__} cannot be pickled: {error}. Pass data, or functions and "
                 "classes of modules instead of local ones"
             )
             failure.__cause__ = error
@@ -217,7 +218,7 @@ class ObjectMover:
     def _bundled(
         self, collective: Collective, values: Sequence[Any]
     ) -> tuple[list[Parcel], Parcel, ArgumentTypeError | None]:
-        """Return each rank's object as parts, and all of them as what the root announces."""
+        """Return each rank's object as parts, and a parcel of all of them for the first round."""
         parcels = []
         for rank, value in enumerate(values):
             parcel, failure = (
@@ -246,9 +247,9 @@ class ObjectMover:
         timeout_s: float | None,
         senders: Iterable[int],
     ) -> dict[int, Head]:
-        """Tell all ranks what comes, with as much of it as has room; return what senders said.
+        """Announce an object to all ranks, with as much of it as fits; return the senders' heads.
 
-        Raises ArgumentTypeError on every rank where one of them has failed.
+        Raises ArgumentTypeError on every rank if a sender has failed.
         """
         call = self._first_calls.get((collective, root))
         if call is None:
@@ -274,7 +275,7 @@ class ObjectMover:
         return heads
 
     def _run(self, call: PreparedCall, timeout_s: float | None) -> None:
-        """Run a call that is made again and again: as a plan does, where that is possible."""
+        """Run a call that is made repeatedly: as a plan does, if that is possible."""
         if timeout_s is not None or (status := call.run_once()) == _NOT_RUN:
             call.run(timeout_s)
         elif status:
@@ -286,7 +287,7 @@ class ObjectMover:
         return Request(Collective.ALL_GATHER, source, whole, root=root, part_of=part_of)
 
     def _room_of(self, rank: int, size_bytes: int) -> bytes:
-        """Return what a rank has sent with the first round."""
+        """Return the data that a rank has sent in the first round."""
         start = FIRST_BYTES * rank + _HEAD.size
         return bytes(self._view[start : start + size_bytes])
 
@@ -297,7 +298,7 @@ class ObjectMover:
     def _spread(
         self, collective: Collective, root: int, number: int, data: Any, timeout_s: float | None
     ) -> None:
-        """Give all ranks the root's bytes; `data` is where they are or go."""
+        """Give all ranks the root's bytes. `data` is their source or destination."""
         part_of = PartOf(collective, None, "", 0, (), (number, len(data)))
         buffer = buffer_of(data)
         source = buffer if self._rank == root else None
@@ -312,7 +313,7 @@ class ObjectMover:
         received: dict[int, Bytes],
         timeout_s: float | None,
     ) -> None:
-        """Give each rank its bytes; all ranks take part, whoever has something."""
+        """Give each rank its bytes. All ranks take part, even those with nothing to send."""
         nothing = b""
         sources = tuple(buffer_of(sent.get(rank, nothing)) for rank in range(self._world_size))
         landing = tuple(buffer_of(received.get(rank, nothing)) for rank in range(self._world_size))
@@ -358,7 +359,7 @@ class ObjectMover:
         n_rounds: int,
         timeout_s: float | None,
     ) -> None:
-        """Move the large parts, each rank's first, second, ... in a round each."""
+        """Move the large parts: in each round, the next part of every rank."""
         if n_rounds:
             for arrival in arrived.values():
                 arrival.make_room()

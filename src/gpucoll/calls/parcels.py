@@ -1,8 +1,8 @@
-"""Python objects as bytes to be moved: pickled, with large buffers left where they lie.
+"""Python objects as bytes to be moved: pickled, with large buffers left in place.
 
-An object becomes parts: its pickle (protocol 5), and what that leaves out, such as the memory of
-contiguous arrays. Small parts travel together, in a tail; each large one by itself, straight from
-the memory of whoever has it to memory that is made for it where it goes.
+An object becomes parts: its pickle (protocol 5), and the buffers that are not copied into it, such
+as the memory of contiguous arrays. Small parts travel together, in a tail. Each large part travels
+by itself, directly from the sender's memory to memory that is allocated for it on the receiver.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpucoll.arrays.buffer import Buffer
 
 LARGE_BYTES = 64 << 10
-"""A part of so many bytes travels by itself: from there on it is read where it lies."""
+"""Parts of at least this size travel by themselves, and are read in place."""
 _SIZE_BYTES = 8
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,7 +45,7 @@ NOTHING = Parcel(0, b"", [])
 
 
 def pack(value: object) -> Parcel:
-    """Pickle an object. Whatever that raises is the object's own."""
+    """Pickle an object. Exceptions come from the object's own code."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     if not buffers and len(data) < LARGE_BYTES:
@@ -59,14 +59,14 @@ def pack(value: object) -> Parcel:
 
 @dataclass
 class Arrival:
-    """One object on its way in: `tail` first, then `large` are made and filled."""
+    """One object on its way in. `tail` comes first; then `large` is allocated and filled."""
 
     n_parts: int
     tail: Any = b""
     large: list[Bytes] = field(default_factory=list)
 
     def make_room(self) -> None:
-        """Make memory for the large parts, whose sizes are in the tail."""
+        """Allocate memory for the large parts, whose sizes are in the tail."""
         sizes = self._sizes()
         self.large = [np.empty(size, np.uint8) for size in sizes[sizes >= LARGE_BYTES]]
 
@@ -83,13 +83,13 @@ class Arrival:
             if size >= LARGE_BYTES:
                 part: Any = next(large)
                 parts.append(memoryview(part))
-            else:  # memory of its own, aligned: an array may be made of it
+            else:  # memory of its own, aligned, because an array may use it
                 parts.append(memoryview(bytearray(memoryview(self.tail)[start : start + size])))
                 start += size
         return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def buffer_of(data: Any) -> Buffer:
-    """Return bytes, of whatever kind, as a buffer."""
+    """Return bytes of any kind as a buffer."""
     array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     return Buffer(array.ctypes.data, array.shape, "uint8", 1, array)

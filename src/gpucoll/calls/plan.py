@@ -9,10 +9,10 @@ _R = TypeVar("_R", covariant=True)
 
 
 class Plan(Generic[_R]):
-    """A prepared collective; calling it runs it and returns its output array.
+    """A prepared collective. Calling it runs the collective and returns its output array.
 
-    Made by ``comm.plan_all_reduce`` and its like. It keeps its arrays alive. Its memory must not be
-    resized or freed under it.
+    Made by ``comm.plan_all_reduce`` and the other plan methods. It keeps its arrays alive; their
+    memory must not be resized or freed meanwhile.
     """
 
     __slots__ = ("_raise_status", "_run", "_run_slowly", "out")
@@ -28,7 +28,7 @@ class Plan(Generic[_R]):
         self._raise_status = raise_status
         self._run_slowly = run_slowly
         self.out: _R = out
-        """Where the result is after each call."""
+        """The output array: it holds the result after each call."""
 
     def __call__(self) -> _R:
         """Run the collective and return `out`."""

@@ -1,4 +1,4 @@
-"""How a message is checked and handed over, on the host and on GPUs."""
+"""Messages on the host and on GPUs: they are checked here and handed over to run."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ from gpucoll.transport.shared.words import Kind, Mode, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
 
 _LEFT_TO_PYTHON = int(Status.NOT_RUN), int(Status.MISFIT)
-"""How a plan ends that leaves a message to Python."""
+"""The statuses of a plan that leaves a message to Python."""
 
 
 class PointToPoint:
-    """The messages of one communicator that the compiled entries have left to Python.
+    """The messages of one communicator that compiled entries have left to Python.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class PointToPoint:
     gpu : GpuRunner
         Makes calls on GPU arrays.
     dispatch : Dispatch
-        Says which of them an array goes to.
+        Decides whether an array goes to the host backend or to the GPUs.
     """
 
     def __init__(self, group: Group, host: HostBackend, gpu: GpuRunner, dispatch: Dispatch) -> None:
@@ -104,7 +104,7 @@ class PointToPoint:
         stream: Any,
         synchronous: bool = False,
     ) -> Any:
-        """Send x; a `Work` where that is asked for."""
+        """Send x; return a `Work` if `async_op` is true."""
         check_peer(dest, "dest", self.world_size)
         check_tag(tag)
         source = source_of(x)
@@ -114,7 +114,7 @@ class PointToPoint:
             if synchronous:
                 raise ArgumentError(
                     "synchronous=True is for host arrays (and not with mixed=True): a send of GPU "
-                    "arrays is over when its stream has passed it"
+                    "arrays completes when its stream has passed it"
                 )
             call = self._gpu_call("send", [request], source.template, None, stream, timeout_s)
             call.is_own = not source.is_packed
@@ -125,7 +125,7 @@ class PointToPoint:
         return self.queue.deliver("send", self._sending([request]), async_op, timeout_s)
 
     def sent(self, row: Any, x: Any, name: str = "send") -> BegunMessage[None]:
-        """Return the Work of a send that a compiled entry has begun."""
+        """Return the Work of a send that a compiled entry has started."""
         work: BegunMessage[None] = BegunMessage(self.queue, name, row, None)
         if row is x:
             work._is_done = True
@@ -142,7 +142,7 @@ class PointToPoint:
         timeout_s: float | None,
         synchronous: bool,
     ) -> Any:
-        """Send a Python object; a `Work` where that is asked for."""
+        """Send a Python object; return a `Work` if `async_op` is true."""
         check_peer(dest, "dest", self.world_size)
         check_tag(tag)
         self._dispatch.check_host()
@@ -192,15 +192,15 @@ class PointToPoint:
         stream: Any,
         info: bool = False,
     ) -> Any:
-        """Receive into `out`, or into a new array; a `Work` where that is asked for."""
+        """Receive into `out` or a new array; return a `Work` if `async_op` is true."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
         if out is None and like is None and shape is None and dtype is None:
             self._dispatch.check_host("out")
             if self._dispatch.enqueues_host:
                 raise ArgumentError(
-                    "recv with mixed=True must say what comes, as for GPU arrays: give out=, like=,"
-                    " or shape= and dtype=; or send_object and recv_object"
+                    "recv with mixed=True must describe the message, as for GPU arrays: give out=, "
+                    "like=, or shape= and dtype=; or use send_object and recv_object"
                 )
             request = MessageRequest(Kind.TAKE, int(source), int(tag))
             steps = self._taking(request, info)
@@ -215,8 +215,8 @@ class PointToPoint:
         if self._dispatch.is_enqueued(template, "out"):
             if info:
                 raise ArgumentError(
-                    "info=True is for host arrays (and not with mixed=True): of GPU arrays all is "
-                    "known"
+                    "info=True is for host arrays (and not with mixed=True): a receive of GPU "
+                    "arrays already names its source and tag"
                 )
             call = self._gpu_call("recv", [request], template, destination, stream, timeout_s)
             call.is_own = out is not None and destination.lasting is out
@@ -229,13 +229,13 @@ class PointToPoint:
         return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
 
     def receiving(self, row: Any, out: Any) -> BegunMessage[Any]:
-        """Return the Work of a receive that a compiled entry has begun."""
+        """Return the Work of a receive that a compiled entry has started."""
         work: BegunMessage[Any] = BegunMessage(self.queue, "recv", row, out)
         self.queue.keep_begun(work)
         return work
 
     def receive_informed(self, row: bytearray, out: Any) -> tuple[Any, Message]:
-        """Return `out` and what a compiled entry has received into it, or found instead."""
+        """Return `out` and the Message of the receive that an entry has run; or raise its error."""
         plain = self._messages.plain_array(row)
         if plain is not None:
             return out, array_message(*plain, None)
@@ -245,7 +245,7 @@ class PointToPoint:
         return out, received_message(request)
 
     def receive_taken(self, row: bytearray) -> Any:
-        """Receive what a compiled entry has taken into a new array."""
+        """Receive the message that a compiled entry has taken, into a new array."""
         out = self._messages.receive_taken(row)
         if out is not None:
             return out
@@ -253,7 +253,7 @@ class PointToPoint:
         return self.queue.run(self._taken(request, False))
 
     def _check_begun(self, work: MessageWork[Any]) -> None:
-        """Raise where a Work of `sent` or `receiving` has failed."""
+        """Raise the error of a Work of `sent` or `receiving`, if it has failed."""
         transfers = work._transfers
         for request in transfers.requests if transfers is not None else ():
             if request.is_misfit:
@@ -263,7 +263,7 @@ class PointToPoint:
     def recv_object(
         self, source: Any, tag: Any, async_op: bool, timeout_s: float | None, info: bool
     ) -> Any:
-        """Receive a Python object; a `Work` where that is asked for."""
+        """Receive a Python object; return a `Work` if `async_op` is true."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
         self._dispatch.check_host("out")
@@ -278,7 +278,7 @@ class PointToPoint:
     def receive_message(
         self, message: Message, out: Any, async_op: bool, timeout_s: float | None
     ) -> Any:
-        """Receive the very message that a probe has found."""
+        """Receive exactly the message that a probe has found."""
         place = message._place
         steps: Steps
         if out is not None:
@@ -303,7 +303,7 @@ class PointToPoint:
     ) -> Steps:
         buffer = destination.buffer
         if out is not None and destination.lasting is None and buffer.count:
-            # What the message does not fill stays as it is.
+            # Elements that the message does not fill stay unchanged.
             template_of(out, "out").library.complete(buffer.owner, out)
         yield [request]
         self._check(request)
@@ -334,7 +334,7 @@ class PointToPoint:
         return (yield from self._taken_object(request, info))
 
     def _receive_taken_object(self, row: bytearray, info: bool) -> Any:
-        """Receive an object that a compiled entry has taken."""
+        """Receive the object that a compiled entry has taken."""
         first = self._messages.receive_taken(row, OBJECT_CODE)
         if first is None:
             request = self._messages.ended(row)
@@ -356,7 +356,7 @@ class PointToPoint:
         return (yield from self._opened(first.finish(), request, info))
 
     def _opened(self, first: Any, request: MessageRequest, info: bool) -> Steps:
-        """Receive what follows the first message of an object."""
+        """Receive the messages that follow the first one of an object."""
         data, parts = new_parts(first)
         if parts:
             place = request.found_place + 1
@@ -388,7 +388,7 @@ class PointToPoint:
         timeout_s: float | None,
         stream: Any,
     ) -> Any:
-        """Send x and receive into `out`, or into a new array like x, both at once."""
+        """Send x and receive into `out`, or into a new array like x, at the same time."""
         check_peer(dest, "dest", self.world_size)
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag)
@@ -422,7 +422,7 @@ class PointToPoint:
         return (yield from receiving)
 
     def raise_failed(self, rows: bytearray, out: Any = None) -> NoReturn:
-        """Raise why a call of a compiled entry has failed: that has returned its rows."""
+        """Raise the error of a failed call of a compiled entry, which has returned `rows`."""
         for request in self._messages.ended_together(rows):
             if request.is_misfit:
                 request.buffer = source_of(out, "out").buffer
@@ -432,7 +432,7 @@ class PointToPoint:
     # --- probing, plans ---------------------------------------------------------------------------
 
     def probe(self, source: Any, tag: Any, wait: bool, timeout_s: float | None) -> Message | None:
-        """Return the message that a receive would get; None: there is none yet."""
+        """Return the message that a receive would get; None if there is none yet."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
         if wait and (row := self._messages.find(source, tag, timeout_s)) is not None:
@@ -456,7 +456,7 @@ class PointToPoint:
         return message_of(request, self.receive_message)
 
     def plan(self, kind: Kind, x: Any, peer: Any, tag: Any) -> Plan[Any]:
-        """Prepare a send or receive of the same memory, again and again."""
+        """Prepare a send or receive that runs repeatedly on the same memory."""
         sends = kind == Kind.SEND
         check_peer(peer, "dest" if sends else "source", self.world_size, may_be_any=not sends)
         check_tag(tag, may_be_any=not sends)
@@ -471,14 +471,14 @@ class PointToPoint:
             destination = self._destination(template, x)
             if destination.lasting is None:
                 raise ArgumentError(
-                    "a plan needs out to be a C-contiguous array that can be written: it gives "
-                    "the same memory every time"
+                    "a plan needs out to be a writable C-contiguous array: every call writes the "
+                    "same memory"
                 )
             request = MessageRequest(Kind.RECV, int(peer), int(tag), destination.buffer)
         prepared, kept = self._messages.plan(request)
 
         def run_slowly(_kept: object = kept) -> None:
-            """Do it as an ordinary call, for its errors."""
+            """Run it as an ordinary call, for its errors."""
             again = dataclasses.replace(request)
             steps = self._sending([again]) if sends else self._checked(again)
             self.queue.deliver(kind.name.lower(), steps, False, None, NOT_IN_GROUPS)
@@ -490,11 +490,11 @@ class PointToPoint:
         self._check(request)
 
     def raise_status(self, status: int) -> None:
-        """Raise for a status of compiled code, unless it only leaves the call to Python."""
+        """Raise the error for a status of compiled code, unless it only left the call to Python."""
         if status not in _LEFT_TO_PYTHON:
             self._group.raise_for(status)
 
-    # --- what they have in common -----------------------------------------------------------------
+    # --- shared parts -----------------------------------------------------------------------------
 
     def _refuse_gpu(self, template: Template, what: str) -> None:
         if self._dispatch.is_enqueued(template, what):
@@ -505,7 +505,7 @@ class PointToPoint:
         self._messages.learn(kind, dtype, name, description_of(dtype, name))
 
     def _check(self, request: MessageRequest) -> None:
-        """Raise where a request has failed by itself."""
+        """Raise the error of a request that has failed by itself."""
         if request.error is not None:
             raise request.error
         if request.expired_ns:
@@ -524,13 +524,13 @@ class PointToPoint:
         stream: Any,
         timeout_s: float | None,
     ) -> GpuCall:
-        """Return messages of GPU arrays as one call."""
+        """Return messages of GPU arrays as one GPU call."""
         for request in requests:
             if request.peer == ANY_SOURCE or request.tag == ANY_TAG:
                 raise ArgumentError(
                     f"{name} of GPU arrays (with mixed=True: of any) must name its source and tag: "
-                    "messages are matched by rank and order alone, and nobody can say which has "
-                    "come. Send the choice by send_object, or as a host array, first"
+                    "messages are matched by rank and order alone, so no rank can tell which one "
+                    "has come. Send the choice first, by send_object or as a host array"
                 )
             if request.peer == self.rank and len(requests) == 1 and self._gpu.grouped is None:
                 raise ArgumentError(
@@ -548,12 +548,12 @@ class PointToPoint:
 
 
 def _in_group(destination: Destination) -> Any:
-    """Return what a receive inside a group returns."""
+    """Return the result of a receive inside a group."""
     return NOT_IN_GROUPS if destination.lasting is None else destination.lasting
 
 
 def _template_of(message: MessageRequest) -> Template:
-    """Return what a message that was found is as an array, where that can be told."""
+    """Return the template of the array that a found message carries, if it can be told."""
     name, dtype = name_of(message), dtype_name(message.found_dtype)
     if message.found_shape is None or (name not in DTYPES and not message.found_description):
         raise untold_error(message, name)

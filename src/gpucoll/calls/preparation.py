@@ -1,4 +1,4 @@
-"""From a user's arguments to a backend's request: every check that one rank can make alone."""
+"""Preparation: turns a user's arguments into a backend's request, with all checks of one rank."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 NOT_IN_GROUPS: Any = object()
-"""Instead of what a call inside a group returns: it cannot be made there."""
+"""Returned in place of a result for a group; means that the call cannot be made in a group."""
 
 _TO_ROOT = (Collective.REDUCE, Collective.GATHER)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """One call as its user made it, but for the input and what concerns its running.
+    """One call as its user made it, without its input and the options of its running.
 
     Attributes
     ----------
     op, root, out
-        As in `Communicator`'s methods.
+        As in the methods of `Communicator`.
     counts, receive_counts : tuple of int, optional
-        Checked, and exchanged where the user said "auto".
+        Checked; with "auto", as exchanged.
     """
 
     op: ReduceOp | None = None
@@ -44,22 +44,22 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request, and what makes the user's result of its output.
+    """A request, and the function that makes the user's result from its output.
 
     Attributes
     ----------
     request : Request
-        For the backend.
+        The request for the backend.
     finish : callable
-        To be called once, when the output is there; returns what the user gets.
+        Called once, when the output is complete; returns the user's result.
     is_packed : bool
         Whether the request's source is a copy of the user's input.
     lasting : object
-        What `finish` returns where that is the output's memory itself, else None.
+        The value of `finish` if its memory is the output's memory, otherwise None.
     template : Template
-        What the input is, or the output where there is none.
+        The template of the input, or of the output if there is no input.
     is_own : bool
-        Whether all of the memory is the user's: nothing was made for this call.
+        Whether all of the memory is the user's, and none was allocated for this call.
     """
 
     request: Request
@@ -78,9 +78,9 @@ def prepare(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        They cannot serve; the message says why.
+        An argument is invalid; the message says why.
     BackendUnavailableError
-        An array lies where no backend of this communicator reaches it.
+        An array is on a device that no backend of this communicator reaches.
     """
     is_root = arguments.root in (NO_ROOT, rank)
     if collective == Collective.SCATTER and not is_root:
@@ -100,7 +100,7 @@ def prepare(
     if is_exact(collective, arguments.op, template) and arguments.out is None:
         return _prepare_exact(collective, x, arguments, rank, world_size)
     row_bytes = result.row_count * template.item_bytes
-    # In place, blocks of other sizes would be overwritten before they are sent.
+    # In place, blocks of different sizes would be overwritten before they are sent.
     may_be_in_place = receive_counts is None or receive_counts == counts
     made = prepare_arrays(
         x,
@@ -127,11 +127,11 @@ def _prepare_exact(
 
 
 def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:
-    """Return `out`, which says what a broadcast brings where there is no x."""
+    """Return `out`, the template of a broadcast without x."""
     if arguments.out is None:
         raise ArgumentTypeError(
             f"broadcast on rank {rank} of {world_size} needs x (a template of the root's array, "
-            "such as np.empty(shape, dtype)) or out, to know what comes"
+            "such as np.empty(shape, dtype)) or out, to know what to receive"
         )
     return arguments.out
 
@@ -152,7 +152,7 @@ def _request(
 
 
 def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> Prepared:
-    """Prepare a scatter off its root: x is a template or None, then `out` says what comes."""
+    """Prepare a scatter on a rank other than the root. If x, the template, is None, use `out`."""
     counts, out = arguments.counts, arguments.out
     if x is not None:
         template = template_of(x)
@@ -164,7 +164,7 @@ def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> 
     else:
         raise ArgumentTypeError(
             f"scatter on rank {rank} of {world_size} needs x (a template of the root's array) or "
-            "out, to know what comes"
+            "out, to know what to receive"
         )
     ensure_served(template)
     destination = destination_of(template, shape, out)
@@ -175,7 +175,7 @@ def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> 
 
 
 def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int) -> int:
-    """Return the elements of a row of an output that holds ``counts[rank]`` rows."""
+    """Return the number of elements in a row of an output with ``counts[rank]`` rows."""
     if counts is None:
         return 1
     rows, size = counts[rank], int(np.prod(template.shape))
@@ -190,7 +190,7 @@ def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int)
 
 
 def list_in_group(made: Sequence[Operands], xs: Any) -> Any:
-    """Return what a call with several arrays returns inside a group: a tuple for a tuple."""
+    """Return the results of a call with several arrays inside a group: a tuple for a tuple."""
     if any(arrays.is_packed or arrays.lasting is None for arrays in made):
         return NOT_IN_GROUPS
     lasting = [arrays.lasting for arrays in made]
@@ -198,8 +198,8 @@ def list_in_group(made: Sequence[Operands], xs: Any) -> Any:
 
 
 def group_result(prepared: Prepared) -> Any:
-    """Return what a call inside a group returns: the array that is filled at the group's end."""
-    if prepared.is_packed:  # a copy made now: not of what the group's earlier calls will give
+    """Return the result of a call inside a group: the array that is filled at the group's end."""
+    if prepared.is_packed:  # the copy would miss the results of earlier calls in the group
         return NOT_IN_GROUPS
     if prepared.request.destination is None:
         return None

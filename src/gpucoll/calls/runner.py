@@ -1,4 +1,4 @@
-"""How a call on the host takes its turn: at once, behind those that are pending, or in a group."""
+"""The turn of a call on the host: at once, after pending calls, or at the end of a group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpucoll.types import Collective
 from gpucoll.wording import another_thread
 
 Task = Callable[[float | None], None]
-"""Does a call, under a deadline in seconds; None: the communicator's."""
+"""Makes a call under a deadline in seconds; None is the communicator's deadline."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Runner:
     group : Group
         The ranks.
     channel : Channel
-        Moves bytes between all of them.
+        Moves bytes between all ranks.
 
     Attributes
     ----------
     queue : WorkQueue
-        Of asynchronous calls.
+        The asynchronous calls.
     grouped : Collected of GroupedTask, or None
-        What is collected while a group is open.
+        The calls collected while a group is open.
     """
 
     def __init__(self, group: Group, channel: Channel) -> None:
@@ -65,9 +65,9 @@ class Runner:
         timeout_s: float | None = None,
         lasting: Any = NOT_IN_GROUPS,
     ) -> Any:
-        """Run a task in its turn, then `finish`; or queue it, or keep it for the end of the group.
+        """Run a task in its turn, then `finish`; or queue it, or keep it until the group ends.
 
-        `lasting` is what a call inside a group returns: the array that is filled at its end.
+        `lasting` is the result of a call inside a group: the array that is filled at its end.
         """
         check_timeout_s(timeout_s)
         if self.grouped is not None:
@@ -78,7 +78,7 @@ class Runner:
             if async_op:
                 self.group.check_open()
                 return self.queue.submit(lambda: task(timeout_s), name, finish)
-            # Not acquire and try: an interrupt in between would leave it locked for ever.
+            # Not acquire() and try: an interrupt between the two would leave the lock locked.
             if self._entering.locked():
                 raise another_thread(self.group.rank, self.group.world_size)
             with self._entering, self.queue.held():
@@ -86,7 +86,7 @@ class Runner:
                 task(timeout_s)
                 return None if finish is None else finish()
         except BaseException as error:
-            if not isinstance(error, Exception):  # nobody can say whether the call was made
+            if not isinstance(error, Exception):  # it is unknown whether the call was made
                 give_up(self.group, error)
             raise
 
@@ -100,7 +100,7 @@ class Runner:
         timeout_s: float | None,
         lasting: Any,
     ) -> Any:
-        """Do the same with a prepared call, which compiled code may run where it is started."""
+        """Run a prepared call in its turn. An asynchronous one may run in compiled code."""
         if async_op and self.grouped is None:
             check_timeout_s(timeout_s)
             self.group.check_open()

@@ -1,4 +1,4 @@
-"""Shapes and counts: what each collective makes of an input, before anything moves."""
+"""Shapes and counts: the shape of each collective's result, computed before anything moves."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from gpucoll.types import Collective
 
 GATHERING = (Collective.ALL_GATHER, Collective.GATHER)
 MOST_ROWS = 2**63 - 1
-"""What fits into a word, and so into an array's length."""
+"""The largest length of an array, which must fit into a word."""
 SCATTERING = (Collective.SCATTER, Collective.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What comes out.
+    """The result of a collective on one rank.
 
     Attributes
     ----------
     shape : tuple of int
-        Of the result.
+        The shape of the result.
     in_place_rows : int
-        In place, the input begins so many rows after the output.
+        In place, the number of rows between the beginning of the output and that of the input.
     row_count : int
-        Elements of a row.
+        Number of elements in a row.
     """
 
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Result:
 
 
 def parse_shape(shape: object) -> tuple[int, ...]:
-    """Return the shape of an array to be made as a tuple of int; raise where it is none."""
+    """Return the shape of a new array as a tuple of int; raise if it is not a shape."""
     lengths: Any = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
     for length in lengths:
         if isinstance(length, bool) or not isinstance(length, int | np.integer):
@@ -47,12 +47,12 @@ def parse_shape(shape: object) -> tuple[int, ...]:
             raise ArgumentError(f"shape must not have negative lengths; got {shape!r}")
     whole = tuple(int(length) for length in lengths)
     if max(whole, default=0) > MOST_ROWS or math.prod(whole) > MOST_ROWS:
-        raise ArgumentError(f"shape cannot be: no array has so many elements; got {shape!r}")
+        raise ArgumentError(f"shape is not possible: no array has so many elements; got {shape!r}")
     return whole
 
 
 def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple[int, ...]:
-    """Return counts of rows per rank as a tuple; raise where they are none."""
+    """Return the counts of rows for each rank as a tuple; raise if they are invalid."""
     if isinstance(counts, str) or not isinstance(counts, Sequence | np.ndarray):
         raise ArgumentTypeError(
             f'{name} must be one number of rows per rank, or "auto"; got {counts!r}'
@@ -73,7 +73,7 @@ def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple
 
 
 def check_rows(collective: Collective, shape: tuple[int, ...], rows: int, what: str) -> None:
-    """Raise unless an input has so many rows."""
+    """Raise unless an input has `rows` rows."""
     if not shape:
         raise ArgumentError(f"{collective.spelled} with counts needs an array with rows; x is 0-d")
     if shape[0] != rows:
@@ -95,7 +95,7 @@ def result_of(
     Raises
     ------
     ArgumentError
-        The input does not fit: rows that do not divide by the ranks, or other rows than counted.
+        The input does not fit: its rows do not divide by the ranks, or differ from the counts.
     """
     row_count = math.prod(shape[1:])
     if collective in GATHERING:

@@ -1,4 +1,4 @@
-"""The quick way of an asynchronous call on NumPy arrays and tensors: compiled code starts it."""
+"""The fast path of asynchronous calls on NumPy arrays and tensors: compiled code starts them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _Entry = Callable[..., Any]
 
 
 class Starting:
-    """Starts collectives whose dtype, op and root were seen before.
+    """Starts collectives of a dtype, op and root seen before.
 
     Parameters
     ----------
     runner : Runner
-        Whose queue takes them.
+        Its queue takes the calls.
     host : HostBackend
         Has the entries, which are made when they are first needed.
     """
@@ -34,7 +34,7 @@ class Starting:
         self._entries: dict[Collective, _Entry] = {}
 
     def start(self, collective: Collective, x: Any, given: Mapping[str, Any]) -> Work[Any] | None:
-        """Start a call and return its Work; None: not that way."""
+        """Start a call and return its Work; None if no entry can start it."""
         rows = _ROWS.get(collective)
         if rows is None or self._runner.grouped is not None:
             return None
@@ -49,7 +49,7 @@ class Starting:
     def _start_on_tensor(
         self, collective: Collective, x: Any, rows: str, given: Mapping[str, Any]
     ) -> Work[Any] | None:
-        """Do so where x is a tensor that NumPy can show."""
+        """Start a call on a tensor that has a NumPy view."""
         if (shown := numpy_view(x)) is None:
             return None
         if (out := given.get("out")) is x:
@@ -73,7 +73,7 @@ class Starting:
         result: Any,
         keep: Any,
     ) -> Work[Any] | None:
-        """Start a call on NumPy arrays and return its Work; None: not that way."""
+        """Start a call on NumPy arrays and return its Work; None if the entry cannot start it."""
         entry = self._entries.get(collective) or self._entry(collective)
         name = collective.spelled
         try:
@@ -89,14 +89,14 @@ class Starting:
         return entry
 
     def _new(self, x: Any, rows: str) -> Any:
-        """Return a new array for what comes; None where x has no rows, which Python says."""
+        """Return a new array for the result; None if x has no rows, which Python reports."""
         if x.ndim == 0:
             return None
         multiply, divide = self._factor(rows)
         return np.empty((x.shape[0] * multiply // divide, *x.shape[1:]), x.dtype)
 
     def _factor(self, rows: str) -> tuple[int, int]:
-        """Return by what the rows of x are multiplied, and divided."""
+        """Return the factor and the divisor that turn the rows of x into those of the result."""
         world_size = self._runner.group.world_size
         return (world_size, 1) if rows == _ALL else (1, world_size)
 
@@ -111,4 +111,4 @@ _ROWS: Mapping[Collective, str] = {
     Collective.ALL_GATHER: _ALL,
     Collective.REDUCE_SCATTER: _BLOCK,
 }
-"""How many rows the result has; what only a root gets or gives is started by Python."""
+"""The number of rows of the result. Python starts calls in which only a root has a result."""

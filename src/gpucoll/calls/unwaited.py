@@ -1,4 +1,4 @@
-"""What a program has started, waited for nowhere, and left behind without `close`."""
+"""Calls that a program has started, never waited for, and left behind without `close`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["end_all_unwaited"]
 
 
 def end_all_unwaited(timeout_s: float) -> int:
-    """Wait for it as the program ends, say what has failed, and return the program's exit code.
+    """Wait for these calls at the program's end, report failures, and return its exit code.
 
-    That another rank was lost, or gave up, is not said: whoever did says so.
+    The loss or abort of another rank is not reported: that rank reports it itself.
     """
     exit_code, until = 0, time.monotonic() + timeout_s
     for queue in open_queues():

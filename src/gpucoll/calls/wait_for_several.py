@@ -16,21 +16,21 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
 def wait_all(works: Iterable[Work[Any]], timeout_s: float | None = None) -> list[Any]:
-    """Wait until all of these are done; return their results, in order.
+    """Wait until all works are done; return their results, in order.
 
     Parameters
     ----------
     works : iterable of Work
         Of any communicators.
     timeout_s : float, optional
-        How long to wait here in all, in seconds. The calls have deadlines of their own.
+        Deadline of the whole wait, in seconds. The calls have deadlines of their own.
 
     Raises
     ------
     DeadlineError
-        They were not done after `timeout_s`; those that are not go on.
+        Some were not done after `timeout_s`; they go on.
     GpucollError
-        What the first that failed has met, once all are done.
+        The error of the first work that failed, raised after all are done.
     """
     works = _checked(works, "wait_all")
     until = None
@@ -53,25 +53,26 @@ def _left_s(until: float) -> float:
 
 
 def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
-    """Wait until one of these is done, well or not; return its place.
+    """Wait until one of the works is done, well or not; return its index.
 
-    Its result, or its error, is had by `Work.wait`. Of several that are done the first is told.
+    `Work.wait` then returns its result or raises its error. If several are done, the index is that
+    of the first.
 
     Parameters
     ----------
     works : iterable of Work
         At least one; of any communicators.
     timeout_s : float, optional
-        How long to wait here, in seconds. The calls have deadlines of their own.
+        Deadline of this wait, in seconds. The calls have deadlines of their own.
 
     Raises
     ------
     DeadlineError
-        None was done after `timeout_s`; all go on.
+        None was done after `timeout_s`; all of them go on.
 
     Notes
     -----
-    Looks at all of them in turn, first without a pause, then every 20 us to 1 ms.
+    Polls all works in turn, first without a pause, then every 20 us to 1 ms.
     """
     works = _checked(works, "wait_any")
     if not works:
@@ -100,5 +101,5 @@ def _checked(works: Iterable[Work[Any]], name: str) -> Sequence[Work[Any]]:
         if not isinstance(work, Work) and not (
             callable(getattr(work, "wait", None)) and callable(getattr(work, "done", None))
         ):
-            raise ArgumentTypeError(f"{name} needs what async_op=True has returned; got {work!r}")
+            raise ArgumentTypeError(f"{name} needs Works that async_op=True returned; got {work!r}")
     return found

@@ -1,4 +1,4 @@
-"""Asynchronous calls as users hold them: a `Work`, and waiting for several."""
+"""The Work: a user's handle of an asynchronous call."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _callbacks_lock = threading.Lock()
 
 
 class Queue(Protocol):
-    """What runs the calls that works stand for."""
+    """The queue that runs the calls of works."""
 
     def run_until(self, work: Work[Any]) -> None:
-        """Run calls until this one has ended, or return when another thread has run it."""
+        """Run calls until this one has ended, or until another thread has run it."""
 
     def sleep_until(self, work: Work[Any], limit_s: float) -> bool:
-        """Wait for a call that others run, for so long at most; return whether it has ended."""
+        """Wait at most `limit_s` for a call that others run; return whether it has ended."""
 
     def poll(self, work: Work[Any]) -> bool:
         """Return whether a call has ended. Does not wait."""
 
     def watch(self, work: Work[Any]) -> None:
-        """Have the end of a call found by a thread of the library's."""
+        """Let a thread of the queue find the end of a call."""
 
 
 class Work(Generic[_R]):
     """A call that was started with ``async_op=True``.
 
-    It owns input and output until it is done: neither may be touched before. Its failure is raised
-    by `wait`; one that nobody has asked for by the communicator's `check` and `close`.
+    It owns input and output until it is done: the program may use neither before. `wait` raises the
+    call's failure; the communicator's `check` and `close` raise failures that were never inspected.
 
     Works can be awaited (``await work``, in asyncio), watched by selectors (`fileno`), and waited
     for together: `gpucoll.wait_any`, `gpucoll.wait_all`.
@@ -68,33 +68,33 @@ class Work(Generic[_R]):
         self._queue = queue
         self._name = name
         self._finish = finish
-        """Makes the result, once, when the call has ended."""
+        """Makes the result, once, after the call has ended."""
         self._result: Any = result
         self._keep = keep
-        """What must live until the call has ended."""
+        """An object to keep alive until the call has ended."""
         self._error: BaseException | None = None
         self._is_done = self._was_seen = False
         self._callbacks: list[Callable[[Any], object]] | None = None
         self.number = 0
-        """Its number among the calls that compiled code runs; 0: Python does."""
+        """Its number among the calls that compiled code runs; 0 if Python runs it."""
 
     def wait(self, timeout_s: float | None = None) -> _R:
         """Wait until the call is done and return its result, or raise its error.
 
-        Waiting again gives the same again, after the communicator's `close`, too.
+        May be repeated, even after the communicator's `close`: every wait has the same outcome.
 
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait here, in seconds; the call itself has its own deadline and goes on.
+            How long to wait here, in seconds. The call has its own deadline and goes on.
             Default: until the call's deadline has ended it.
 
         Raises
         ------
         DeadlineError
-            It was not done after `timeout_s`; or the call's own deadline is over.
+            The call was not done after `timeout_s`, or the call's own deadline has passed.
         MismatchError, PeerLostError, AbortedError
-            What became of the call.
+            The error of the call.
         """
         if not self._is_done:
             if timeout_s is None:
@@ -107,7 +107,7 @@ class Work(Generic[_R]):
         return self._result  # type: ignore[no-any-return]
 
     def _wait_at_most(self, timeout_s: float) -> None:
-        if timeout_s != 0:  # which only looks
+        if timeout_s != 0:  # 0 means: look only
             check_timeout_s(timeout_s, may_be_endless=True)  # the call has its own deadline
         if not self._queue.sleep_until(self, min(timeout_s, threading.TIMEOUT_MAX)):
             raise DeadlineError(
@@ -116,7 +116,7 @@ class Work(Generic[_R]):
             )
 
     def synchronize(self) -> None:
-        """Certify that the call has succeeded; on the host the same as `wait`."""
+        """Certify that the call has succeeded; for host arrays the same as `wait`."""
         self.wait()
 
     def done(self) -> bool:
@@ -124,7 +124,7 @@ class Work(Generic[_R]):
         return self._is_done or self._queue.poll(self)
 
     def exception(self) -> BaseException | None:
-        """Return the call's error; None while it runs or where it went well. Does not wait."""
+        """Return the call's error; None if there is none or the call still runs. Does not wait."""
         if self.done():
             self._was_seen = True
         return self._error
@@ -132,10 +132,10 @@ class Work(Generic[_R]):
     def add_done_callback(self, function: Callable[[Work[_R]], object]) -> None:
         """Call ``function(work)`` when the call has ended, well or not.
 
-        At once, in this thread, where it has. Otherwise in the thread that finds it ended: the one
-        that waits for it, or for a later call, or one of the library's own. So it should be short.
-        It may start further calls; it must not wait for any. What it raises goes to
-        ``sys.unraisablehook``, and changes nothing for others.
+        If it already has, the function is called at once, in this thread. Otherwise it is called in
+        the thread that finds the call ended: one that waits for it, or for a later call, or one of
+        gpucoll. The function should be short. It may start further calls, but must not wait for
+        any. Its exceptions go to ``sys.unraisablehook`` and affect nothing else.
         """
         if not callable(function):
             raise ArgumentTypeError(f"add_done_callback needs a function; got {function!r}")
@@ -147,24 +147,24 @@ class Work(Generic[_R]):
             self.call_back()
 
     def _has_ended(self) -> bool:
-        """Return whether the call was seen to have ended."""
+        """Return whether the end of the call was seen."""
         return self._is_done
 
     def _watch(self) -> None:
-        """Have the end of the call found by a thread of the library's."""
+        """Let a thread of the queue find the end of the call."""
         self._queue.watch(self)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the call has ended.
 
-        For ``selectors``, ``poll`` and ``loop.add_reader``. Made at the first call; the Work owns
-        it, nothing need be read from it. A new one for each call of this method would be a leak:
-        it is always the same. OSError where the process has too many open.
+        For ``selectors``, ``poll`` and ``loop.add_reader``; nothing need be read from it. The first
+        call of this method opens the descriptor, every later call returns the same one, and the
+        Work closes it. Raises OSError if the process has too many open files.
         """
         return _descriptors.of(self)
 
     def __await__(self) -> Generator[Any, None, _R]:
-        """Wait in an asyncio task, which others go on beside."""
+        """Wait in an asyncio task, while other tasks run."""
         if not self.done():
             import asyncio
 
@@ -182,7 +182,7 @@ class Work(Generic[_R]):
     # --- for the queue ----------------------------------------------------------------------------
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note how the call has ended: well, or with an error. Let go of what was kept for it."""
+        """Note how the call has ended, with an error or without; release what was kept for it."""
         if self._is_done:
             return
         finish, self._finish = self._finish, None
@@ -196,7 +196,7 @@ class Work(Generic[_R]):
         self._is_done = True
 
     def call_back(self) -> None:
-        """Call what was to be called at the end, once."""
+        """Call the callbacks, once."""
         with _callbacks_lock:
             callbacks, self._callbacks = self._callbacks, None
         for function in callbacks or ():
@@ -232,7 +232,7 @@ def _set(future: Any) -> None:
 
 
 class _Descriptors:
-    """The descriptors of works, which few have."""
+    """The descriptors of those few works that have one."""
 
     def __init__(self) -> None:
         self._by_work: weakref.WeakKeyDictionary[Work[Any], int] = weakref.WeakKeyDictionary()
@@ -252,7 +252,7 @@ class _Descriptors:
 
 
 class _WriteEnd:
-    """The other end: whoever closes it makes the first one readable."""
+    """The write end of a pipe: closing it makes the read end readable."""
 
     def __init__(self, descriptor: int) -> None:
         self._finalize = weakref.finalize(self, os.close, descriptor)

@@ -1,9 +1,9 @@
 """The asynchronous calls of one communicator, in the order in which they were started.
 
-Most are in the group's compiled queue (`StartedCalls`): whoever waits runs them, or the process's
-compiled thread does. A call that needs Python in its middle (exchanged counts, compression,
-objects), and what comes behind one, waits here, and is run by whoever waits or by a thread of
-Python's, which exists from the first such call on.
+Most are in the group's compiled queue (`StartedCalls`): a thread that waits runs them, or the
+process's compiled thread does. A call that needs Python in its middle (exchanged counts,
+compression, objects), and every call behind it, waits in this queue. A thread that waits runs it,
+or a thread of Python's, which exists from the first such call on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpucoll.wording import rank_of
 _SLICE_S = 0.02
 _ASKING_S = 0.05
 _LINGER_S = 1.0
-"""So long the thread waits for more. It keeps the queue, and with the frames of a failure all else:
-a communicator that was dropped is collected when it has ended."""
+"""Time for which the thread waits for more calls. The thread keeps the queue alive, and the frames
+of a failure keep everything else: a communicator that was dropped is collected after it ends."""
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 
 
 class _Hold:
-    """A context in which what is started waits. No generator: each call of Python's has one."""
+    """A context that holds calls back. Not a generator, because every call of Python's has one."""
 
     __slots__ = ("_queue",)
 
@@ -63,33 +63,34 @@ class WorkQueue:
 
     def __init__(self, group: Group) -> None:
         self.ends_process = False
-        """Whether a failure that nobody asks about makes the program's exit code 1."""
+        """Whether a failure that was never inspected makes the program's exit code 1."""
         self._group = group
         self._process = os.getpid()
         self._endings = Endings(group)
         self._started = StartedWorks(group, self._endings)
         self._works = self._started.by_number
-        """Of the compiled queue."""
+        """The works of the compiled queue."""
         self._wait: Callable[[int], int] = _not_yet
         self._waiting: deque[tuple[Work[Any], Callable[[], None]]] = deque()
-        """Behind those; the first may be running."""
+        """Calls that run after those. The first may be running."""
         self._begun: Work[Any] | None = None
-        """The one that runs, or that an interrupt has kept from being run to its end."""
+        """The call that runs, or that an interrupt has stopped before its end."""
         self._asked, self._asked_at_s = 0, 0.0
-        """Which call was the next one when somebody asked whether one had ended, and when first."""
+        """The next call when a query first found that a call had not ended; and that time."""
         self._watched: set[Work[Any]] = set()
         self._lock = threading.RLock()
-        """Guards all of these, but for what compiled code starts by itself.
+        """Guards all of these, except calls that compiled code starts by itself.
 
-        A condition is not entered: that is Python code, which an interrupt can leave locked.
+        The condition is not entered: entering is Python code, and an interrupt in it can leave the
+        lock held.
         """
         self._changed = threading.Condition(self._lock)
         self._turn = threading.Lock()
-        """Held by whoever runs what waits here."""
+        """Held by the thread that runs the calls waiting here."""
         self._holders: set[_Hold] = set()
         self._thread: threading.Thread | None = None
         self._is_served = False
-        """Whether that thread goes on."""
+        """Whether the thread will look for more work."""
         self._is_stopping = False
         _queues.add(self)
 
@@ -101,7 +102,7 @@ class WorkQueue:
     # --- starting ---------------------------------------------------------------------------------
 
     def begin_compiled(self) -> StartedCalls:
-        """Return the group's queue, made when it is first needed."""
+        """Return the group's compiled queue, made when it is first needed."""
         if (queue := self._started.queue) is None:
             with self._lock:
                 queue = self._group.started_calls()
@@ -125,7 +126,7 @@ class WorkQueue:
         """Start a prepared call."""
         work: Work[Any] = Work(self, name, finish, keep=call)
         try:
-            self._settle_ended()  # makes room
+            self._settle_ended()  # makes room in the compiled queue
             with self._lock:
                 is_next = not self._waiting and not self._holders
                 if is_next and (number := call.start(self.begin_compiled(), timeout_s)):
@@ -138,10 +139,11 @@ class WorkQueue:
         return work
 
     def note_lost(self, name: str, result: Any, keep: object, error: BaseException) -> None:
-        """Keep what was started where `error`, an interrupt, came before it was noted.
+        """Keep the arrays of a call if `error`, an interrupt, came before the call was noted.
 
-        Nobody has its Work, and its arrays would be let go of while compiled code still writes to
-        them. Where nothing was started the other ranks start it: the communicator is given up.
+        The program does not have its Work, so its arrays would be released while compiled code
+        still writes to them. If no call was started here, the other ranks start it nevertheless:
+        the communicator is given up.
         """
         lost = self._started.lost()
         for number in lost:
@@ -152,14 +154,14 @@ class WorkQueue:
     def submit(
         self, task: Callable[[], None], name: str, finish: Callable[[], Any] | None = None
     ) -> Work[Any]:
-        """Queue what Python has to run; return its Work."""
+        """Queue a task that Python must run; return its Work."""
         work: Work[Any] = Work(self, name, finish)
         with self._lock:
             self._append(work, task)
         return work
 
     def _append(self, work: Work[Any], task: Callable[[], None]) -> None:
-        self._start_thread()  # may fail: nothing is queued then
+        self._start_thread()  # if this fails, nothing is queued
         self._hold(1)
         self._waiting.append((work, task))
         self._changed.notify_all()
@@ -170,36 +172,36 @@ class WorkQueue:
         return bool(self._works or self._waiting)
 
     def held(self) -> _Hold:
-        """Return a context in which what other threads start waits here."""
+        """Return a context in which calls of other threads are started but held back."""
         return _Hold(self)
 
     def take_hold(self, hold: _Hold) -> None:
-        """Let what is started wait here until `let_hold_go`."""
+        """Hold calls back until `let_hold_go`."""
         self._holders.add(hold)
         with self._lock:
             self._hold()
 
     def let_hold_go(self, hold: _Hold) -> None:
-        """Let what is started begin again, unless somebody else holds it."""
-        self._holders.discard(hold)  # first, and at once: an interrupt may come after it
+        """Let calls run again, unless another context still holds them back."""
+        self._holders.discard(hold)  # first, and in one step: an interrupt may come after it
         with self._lock:
             self._hold()
             self._changed.notify_all()
 
     def _hold(self, n_more: int = 0) -> None:
-        """Tell compiled entries whether calls have to come here; said anew with every change."""
+        """Tell compiled entries whether to leave calls to this queue; repeated at every change."""
         self._group.hold(len(self._holders) + len(self._waiting) + n_more)
 
     # --- running ----------------------------------------------------------------------------------
 
     def run_until(self, work: Work[Any]) -> None:
-        """Run calls until this one has ended, or return when another thread has run it.
+        """Run calls until this one has ended, or until another thread has run it.
 
-        Without a deadline of its own: each call that is run has one, and a call that can never run
+        It needs no deadline of its own: each call that runs has one, and a call that can never run
         ends with the group.
         """
         number = work.number
-        if number and not self._wait(number):  # well, and it was reaped
+        if number and not self._wait(number):  # it has succeeded and was reaped
             if work._finish is None:
                 work._keep = None
                 work._is_done = True
@@ -217,20 +219,20 @@ class WorkQueue:
                 self._run_next_or_sleep(work)
 
     def _advance(self, number: int) -> None:
-        """Run calls until this one has ended, or one has failed; settle the group then."""
+        """Run calls until this one has ended or a call has failed; then settle the group."""
         self._wait(number)
         self._settle_ended()
         if number in self._works:
             self._settle_group()
-            time.sleep(0)  # another thread runs it, or has just started one before it
+            time.sleep(0)  # another thread runs it, or has just started a call before it
 
     def _settle_group(self) -> None:
-        """After a failed call: agree with the others on where to go on, or end what is pending."""
+        """After a failed call: agree with other ranks where to continue, or end pending calls."""
         started = self.begin_compiled()
         self._make_room(started)
         if not self._group.needs_settling or not started.settle():
             return
-        self._settle_ended()  # how they did, before what is left ends with the group
+        self._settle_ended()  # note how calls ended before the rest ends with the group
         if (error := self._endings.raised_by(self._group.check_usable)) is None:
             return
         is_broken = self._group.failure is not None or self._group.is_closed
@@ -238,7 +240,7 @@ class WorkQueue:
             raise error  # another thread is in a call
 
     def _make_room(self, started: StartedCalls) -> None:
-        """Let a call that has found no memory take more, or end it: it has not begun."""
+        """Let a call that found no memory, and has not begun, reserve more; or end it."""
         with self._lock:
             number = started.without_room()
             if (work := self._works.get(number)) is None:
@@ -250,21 +252,21 @@ class WorkQueue:
         self._settle_ended()
 
     def _settle_ended(self) -> None:
-        """Note how calls of the compiled queue have ended, and forget their Works."""
+        """Note how calls of the compiled queue have ended, and forget their works."""
         with self._lock:
             told = self._started.settle()
         for work in told:
             self._told(work)
 
     def _end(self, work: Work[Any], error: BaseException | None = None) -> None:
-        """Note how a call has ended, once; keep a failure for `raise_unseen`."""
+        """Note how a call has ended, once; keep its failure for `raise_unseen`."""
         with self._lock:
             self._endings.end(work, error)
 
     def forget(self) -> None:
-        """Keep what is pending no longer: the group is closed, and nobody runs it."""
+        """Release pending calls: the group is closed, and nothing runs them."""
         self._started.let_go()
-        _queues.discard(self)  # or a callback at its end might swallow a Ctrl-C
+        _queues.discard(self)  # otherwise a weakref callback might swallow a Ctrl-C
 
     def _run_next_or_sleep(self, work: Work[Any]) -> None:
         if self._turn.locked():
@@ -272,7 +274,7 @@ class WorkQueue:
                 if not work._is_done and self._turn.locked():
                     self._changed.wait(_SLICE_S)
             return
-        with self._turn:  # not acquire and try: an interrupt in between would leave it locked
+        with self._turn:  # not acquire() and try: an interrupt between them would leave it locked
             if work._is_done:
                 return
             ended = self._run_next()
@@ -280,10 +282,10 @@ class WorkQueue:
             self._told(ended)
 
     def _run_next(self) -> Work[Any] | None:
-        """Run the next call that waits here, behind all that compiled code runs; has the turn.
+        """Run the next call that waits here, after all calls of compiled code; holds the turn.
 
-        Returns its Work, for `_told`. What an interrupt has kept from being run to its end breaks
-        the communicator, and is not run again: it may have taken place.
+        Returns its Work, for `_told`. A call that an interrupt stopped before its end breaks the
+        communicator and is not run again, because it may have taken place.
         """
         while last := max(self._works, default=0):
             self._advance(last)
@@ -299,7 +301,7 @@ class WorkQueue:
         except Exception as raised:
             error = raised
         except BaseException as raised:
-            if threading.current_thread() is not self._thread:  # Ctrl-C: for whoever runs this
+            if threading.current_thread() is not self._thread:  # Ctrl-C: for the thread that waits
                 error, work._was_seen = self._interruption(), True
                 raise
             error = raised
@@ -315,20 +317,20 @@ class WorkQueue:
         return work
 
     def _interruption(self) -> GpucollError:
-        """Give the communicator up where a call may have taken place or not; return the error."""
+        """Give up the communicator because a call may or may not have run; return the error."""
         give_up(self._group, KeyboardInterrupt())
         error = self._endings.raised_by(self._group.raise_if_aborted)
         return error or self._group.abort_error()
 
     def _fail_all(self, error: BaseException) -> bool:
-        """End everything that is pending: the communicator is broken; return whether that can be.
+        """End all pending calls, because the communicator is broken; return whether this succeeded.
 
-        It cannot where a call that runs does not end: its arrays may not be let go of.
+        It fails if a running call does not end: its arrays may not be released.
         """
         if not self._group.end_calls():
             return False
         with self._lock:
-            pending = self._pending()  # before the look: what is noted after it may have ended well
+            pending = self._pending()  # first: a call that is noted later may have succeeded
             told = self._started.settle()
             for work in pending:
                 self._end(work, error)
@@ -349,7 +351,7 @@ class WorkQueue:
             if self.begin_compiled().poll(work.number, 0):
                 self._settle_ended()
             elif self._group.needs_settling and not self._is_stopping:
-                self.watch(work)  # to settle may be to wait for other ranks
+                self.watch(work)  # settling may wait for other ranks
             elif self._group.needs_settling:
                 self._settle_group()
             elif self._is_asked_in_vain():
@@ -357,10 +359,10 @@ class WorkQueue:
         return work._is_done
 
     def _is_asked_in_vain(self) -> bool:
-        """Return whether the next call has not ended since somebody first asked, a while ago.
+        """Return whether the next call has not ended for a while since the first query.
 
-        Who only asks finishes what needs nobody else. Deadlines and lost ranks are found by who
-        runs a call: from then on the thread does.
+        A query completes calls that need no other rank, but only a thread that runs a call notices
+        deadlines and lost ranks. After a while the queue's thread therefore takes over.
         """
         following, now_s = next(iter(self._works), 0), time.monotonic()
         if following != self._asked:
@@ -368,7 +370,7 @@ class WorkQueue:
         return now_s - self._asked_at_s > _ASKING_S
 
     def sleep_until(self, work: Work[Any], limit_s: float) -> bool:
-        """Wait for a call that others run, for so long at most; return whether it has ended."""
+        """Wait at most `limit_s` for a call that others run; return whether it has ended."""
         self._check_process(work)
         until = time.monotonic() + limit_s
         while not work._is_done:
@@ -386,7 +388,7 @@ class WorkQueue:
         return True
 
     def _poll_wanted(self, work: Work[Any]) -> bool:
-        """Ask the thread to run a call; return whether it has ended."""
+        """Ask the compiled thread to run a call; return whether it has ended."""
         started = self.begin_compiled()
         if not started.begin_serving():
             self._have_run(work)
@@ -398,9 +400,9 @@ class WorkQueue:
         return work._is_done
 
     def _have_run(self, work: Work[Any]) -> None:
-        """Have Python's thread run what the compiled one cannot: there are too many queues."""
+        """Run a call in Python's thread: the compiled thread has too many queues."""
         if threading.current_thread() is not self._thread:
-            with contextlib.suppress(RuntimeError):  # of a process that can have no more threads
+            with contextlib.suppress(RuntimeError):  # the process can start no more threads
                 self.watch(work)
                 return
         self.run_until(work)
@@ -412,7 +414,7 @@ class WorkQueue:
     # --- the end of a call ------------------------------------------------------------------------
 
     def _told(self, work: Work[Any]) -> None:
-        """Call back when a call has ended, without any lock; may be repeated."""
+        """Run the callbacks of a call that has ended, without any lock; may be repeated."""
         if work in self._watched:
             with self._lock:
                 self._watched.discard(work)
@@ -420,7 +422,7 @@ class WorkQueue:
             work.call_back()
 
     def watch(self, work: Work[Any]) -> None:
-        """Have the end of a call found by the thread of Python's."""
+        """Let Python's thread find the end of a call."""
         with self._lock:
             if not work._is_done:
                 self._start_thread()
@@ -428,7 +430,7 @@ class WorkQueue:
                 self._changed.notify_all()
 
     def raise_unseen(self) -> None:
-        """Raise the first failure that nobody has asked for; forget the others."""
+        """Raise the first failure that was never inspected; forget the others."""
         self._settle_ended()
         with self._lock:
             unseen = self._endings.take_unseen()
@@ -438,13 +440,13 @@ class WorkQueue:
     # --- all of them ------------------------------------------------------------------------------
 
     def end_unwaited(self, timeout_s: float) -> None:
-        """Wait for what nobody waits for, as the program ends; raise the failure of a call."""
+        """At the program's end, wait for calls that nothing waits for; raise a failure."""
         if self.is_busy:
             self.stop(timeout_s)
         self.raise_unseen()
 
     def drain(self) -> None:
-        """Wait until all that was started before has ended, well or not."""
+        """Wait until all calls started earlier have ended, well or not."""
         if self._works or self._waiting:
             self._settle_ended()
             for work in self._pending():
@@ -455,7 +457,7 @@ class WorkQueue:
             return [*self._works.values(), *(work for work, _ in self._waiting)]
 
     def stop(self, timeout_s: float) -> None:
-        """Wait until every call has ended; DeadlineError, and they are given up, where not all."""
+        """Wait until every call has ended; otherwise give them up and raise DeadlineError."""
         until = time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
         for work in self._pending():
             if not self.sleep_until(work, max(until - time.monotonic(), 0.0)):
@@ -466,16 +468,16 @@ class WorkQueue:
             self._started.queue.settle()
 
     def _give_up(self) -> None:
-        """End, on all ranks, what has not ended."""
+        """End, on all ranks, the calls that have not ended."""
         self._group.abort()
         error = self._endings.raised_by(self._group.raise_if_aborted)
         self._fail_all(error or self._group.abort_error())
 
     def end(self) -> None:
-        """End the thread, and what Python runs: soon nothing of it looks at what is shared.
+        """End the thread and the calls that Python runs: nothing then uses the shared memory.
 
-        Waits for a slice of waiting. Who is in a call that does not notice the end within
-        `ENDING_S` keeps the memory: see `Group.is_in_use`.
+        Waits for a slice. If a thread is in a call that does not notice the end within `ENDING_S`,
+        the memory is kept: see `Group.is_in_use`.
         """
         if os.getpid() != self._process:
             return
@@ -485,7 +487,7 @@ class WorkQueue:
             self._is_stopping = True
             self._watched.clear()
             self._changed.notify_all()
-        if self._turn.acquire(timeout=ENDING_S):  # nobody runs anything, in whichever thread
+        if self._turn.acquire(timeout=ENDING_S):  # no thread runs a call
             self._turn.release()
         else:
             self._group.is_in_use = True
@@ -493,7 +495,7 @@ class WorkQueue:
             self._thread.join(ENDING_S)
 
     def let_go(self) -> None:
-        """End the thread when every call has ended, without waiting for it."""
+        """End the thread after every call has ended, without waiting for it."""
         with self._lock:
             self._is_stopping = True
             if self.is_busy and os.getpid() == self._process:
@@ -501,14 +503,14 @@ class WorkQueue:
             self._changed.notify_all()
 
     def _start_thread(self) -> None:
-        """Start the thread unless there is one; the lock is held."""
+        """Start the thread unless it runs; the lock is held."""
         if not self._is_served:
             thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
             thread.start()
             self._thread, self._is_served = thread, True
 
     def _serve(self) -> None:
-        """Run what waits here, and find the end of what is watched: the thread of Python's."""
+        """Run the calls that wait here, and find the end of watched works: Python's thread."""
         while True:
             with self._lock:
                 is_needed = self._changed.wait_for(self._has_something_to_do, _LINGER_S)
@@ -518,18 +520,18 @@ class WorkQueue:
                     self._is_served = False
                     return
                 if not is_needed:
-                    continue  # what waits is held
+                    continue  # the waiting calls are held back
                 is_held = bool(self._holders)
             try:
                 self._serve_once(work, is_held)
             except GpucollError:  # another thread is in a call
                 time.sleep(_SLICE_S)
-            del work  # its result belongs to the user alone now
+            del work  # from now on only the user keeps its result
 
     def _serve_once(self, work: Work[Any] | None, is_held: bool) -> None:
         if work is not None:
             if self.sleep_until(work, _SLICE_S):
-                self._told(work)  # whoever has found that may have been interrupted
+                self._told(work)  # the thread that found its end may have been interrupted
         elif self._waiting and not is_held:
             with self._turn:
                 ended = self._run_next()
@@ -545,7 +547,7 @@ class WorkQueue:
 
 
 def _is_watchable(work: Work[Any]) -> bool:
-    """Return whether somebody has to look for a call's end, or has found it."""
+    """Return whether a thread must look for a call's end, or has found it."""
     return bool(work.number) or work._is_done
 
 

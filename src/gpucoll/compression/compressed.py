@@ -1,4 +1,4 @@
-"""``all_reduce(compression=...)``: its arguments, checked, and what runs it."""
+"""``all_reduce(compression=...)``: checks its arguments and runs it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def all_reduce(
     timeout_s: float | None,
     stream: Any,
 ) -> Any:
-    """Reduce x over all ranks, compressed on its way: `Communicator.all_reduce`."""
+    """Reduce x over all ranks in compressed form, for `Communicator.all_reduce`."""
     runner = collectives.runner
     runner.group.check_open()
     if compression is None:
-        raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
+        raise ArgumentTypeError("residual needs compression=, whose errors it keeps")
     how, op = Compression.parse(compression), _parse_op(op)
     is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
     for item in x if is_list else [x]:
@@ -85,7 +85,7 @@ def all_reduce(
 def _request(
     made: Sequence[Operands], residuals: Sequence[Buffer], op: ReduceOp, how: Compression
 ) -> Request:
-    """Return the request of a call on GPU arrays."""
+    """Return the request for a call on GPU arrays."""
     return Request(
         Collective.COMPRESSED_ALL_REDUCE,
         made[0].source,
@@ -112,7 +112,7 @@ def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[B
         return None
     given = residual if is_list else [residual]
     if not isinstance(given, list | tuple) or len(given) != len(made):
-        raise ArgumentTypeError(f"residual must be a list of {len(made)} arrays, as x is")
+        raise ArgumentTypeError(f"residual must be a list of {len(made)} arrays, like x")
     names = [f"residual[{place}]" if is_list else "residual" for place in range(len(made))]
     buffers = [_residual(*row) for row in zip(given, names, made, strict=True)]
     _check_alone(buffers, made)
@@ -120,7 +120,7 @@ def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[B
 
 
 def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
-    """Return the memory of one residual, which errors call `what`."""
+    """Return the memory of one residual. `what` is its name in errors."""
     if not is_array(array):
         raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")
     wanted = arrays.template.device.partition(":")[0]
@@ -132,7 +132,7 @@ def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
     if of.dtype != "float32" or of.device.partition(":")[0] != wanted:
         place = "the host" if wanted == HOST_ARRAYS else arrays.template.device
         raise ArgumentTypeError(
-            f"{what} must be a float32 array on {place}, as x is; got {of.dtype} on {of.device}"
+            f"{what} must be a float32 array on {place}, like x; got {of.dtype} on {of.device}"
         )
     if view.strides is not None:
         raise ArgumentError(f"{what} must be C-contiguous")
@@ -147,14 +147,14 @@ def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
 
 @dataclass(frozen=True)
 class _Written:
-    """A residual, as `check_overlaps` sees the arrays of a list: read and written."""
+    """A residual in the form of a list's array, for `check_overlaps`: read and written."""
 
     source: Buffer
     destination: Buffer
 
 
 def _check_alone(residuals: Sequence[Buffer], made: Sequence[Operands]) -> None:
-    """Raise where a residual shares memory with another array of the call."""
+    """Raise if a residual shares memory with another array of the call."""
     try:
         check_overlaps([*made, *(_Written(buffer, buffer) for buffer in residuals)])
     except ArgumentError:

@@ -1,9 +1,9 @@
-"""A compressed all_reduce as it runs: codes travel, float32 is added up.
+"""A compressed all_reduce: codes travel, and float32 values are added.
 
-Each rank quantises its input, one message for each rank's share of the array (all_to_all); it adds
-up what came for its own share, in rank order, quantises the sum, and everyone gets all shares
-(all_gather). Two quantisations, whatever the number of ranks; `docs/compression.md` has the formats
-and the error bound.
+Each rank quantises its input into one message for each rank's share of the array (all_to_all). It
+adds what it received for its own share, in rank order, and quantises the sum; then every rank gets
+all shares (all_gather). There are two quantisations, whatever the number of ranks.
+`docs/compression.md` has the formats and the error bound.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Float32s = npt.NDArray[np.float32]
 class _Side:
     """Inputs, results or residuals, as one array of float32.
 
-    One float32 array is that itself. Others are fused into it, each at the beginning of a block, so
-    that no two share a scale.
+    A single float32 array is used directly. Other arrays are fused into a new one, each beginning
+    with a block, so that no two share a scale.
     """
 
     array: Float32s
@@ -47,14 +47,14 @@ class _Side:
 
 
 def _side(buffers: Sequence[Buffer], shared: Float32s | None = None) -> _Side:
-    """Return buffers as one side of a call; `shared` is memory for those that are fused."""
+    """Return buffers as one side of a call. `shared` is memory into which they may be fused."""
     from gpucoll.kernels.cpu.pack import layout, prepare_pack, prepare_unpack
 
     if len(buffers) == 1 and buffers[0].dtype == "float32":
         return _Side(_view(buffers[0]), _nothing, _nothing)
     offsets = layout([4 * buffer.count for buffer in buffers], _BLOCK_BYTES)
     if buffers:
-        offsets[-1] = offsets[-2] + 4 * buffers[-1].count  # nothing comes after the last
+        offsets[-1] = offsets[-2] + 4 * buffers[-1].count  # the last array needs no padding
     array = np.empty(offsets[-1] // 4, np.float32) if shared is None else shared
     pack, unpack = (
         prepare(buffers, array.ctypes.data, offsets, dtype="float32")
@@ -64,7 +64,7 @@ def _side(buffers: Sequence[Buffer], shared: Float32s | None = None) -> _Side:
 
 
 def _nothing() -> None:
-    """Do nothing: the array lies where it should."""
+    """Do nothing: the array is already in place."""
 
 
 def _view(buffer: Buffer) -> Float32s:
@@ -73,9 +73,9 @@ def _view(buffer: Buffer) -> Float32s:
 
 
 def _memory(backend: HostBackend, shape: tuple[int, ...], dtype: str) -> Any:
-    """Return memory that the backend moves without a copy, where it has any left.
+    """Return memory that the backend moves without a copy, if it has any left.
 
-    It is also kept from call to call: new memory of the system costs as much as quantising into it.
+    It is kept from call to call, because new memory from the system costs as much as quantising.
     """
     try:
         return backend.empty(shape, dtype)
@@ -88,22 +88,22 @@ def _buffer(array: Bytes) -> Buffer:
 
 
 class Exchange:
-    """One call.
+    """One compressed all_reduce.
 
     Parameters
     ----------
     backend : HostBackend
-        Has all_to_all and all_gather of bytes.
+        Runs all_to_all and all_gather of bytes.
     rank, world_size : int
-        Whose, of how many.
+        This rank, and the number of ranks.
     made : sequence of Operands
-        The arrays, on the host: float32, or what widens to it.
+        The arrays, on the host: float32, or a dtype that widens to it.
     residuals : list of Buffer, optional
         One for each array, float32.
     op : ReduceOp
         "sum" or "avg".
     how : Compression
-        What travels.
+        The format.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Exchange:
         op: ReduceOp,
         how: Compression,
     ) -> None:
-        from gpucoll.kernels.cpu import quantise  # only who compresses needs its kernels
+        from gpucoll.kernels.cpu import quantise  # only compressed calls need these kernels
 
         self._kernels = quantise
         self._rank, self._world_size = rank, world_size
@@ -148,7 +148,7 @@ class Exchange:
         self._all_to_all, self._all_gather = map(backend.prepare, requests)
 
     def run(self, group: Group, timeout_s: float | None = None) -> None:
-        """Do it; outputs and residuals are written last, when all ranks have done their part."""
+        """Run the call. Outputs and residuals are written last, after all ranks did their part."""
         start = time.monotonic()
         self._quantise_inputs()
         self._all_to_all.run(timeout_s)
@@ -164,7 +164,7 @@ class Exchange:
         self._results.unpack()
 
     def _share(self, array: Float32s, rank: int) -> Float32s:
-        """Return the part of an array that a rank adds up."""
+        """Return the share of an array that a rank adds."""
         length = self._blocks * BLOCK
         return array[rank * length : (rank + 1) * length]
 
@@ -178,7 +178,7 @@ class Exchange:
             self._quantise(self._share(self._fed, rank), self._sent[rank], rank, 0)
 
     def _reduce(self) -> None:
-        """Add up this rank's share, and put it where everyone will look for it."""
+        """Add this rank's share, and put the quantised sum where all_gather reads it."""
         self._dequantise(self._received, self._sum, self._world_size, self._divisor)
         self._quantise(self._sum, self._received[self._rank], self._rank, 1)
 
@@ -202,9 +202,10 @@ class Exchange:
         )
 
     def _keep_errors(self, residuals: _Side) -> None:
-        """Leave in the residuals what this rank's two quantisations lost.
+        """Store the errors of this rank's two quantisations in the residuals.
 
-        What the sum lost belongs to all ranks; the one that quantised it brings it into the next.
+        The error of a sum belongs to all ranks; the rank that quantised it adds it to its next
+        input.
         """
         with np.errstate(all="ignore"):
             for rank in range(self._world_size):
@@ -224,12 +225,12 @@ class Exchange:
 
 
 def _clear_what_is_not_finite(x: Float32s) -> None:
-    """Set to zero what would come back with every following call: infinities and NaN."""
+    """Set infinities and NaN to zero, because they would return with every later call."""
     x[~np.isfinite(x)] = 0
 
 
 def part_of(made: Sequence[Operands], op: ReduceOp, how: Compression) -> PartOf:
-    """Return the call as ranks compare it."""
+    """Return the call in the form in which ranks compare it."""
     buffers = [arrays.source for arrays in made]
     shape = buffers[0].shape if len(made) == 1 else (sum(buffer.count for buffer in buffers),)
     numbers = [len(made)]

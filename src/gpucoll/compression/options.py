@@ -1,4 +1,4 @@
-"""`Compression`: what travels instead of float32 in ``all_reduce(compression=...)``."""
+"""`Compression`: the format in which ``all_reduce(compression=...)`` sends float32 values."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _SEEDS = 1 << 64
 
 @dataclass(frozen=True)
 class Compression:
-    """How `Communicator.all_reduce` compresses what travels, where a name does not say it all.
+    """The compression of `Communicator.all_reduce`, if its name alone does not describe it.
 
     Parameters
     ----------
     name : str
         "float16", "bfloat16", "int8_block" or "float8_block".
     seed : int, optional
-        For the block formats: round stochastically, so that errors of many calls average out. The
-        same seed gives the same bits; give every call another one, such as the step's number. 0 to
-        2**64 - 1; ranks may have different ones. Default: round to nearest even.
+        For the block formats: round stochastically, so that the errors of many calls average out.
+        The same seed gives the same bits; use another seed for each call, such as the step's
+        number. 0 to 2**64 - 1; ranks may have different seeds. Default: round to nearest even.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        No such compression, or a seed that cannot serve.
+        There is no such compression, or the seed is invalid.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class Compression:
 
     @staticmethod
     def parse(compression: object) -> Compression:
-        """Return what a user gave, a name or a `Compression`, as a `Compression`."""
+        """Return a user's argument, a name or a `Compression`, as a `Compression`."""
         if isinstance(compression, Compression):
             return compression
         if not isinstance(compression, str):
@@ -72,7 +72,7 @@ class Compression:
         return _WIRE_FORMATS.get(self.name, self.name)
 
     def check_dtype(self, dtype: str) -> None:
-        """Raise ArgumentTypeError where arrays of this dtype cannot be compressed so."""
+        """Raise ArgumentTypeError if this compression does not support a dtype."""
         allowed = ("float32",) if self.name in _HALVES else ("float32", *_HALVES)
         if dtype not in allowed:
             better = "; convert it to float32 first" if dtype == "float64" else ""

@@ -1,7 +1,7 @@
-"""GPUs, by what gpucoll needs of them: streams, events, memory, and who they are.
+"""GPUs, as far as gpucoll needs them: streams, events, memory, and their identities.
 
-`device.Device` is the protocol; `cuda` and `hip` are its two implementations, over the vendor's
-driver alone: no CUDA toolkit, no CuPy. Neither is loaded before `open_device` asks for it.
+`device.Device` is the protocol. `cuda` and `hip` are its two implementations over the vendors'
+drivers alone: without a CUDA toolkit or CuPy. `open_device` loads a driver only when it is needed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ KINDS = MappingProxyType(
         "host": "gpucoll.devices.host.device",
     }
 )
-"""Kind of device, as in a Buffer's ``device`` -> the module that serves it."""
+"""Kind of device, as in a Buffer's ``device`` -> the module that implements it."""
 
 
 def open_device(kind: str, number: int) -> Device:
-    """Return a GPU of this process: its number is the one that the array libraries use.
+    """Return a GPU of this process; `number` is the one that the array libraries use.
 
-    The same object every time. The first call for a kind loads the vendor's driver and initialises
-    it, which takes tens of milliseconds for each GPU of the machine.
+    Returns the same object every time. The first call for a kind loads the vendor's driver and
+    initialises it, which takes tens of milliseconds for each GPU of the machine.
 
     Raises
     ------
     BackendUnavailableError
-        No driver, no such GPU, or the process must keep to the CPU (`config.CPU_ONLY`).
+        No driver, no such GPU, or the process must use only the CPU (`config.CPU_ONLY`).
     """
     if config.cpu_only():
         raise BackendUnavailableError(
@@ -55,9 +55,10 @@ def open_device(kind: str, number: int) -> Device:
 
 
 def open_host() -> Device:
-    """Return the Host device by which a rank without a GPU takes part in calls with GPU arrays.
+    """Return the Host device with which a rank without a GPU takes part in calls on GPU arrays.
 
-    Whatever the environment says of GPUs and of Host devices: none is touched for it.
+    It does not depend on the environment's settings for GPUs and Host devices, and uses none of
+    these.
     """
     return _open("host", 0)
 
@@ -75,10 +76,10 @@ def device_count(kind: str) -> int:
 
 
 def device_of(kind: str, address: int) -> int | None:
-    """Return the number of the GPU whose memory this is; None: not known, of none, or freed.
+    """Return the number of the GPU that owns this memory; None: unknown, no GPU, or freed.
 
-    No device is entered or retained for it: what the driver can tell depends on the context that
-    the array's library has made current in this thread.
+    This does not enter or retain a device. What the driver can tell depends on the context that the
+    array's library has made current in this thread.
     """
     if unavailable(kind):
         return None
@@ -86,7 +87,7 @@ def device_of(kind: str, address: int) -> int | None:
 
 
 def unavailable(kind: str) -> str:
-    """Return why this process has no GPU of this kind, as a sentence; empty where it has one."""
+    """Return why this process has no GPU of this kind, as a sentence; empty if it has one."""
     if config.cpu_only():
         return f"{config.CPU_ONLY} keeps this process to the CPU"
     try:

@@ -1,7 +1,7 @@
-"""NVIDIA GPUs, over the driver interface alone (libcuda.so.1, which comes with the driver).
+"""NVIDIA GPUs, through the driver's interface alone (libcuda.so.1, which comes with the driver).
 
-Every library of the process (PyTorch, CuPy, Numba, NCCL) works in the device's primary context;
-this module retains the same one, so that streams, events and memory are shared with them.
+Every library of the process (PyTorch, CuPy, Numba, NCCL) works in the device's primary context.
+This module retains the same one, so that streams, events and memory are shared with them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _PROTOTYPES = (
     Prototype("stream_wait_value", (c_void_p, c_void_p, c_uint, c_uint), since="CUDA 8"),
 )
 
-_WAIT_VALUE = "cuStreamWaitValue32_v2"  # of CUDA 11.7; the one before may be switched off
+_WAIT_VALUE = "cuStreamWaitValue32_v2"  # from CUDA 11.7; its predecessor may be switched off
 
-# A name with _v2 is what the headers turn the plain one into; the plain symbol is an older one.
+# The headers turn a plain name into the name with _v2; the plain symbol is an older function.
 _SYMBOLS = {
     "initialise": ("cuInit",),
     "driver_version": ("cuDriverGetVersion",),
     "device_count": ("cuDeviceGetCount",),
     "device_name": ("cuDeviceGetName",),
-    "device_uuid": ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"),  # v2 (11.4) knows MIG slices
+    "device_uuid": ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"),  # v2 (11.4) supports MIG slices
     "device_pci_bus_id": ("cuDeviceGetPCIBusId",),
     "device_attribute": ("cuDeviceGetAttribute",),
     "synchronize": ("cuCtxSynchronize",),
@@ -120,7 +120,7 @@ VENDOR = Vendor(
 
 
 MOST_WORK_QUEUES = 32
-"""What the driver takes at most; 8 where nothing is said."""
+"""The driver's maximum; without a setting it uses 8."""
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _TO_OWNER = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER, and CU_GPU_DIRECT_RDMA_WRITES_...
 _CURRENT_CONTEXT = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
@@ -131,11 +131,11 @@ class CudaDriver(Driver):
     """libcuda."""
 
     def prepare(self) -> None:
-        """Ask for all the work queues that there can be.
+        """Request all the work queues that are possible.
 
-        Streams share them, and one that waits for a word in memory may hold up all others of its
-        queue, among them the one that would write the word. What the user has set stands, and what
-        another library has initialised.
+        Streams share queues. A stream that waits for a word in memory may hold up all others of its
+        queue, including the one that would write the word. Settings of the user, or of a library
+        that initialised the driver before, are not changed.
         """
         os.environ.setdefault(config.CUDA_DEVICE_MAX_CONNECTIONS, str(MOST_WORK_QUEUES))
 
@@ -168,13 +168,13 @@ class CudaDevice(SharedMemoryDevice):
         super().__init__(driver, number)
         self._push, self._pop = self._functions["context_push"], self._functions["context_pop"]
         self._left = ctypes.byref(c_void_p())
-        """Where the driver says what was left; nobody reads it, so threads may share it."""
+        """Gets the context that was left from the driver; nothing reads it, so threads share it."""
 
     @functools.cached_property
     def _context(self) -> int:
-        """The primary context: retained when first needed, for it takes hundreds of MB of the GPU.
+        """The primary context, retained when first needed, because it takes hundreds of MB.
 
-        Never released: other libraries hold it too, and the driver ends it with the process.
+        Never released: other libraries hold it, too, and the driver ends it with the process.
         """
         context = c_void_p()
         self._call("context_retain", "be used", ctypes.byref(context), self.number)
@@ -200,7 +200,7 @@ class CudaDevice(SharedMemoryDevice):
         self._call("stream_context", "look at a stream", stream, ctypes.byref(context))
         if context.value == self._context:
             return True
-        self.check(self._push(context), "look at a stream")  # somebody's own context
+        self.check(self._push(context), "look at a stream")  # a context of another library
         try:
             self._call("context_device", "look at a stream", ctypes.byref(number))
         finally:
@@ -220,7 +220,7 @@ class CudaDevice(SharedMemoryDevice):
         function = self._functions.get("stream_wait_value")
         if function is None or "stream_write_value" not in self._functions:
             return False
-        # The attribute speaks of the older function alone; the newer one is always on.
+        # The attribute only describes the older function; the newer one is always enabled.
         return function.__name__ == _WAIT_VALUE or self.attribute("stream_wait_value") == 1
 
     @functools.cached_property

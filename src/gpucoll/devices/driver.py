@@ -1,7 +1,7 @@
-"""The vendors' drivers: what CUDA's and HIP's have in common, which is nearly all.
+"""The parts that CUDA's and HIP's drivers have in common, which is nearly everything.
 
-Both drivers have the same functions under different names; `PROTOTYPES` is their one table, and
-each vendor's module brings the symbols and what is done differently there.
+Both drivers have the same functions under different names. `PROTOTYPES` is their common table; each
+vendor's module adds the symbols and the differences.
 """
 
 from __future__ import annotations
@@ -58,36 +58,36 @@ PROTOTYPES: Final = (
     Prototype("module_function", (_HANDLES, c_void_p, c_char_p)),
     Prototype("launch", (c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_char_p), c_void_p)),
 )
-"""Functions that both drivers have, with the same arguments; the rest is in each one's module."""
+"""Functions that both drivers have, with the same arguments; others are in the vendors' modules."""
 
 _DEVICE_ORDINAL = 9
 
 
 class Vendor(NamedTuple):
-    """What differs between the drivers."""
+    """The differences between the drivers."""
 
     kind: str
     driver: str
-    """What people call it."""
+    """Its common name."""
     file_names: tuple[str, ...]
-    """For the loader, in this order; a copy that is already in the process comes before."""
+    """For the loader, in this order; a copy that is already in the process comes first."""
     wheels: tuple[str, ...]
-    """Where Python packages keep theirs: patterns of paths, looked for on Python's path."""
+    """Where Python packages keep their copies: patterns of paths, searched on Python's path."""
     prototypes: tuple[Prototype, ...]
     symbols: Mapping[str, Sequence[str]]
     attributes: Mapping[str, int]
     """Name in `device.ATTRIBUTES` -> the vendor's number."""
     remedy: str
-    """What to do where the driver is not there."""
+    """What to do if there is no driver."""
 
 
 class Driver:
-    """A vendor's driver, loaded and initialised: its functions, and what its codes mean.
+    """A vendor's driver, loaded and initialised: its functions, and the meanings of its codes.
 
     Raises
     ------
     BackendUnavailableError
-        It is not there, is too old, or does not start.
+        It is missing, is too old, or does not start.
     """
 
     def __init__(self, vendor: Vendor) -> None:
@@ -120,14 +120,14 @@ class Driver:
         )
 
     def prepare(self) -> None:
-        """Do what must be done before the driver is initialised."""
+        """Do what is needed before the driver is initialised."""
 
     def text(self, code: int) -> str:
-        """Return what a code means."""
+        """Return the meaning of a code."""
         raise NotImplementedError
 
     def number(self, name: str, *arguments: Any) -> int:
-        """Call a function that gives an int by its first argument."""
+        """Call a function that returns an int through its first argument."""
         value = c_int()
         if code := self.functions[name](ctypes.byref(value), *arguments):
             raise BackendError(f"{self.vendor.driver}: {name.replace('_', ' ')}: {self.text(code)}")
@@ -137,10 +137,10 @@ class Driver:
         """Return how many GPUs the process sees."""
         value = c_int()
         code = self.functions["device_count"](ctypes.byref(value))
-        return 0 if code else value.value  # HIP calls having none an error
+        return 0 if code else value.value  # HIP returns an error if there are none
 
     def device_of(self, address: int) -> int | None:
-        """Return whose memory this is, as far as the thread's current context can tell."""
+        """Return the memory's device, as far as the thread's current context can tell."""
         value = c_int()
         code = self.functions["pointer_attribute"](ctypes.byref(value), _DEVICE_ORDINAL, address)
         return None if code or value.value < 0 else value.value

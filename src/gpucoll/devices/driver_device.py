@@ -1,4 +1,4 @@
-"""A GPU over its vendor's driver, as far as CUDA and HIP are alike."""
+"""A GPU through its vendor's driver, as far as CUDA and HIP are the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpucoll.devices.foreign_library import address_of
 from gpucoll.errors import BackendError, BackendUnavailableError
 
 DEFAULT_STREAMS: Final = (0, 1, PER_THREAD_STREAM)
-"""Null, legacy and per-thread: handles that stand for streams of whichever device is current."""
+"""Null, legacy and per-thread: handles for streams of whichever device is current."""
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _RELAXED = 2
@@ -26,9 +26,10 @@ _NOT_READY = 600
 
 
 class DriverDevice:
-    """One GPU. What its methods do is said by `device.Device`.
+    """One GPU. `device.Device` describes the methods.
 
-    A subclass enters and leaves the device, copies and fills, and says whose a stream is.
+    A subclass enters and leaves the device, copies and fills, and tells to which device a stream
+    belongs.
     """
 
     not_ready = _NOT_READY
@@ -185,7 +186,7 @@ class DriverDevice:
         size = len(pattern)
         if count and size <= 4:
             self._fill_words(address, pattern, count, stream)
-        elif count:  # the first one in words, then by copies that double what is there
+        elif count:  # the first pattern in words, then copies that double the filled part
             for offset in range(0, size, 4):
                 self._fill_words(address + offset, pattern[offset : offset + 4], 1, stream)
             done = 1
@@ -217,7 +218,7 @@ class DriverDevice:
 
     def load_module(self, image: bytes) -> int:
         handle = c_void_p()
-        with self, self.relaxed_capture():  # loading takes memory, which a capture forbids
+        with self, self.relaxed_capture():  # loading allocates memory, which a capture forbids
             self._call("module_load", "load a module of kernels", ctypes.byref(handle), image)
         return handle.value or 0
 
@@ -235,7 +236,7 @@ class DriverDevice:
     def launch(
         self, function: int, blocks: int, threads: int, arguments: Sequence[bytes], stream: int
     ) -> None:
-        # Where each argument lies: ctypes keeps the bytes themselves, and their addresses.
+        # The places of the arguments; ctypes keeps the bytes and their addresses alive.
         places = (c_char_p * len(arguments))(*arguments)
         code = self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
         if code:
@@ -256,7 +257,7 @@ class DriverDevice:
 
 
 def _shortest(pattern: bytes, count: int) -> tuple[bytes, int]:
-    """Return the shortest pattern that gives the same memory, and how often it stands there."""
+    """Return the shortest pattern that gives the same memory, and how often it is repeated."""
     size = len(pattern)
     for shorter in (1, 2, 4):
         if shorter < size and pattern == pattern[:shorter] * (size // shorter):

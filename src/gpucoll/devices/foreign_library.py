@@ -1,7 +1,7 @@
-"""Libraries of vendors, bound at run time: a table of prototypes, and which copies a process has.
+"""Vendors' libraries, bound at run time: a table of prototypes, and the copies in a process.
 
-The vendors' own headers are never needed: each function that gpucoll calls is one row of a table,
-bound by its symbol. A symbol that a copy lacks is left out, and whoever needs it is told so.
+The vendors' headers are never needed: each function that gpucoll calls is one row of a table, bound
+by its symbol. A symbol that a copy lacks is left out, and code that needs it reports that.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Prototype(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...]
-    """ctypes types, in order."""
+    """The ctypes types, in order."""
     result: Any = ctypes.c_int
     since: str = ""
-    """The library's version that brought it; empty where every version that is served has it."""
+    """The library's version that introduced it; empty if every supported version has it."""
 
 
 def open_library(name: str) -> ctypes.CDLL:
-    """Open a library by path or by name, for this package alone; OSError where that fails.
+    """Open a library by path or by name, for this package alone; OSError if that fails.
 
-    Its symbols stay out of the process's global scope, so that they cannot take the place of
-    another copy's. Calls release the interpreter.
+    Its symbols stay out of the process's global scope, so that they do not replace those of another
+    copy. Calls release the interpreter.
     """
     return ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
 
@@ -54,11 +54,11 @@ def bind(
     Parameters
     ----------
     library : ctypes.CDLL
-        Where the symbols are looked up.
+        The library in which the symbols are looked up.
     prototypes : sequence of Prototype
         The table.
     spellings : mapping, optional
-        Name in the table -> the symbols to look for, in this order, where it is not only that name.
+        Name in the table -> the symbols to look for, in this order, if they differ from the name.
     """
     found = {}
     for prototype in prototypes:
@@ -74,7 +74,7 @@ def bind(
 
 
 def address_of(function: Any) -> int:
-    """Return where a bound function lies, for compiled code that calls it."""
+    """Return the address of a bound function, for compiled code that calls it."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -90,7 +90,7 @@ def loaded_copies(pattern: str, root: Path = FILE_SYSTEM) -> list[str]:
     """
     try:
         text = (root / "proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:  # no /proc: nothing can be said
+    except OSError:  # without /proc nothing can be found
         return []
     copies: dict[tuple[str, str], str] = {}
     for line in text.splitlines():

@@ -1,7 +1,7 @@
-"""AMD GPUs, over the HIP runtime (libamdhip64), where the device itself stands for its context.
+"""AMD GPUs, through the HIP runtime (libamdhip64), which uses the device itself as context.
 
-Never executed on an AMD GPU so far: driven through a double of the runtime, and its numbers
-compared with those of the `rocm-bindings-hip` wheel.
+Never executed on an AMD GPU so far: tested with a double of the runtime, and with a comparison of
+its numbers with those of the `rocm-bindings-hip` wheel.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ ATTRIBUTES: Final = {
     "gpu_direct_rdma_with_virtual_memory": 94,
     "stream_wait_value": 10013,
 }
-"""As the enumeration of ROCm 7 has them; a runtime that lacks one answers with an error."""
+"""The numbers in ROCm 7's enumeration; a runtime that lacks one returns an error."""
 
 VENDOR = Vendor(
     kind="rocm",
@@ -107,11 +107,11 @@ VENDOR = Vendor(
     remedy="It comes with ROCm; in a container the host's /dev/kfd and /dev/dri must be there",
 )
 
-_COPY_OF_ANY_KIND: Final = 4  # hipMemcpyDefault: by where the addresses lie
+_COPY_OF_ANY_KIND: Final = 4  # hipMemcpyDefault: the kind follows from the addresses
 PROPERTIES_BYTES: Final = 8192
-"""hipDeviceProp_tR0600 has 1472; some to spare."""
+"""Room for hipDeviceProp_tR0600, which has 1472 bytes."""
 ARCHITECTURE = slice(1160, 1160 + 256)
-"""Its gcnArchName: no attribute says it."""
+"""Its gcnArchName, which is not available as an attribute."""
 
 
 _AT_LEAST: Final = 0  # hipStreamWaitValueGte

@@ -1,7 +1,7 @@
-"""What ranks of one host share over a vendor's driver: exported memory, pinned memory, words.
+"""What ranks of one host share through a vendor's driver: exported memory, pinned memory, words.
 
-What the methods do is said by `device.Device`. CUDA and HIP are alike here but for the names of the
-functions and for how a stream waits, which each one's own module does.
+`device.Device` describes the methods. CUDA and HIP differ here only in the names of the functions
+and in how a stream waits, which is in each vendor's module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HANDLE_BYTES: Final = 64
 
 
 class IpcHandle(ctypes.Structure):
-    """``CUipcMemHandle``, ``hipIpcMemHandle_t``: the driver alone knows what is in it."""
+    """``CUipcMemHandle``, ``hipIpcMemHandle_t``: an opaque handle of the driver."""
 
     _fields_ = (("data", c_char * _HANDLE_BYTES),)
 
@@ -44,14 +44,14 @@ _PORTABLE_AND_MAPPED: Final = 1 | 2
 _IS_MANAGED: Final = 8
 _OUT_OF_MEMORY: Final = 2
 _CANNOT_BE_EXPORTED: Final = (1, 400, 800, 801)
-"""Invalid value or handle, not permitted, not supported: it is no such memory."""
+"""Invalid value or handle, not permitted, not supported: the memory cannot be exported."""
 _MISSING: Final = 801
-"""Not supported: what a function gives that the driver does not have."""
+"""Not supported: the code for a function that the driver lacks."""
 _WORD: Final = (1 << 32) - 1
 
 
 class SharedMemoryDevice(DriverDevice):
-    """A GPU over its vendor's driver, with what ranks of one host share."""
+    """A GPU through its vendor's driver, with the features that ranks of one host share."""
 
     # --- words ------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class SharedMemoryDevice(DriverDevice):
 
     @property
     def remote_writes_problem(self) -> str:
-        return "its driver does not say when streams see what a NIC has written"
+        return "its driver does not tell when streams see what a NIC has written"
 
     # --- host memory ------------------------------------------------------------------------------
 

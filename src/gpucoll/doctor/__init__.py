@@ -1,8 +1,9 @@
-"""``gpucoll-doctor``: what was found on this machine, what is used and why, and what is missing.
+"""``gpucoll-doctor``: report what works on this machine, what is used and why, and what is missing.
 
-Every probe runs in a process of its own under a deadline (`isolation`), so that a driver that hangs
-or crashes becomes a line. What the probes find is plain data (`facts`); from it pure functions
-conclude: `choice` which backend takes which arrays, `advice` what to install, `text` how it reads.
+Every probe runs in its own process under a deadline (`isolation`), so that a driver that hangs or
+crashes becomes a line of the report. The probes return plain data (`facts`). Pure functions draw
+conclusions from it: `choice` determines the backend for each kind of arrays, `advice` what to
+install, `text` formats the report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is missing or wrong, and the exact command that helps: pure functions of what was found."""
+"""What is missing or wrong, and the exact command that helps, as pure functions of the facts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["NEEDED", "advise", "cuda_extra"]
 NEEDED = ("NumPy", "Numba")
 """Packages without which nothing works."""
 CUDA_EXTRAS = ((13, "cuda13"), (12, "cuda12"))
-"""First version of the driver's interface, in CUDA's numbers -> the extra that fits."""
+"""The driver's version of CUDA from which on an extra fits."""
 OLDEST_CUDA_DRIVER = "525"
 SMALL_SHM_BYTES = 256 << 20
 
 
 def advise(report: Report) -> list[Advice]:
-    """Return what to do, most important first; of what one command mends, the first."""
+    """Return the advice, most important first, without advice whose command another one has."""
     found = [*_cpu_path(report), *_gpus(report), *_packages(report), *_rdma(report)]
     by_command = {advice["command"] or advice["why"]: advice for advice in reversed(found)}
     return [advice for advice in found if by_command[advice["command"] or advice["why"]] is advice]
@@ -30,7 +30,7 @@ def _advice(what: str, why: str, command: str | None = None) -> Advice:
 
 
 def cuda_extra(driver: DriverFound | None) -> str | None:
-    """Return gpucoll's extra that fits an NVIDIA driver; None where the driver is too old."""
+    """Return gpucoll's extra that fits an NVIDIA driver; None if the driver is too old."""
     interface = (driver["interface"] if driver else None) or ""
     major = interface.partition(".")[0]
     if not major.isdecimal():
@@ -46,12 +46,14 @@ def _cpu_path(report: Report) -> Iterator[Advice]:
     for package in report["packages"] or ():
         if package["name"] in NEEDED and package["version"] is None:
             name = package["name"]
-            yield _advice(name, "gpucoll needs it, and it is gone", f"pip install {name.lower()}")
+            yield _advice(
+                name, "gpucoll needs it, but it is not installed", f"pip install {name.lower()}"
+            )
     if memory is not None:
         if problem := memory["shared_memory_problem"]:
             yield _advice(
                 "shared memory",
-                f"a communicator cannot have its segment: {problem}",
+                f"a communicator cannot allocate its segment: {problem}",
                 "docker run --shm-size=1g ..." if memory["memfd_problem"] else None,
             )
         elif memory["memfd_problem"] and (memory["dev_shm_bytes"] or 0) < SMALL_SHM_BYTES:
@@ -67,21 +69,22 @@ def _cpu_path(report: Report) -> Iterator[Advice]:
         yield _advice(
             "CPU quota",
             f"{cpus['usable_count']} CPUs are visible, but their time is limited to "
-            f"{cpus['quota']:g}: ranks are throttled; more than {cpus['ranks_at_once']} share CPUs",
+            f"{cpus['quota']:g}, so ranks are throttled; more than {cpus['ranks_at_once']} ranks "
+            "share CPUs",
             f"docker run --cpus={cpus['usable_count']} ...",
         )
 
 
 def _single_copy(scope: int | None) -> Advice:
-    """Say how ranks get to read each other's memory; they work without it, with one copy more."""
+    """Explain how to let ranks read each other's memory; without it, messages are copied twice."""
     why = (
         "ranks may not read each other's memory (process_vm_readv): large messages are copied twice"
     )
     if scope:
         return _advice(
             "single copy",
-            f"{why}; kernel.yama.ptrace_scope is {scope}. 0 lets every process of a user look into "
-            "the others: weigh that",
+            f"{why}; kernel.yama.ptrace_scope is {scope}. The value 0 lets every process of a "
+            "user read the others' memory: weigh the risk",
             "sudo sysctl kernel.yama.ptrace_scope=0",
         )
     return _advice("single copy", why, "docker run --cap-add SYS_PTRACE ...")
@@ -100,15 +103,15 @@ def _gpus(report: Report) -> Iterator[Advice]:
         devices = [device for device in found["devices"] if device["vendor"] == vendor]
         if devices:
             yield from _library(vendor, driver, report)
-        # With GPUs of one vendor, one of the other is mostly the processor's own graphics.
+        # If there are GPUs of one vendor, one of the other is usually the processor's own graphics.
         elif not found["devices"] and (driver["kernel_module"] or vendor in present):
             yield _no_gpu(vendor, driver, found["visible_devices"])
 
 
 def _no_gpu(vendor: str, driver: DriverFound, visible: Mapping[str, str]) -> Advice:
-    """Say what to do where the machine has a GPU and the process has none."""
+    """Advise on a machine with a GPU that this process cannot use."""
     what = f"{VENDOR_NAMES[vendor]} GPUs"
-    why = f"the machine has some, but this process cannot use them: {driver['problem']}"
+    why = f"the machine has GPUs, but this process cannot use them: {driver['problem']}"
     if config.CPU_ONLY in (driver["problem"] or ""):
         return _advice(what, why, f"unset {config.CPU_ONLY}")
     names = {
@@ -121,7 +124,7 @@ def _no_gpu(vendor: str, driver: DriverFound, visible: Mapping[str, str]) -> Adv
     }[vendor]
     for name in names:
         if name in visible:
-            hidden = f"the machine has some; {name}={visible[name]!r} may hide them"
+            hidden = f"the machine has GPUs; {name}={visible[name]!r} may hide them"
             return _advice(what, hidden, f"unset {name}")
     if not driver["kernel_module"]:
         name = "NVIDIA's driver" if vendor == "nvidia" else "the module amdgpu"
@@ -141,8 +144,8 @@ def _library(vendor: str, driver: DriverFound, report: Report) -> Iterator[Advic
     if vendor == "nvidia" and cuda_extra(driver) is None:
         yield _advice(
             "NVIDIA driver",
-            f"it serves CUDA {driver['interface']}, and the wheels need 12 or newer: install "
-            f"driver {OLDEST_CUDA_DRIVER} or newer, as your distribution has it",
+            f"it supports CUDA {driver['interface']}, but the wheels need 12 or newer: install "
+            f"driver {OLDEST_CUDA_DRIVER} or newer from your distribution",
         )
     if report["libraries"] is not None and used_library(vendor, copies) is None:
         yield _missing_library(vendor, name, driver, packages, copies)
@@ -170,7 +173,7 @@ def _missing_library(
     why = (
         f"{refused['path']} ({refused['source']}) cannot be used: {refused['problem']}"
         if refused
-        else f"it is needed for GPU arrays, and was not found ({_where(vendor)})"
+        else f"it is needed for GPU arrays, but was not found ({_where(vendor)})"
     )
     if vendor == "amd":
         return _advice(name, why, "sudo apt install rccl")
@@ -183,7 +186,7 @@ def _missing_library(
 
 def _where(vendor: str) -> str:
     variable = config.NCCL_LIBRARY if vendor == "nvidia" else config.RCCL_LIBRARY
-    return f"no {variable}, no wheel, and the loader knows none"
+    return f"{variable} is not set, there is no wheel, and the loader does not find it"
 
 
 def _nccl_wheel(driver: DriverFound) -> str:
@@ -191,12 +194,12 @@ def _nccl_wheel(driver: DriverFound) -> str:
 
 
 def _wrong_wheel(driver: DriverFound, wheels: Sequence[str]) -> Iterator[Advice]:
-    """Say so where the only wheel is for a newer CUDA than the driver serves."""
+    """Report if the only wheel is for a newer CUDA than the driver supports."""
     extra = cuda_extra(driver)
     if extra and wheels == ["nvidia-nccl-cu13"] and extra != "cuda13":
         yield _advice(
             "NCCL wheel",
-            f"nvidia-nccl-cu13 needs a driver that serves CUDA 13; this one serves "
+            "nvidia-nccl-cu13 needs a driver that supports CUDA 13, but this one supports "
             f"{driver['interface']}",
             f"pip uninstall -y nvidia-nccl-cu13 && pip install {_nccl_wheel(driver)}",
         )
@@ -210,9 +213,9 @@ def _two_versions(name: str, copies: Sequence[LibraryFound]) -> Advice:
     )
     return _advice(
         f"two copies of {name}",
-        f"{listed}: if another library loads the other one into the same process, communicators "
-        "and registered memory of one are nothing to the other. gpucoll takes what is loaded "
-        "first; keep one version",
+        f"{listed}: if another library loads the other copy into the same process, neither copy "
+        "accepts the other's communicators and registered memory. gpucoll uses the copy that is "
+        "loaded first; keep one version",
     )
 
 
@@ -236,14 +239,14 @@ def _packages(report: Report) -> Iterator[Advice]:
             f"pip uninstall -y {' '.join(cupy)}",
         )
     if cupy or any(x["built_for"] not in (None, "CPU") for x in packages):
-        return  # a library for GPU arrays is there
+        return  # a library for GPU arrays is installed
     vendors = {device["vendor"] for device in found["devices"]}
     for driver in found["drivers"]:
         if driver["vendor"] in vendors:
             extra = cuda_extra(driver) if driver["vendor"] == "nvidia" else "rocm"
             yield _advice(
                 "CuPy",
-                "there are GPUs, but no library for arrays on them (PyTorch and JAX would do too)",
+                "there are GPUs, but no library for arrays on them (PyTorch and JAX also work)",
                 f"pip install 'gpucoll[{extra}]'" if extra else None,
             )
 
@@ -257,6 +260,6 @@ def _rdma(report: Report) -> Iterator[Advice]:
     if has_rdma and memory is not None and memory["locked_bytes"] is not None:
         yield _advice(
             "locked memory",
-            f"RDMA locks memory, and this process may lock {memory['locked_bytes'] >> 20} MiB only",
+            f"RDMA locks memory, but this process may lock only {memory['locked_bytes'] >> 20} MiB",
             "ulimit -l unlimited",
         )

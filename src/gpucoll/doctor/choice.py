@@ -1,7 +1,7 @@
-"""What ``backend="auto"`` takes for which arrays, and why: pure functions of what was found.
+"""Which backend ``backend="auto"`` uses for which arrays, and why: pure functions of the facts.
 
-The choice itself is `gpucoll.backends.choice`'s, the one that a communicator makes; added is what a
-communicator would find out at its first call on GPU arrays.
+The choice is made by `gpucoll.backends.choice`, as in a communicator. This module adds what a
+communicator would only find out in its first call on GPU arrays.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = ["LIBRARIES", "NEVER_ON_AMD", "VENDOR_NAMES", "choices", "used_library
 HOST_ARRAYS = "host arrays"
 GPU_ARRAYS = "GPU arrays"
 SHARED_GPU = "shared GPU"
-"""Arrays on a GPU that several ranks use."""
+"""Arrays on a GPU that several ranks share."""
 _BOTH = (GPU_ARRAYS, SHARED_GPU)
 NEVER_ON_AMD = "gpucoll has never been executed on an AMD GPU"
 
 VENDOR_NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
 LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
-"""Vendor -> its collectives library; in lower case the backend over it."""
+"""Vendor -> its collectives library; the name of its backend is the same in lower case."""
 _VENDORS = {name.lower(): vendor for vendor, name in LIBRARIES.items()}
 
 
 def used_library(vendor: str, libraries: Sequence[LibraryFound] | None) -> LibraryFound | None:
-    """Return the copy of the vendor's library that gpucoll takes; None where it takes none."""
+    """Return the copy of the vendor's library that gpucoll uses; None if it uses none."""
     name = LIBRARIES[vendor]
     return next((x for x in libraries or () if x["name"] == name and x["is_used"]), None)
 
@@ -52,15 +52,15 @@ def choices(
     Parameters
     ----------
     cpu_path_works : bool
-        What the self-test said.
+        The result of the self-test.
     gpus, libraries
-        What the probes found; None where a probe failed.
+        The results of the probes; None if a probe failed.
     served : collection of str
-        The backends that this version has.
+        The backends of this version.
     """
     reason = "between processes of one host, through shared memory"
     if not cpu_path_works:
-        reason += "; but that does not work here: see the self-test"
+        reason += "; but this does not work here: see the self-test"
     rows = [Choice(arrays=HOST_ARRAYS, backend="cpu", reason=reason)]
     if gpus is None:
         return [*rows, _refused(GPU_ARRAYS, "the drivers did not answer")]
@@ -70,7 +70,7 @@ def choices(
 def _of_gpus(
     gpus: Gpus, libraries: Sequence[LibraryFound] | None, served: Collection[str]
 ) -> list[Choice]:
-    """Return the rows of GPU arrays: one GPU a rank, and several ranks on one."""
+    """Return the rows of GPU arrays: for one GPU per rank, and for several ranks on one GPU."""
     pick = choose("auto", [Seen(gpus["kind"], gpus["kind_reason"])], served).gpu
     if not pick.backend:
         return [_refused(GPU_ARRAYS, pick.reason)]
@@ -84,11 +84,11 @@ def _of_gpus(
         return [_refused(GPU_ARRAYS, _without_gpu(pick.backend, driver))]
     warning = f"; {NEVER_ON_AMD}" if vendor == "amd" else ""
     if library is None:
-        why = f"{pick.backend} would serve, but {LIBRARIES[vendor]} cannot be used (see below)"
+        why = f"{pick.backend} would be chosen, but {LIBRARIES[vendor]} cannot be used (see below)"
         if instead("auto", ObstacleError(why, has_gpus=True), pick, served) is None:
             return [_refused(GPU_ARRAYS, why)]
         return [Choice(arrays=arrays, backend=DIRECT, reason=why + warning) for arrays in _BOTH]
-    reason = f"one GPU a rank, through {library['name']} {library['version']} ({pick.reason})"
+    reason = f"one GPU per rank, through {library['name']} {library['version']} ({pick.reason})"
     row = Choice(arrays=GPU_ARRAYS, backend=pick.backend, reason=reason + warning)
     return [row, _shared(pick.backend, devices[0], library, gpus["may_share"], served)]
 
@@ -98,7 +98,7 @@ def _refused(arrays: str, reason: str) -> Choice:
 
 
 def _without_gpu(backend: str, driver: DriverFound) -> str:
-    return f"{backend} would serve, but this process has no GPU: {driver['problem']}"
+    return f"{backend} would be chosen, but this process has no GPU: {driver['problem']}"
 
 
 def _shared(
@@ -108,7 +108,7 @@ def _shared(
     may_share: bool,
     served: Collection[str],
 ) -> Choice:
-    """Return what two ranks on one GPU get, or are told."""
+    """Return the backend of two ranks on one GPU, or why they are refused."""
     version = tuple(int(part) for part in (library["version"] or "").split(".") if part.isdecimal())
     found = Found("", "first", device["uuid"], device["name"], version, may_share)
     reason = obstacle(backend, [found, found], served)

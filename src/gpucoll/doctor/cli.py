@@ -1,4 +1,4 @@
-"""``gpucoll-doctor``: look at this machine and say what works, what is used and what is missing."""
+"""``gpucoll-doctor``: examine this machine; report what works, what is used and what is missing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ __all__ = ["main"]
 PROGRAM = "gpucoll-doctor"
 
 DESCRIPTION = """\
-Say what was found on this machine, which libraries and backends are used and why, and what is
-missing, with the command that installs it. Each probe runs in a process of its own, under a
-deadline.
+Report what was found on this machine, which libraries and backends are used and why, and what is
+missing, with the command that installs it. Each probe runs in its own process, under a deadline.
 """
 
 EPILOG = """\
-exit code: 0 when the CPU path works (with --no-self-test: when nothing that it needs is missing),
-1 when it does not, 2 for a wrong command line. A missing GPU or library is no failure. --reach: 0
-where the other host was reached, else 1.
+exit code: 0 if the CPU path works (with --no-self-test: if nothing that it needs is missing), 1 if
+it does not, 2 for a wrong command line. A missing GPU or library is no failure. With --reach: 0 if
+the other host was reached, else 1.
 """
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports a mistake in one line: the usage above it would hide what is wrong."""
+    """Reports a mistake in one line, which the usage text would hide."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and exit with code 2."""
+        """Print what is wrong, and exit with code 2."""
         self.exit(2, f"{PROGRAM}: {message} (see {PROGRAM} --help)\n")
 
 
@@ -59,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:  # the disk is full
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain again at its exit
+        # or Python would fail again when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _say(f"cannot write the report: {error.strerror}")
         return 1
     return 0 if report["cpu_path_works"] else 1
@@ -99,25 +99,27 @@ def _parser() -> OneLineParser:
     parser.add_argument(
         "--no-self-test",
         action="store_true",
-        help="do not start two processes to see that the CPU path works",
+        help="do not start two processes to test the CPU path",
     )
     parser.add_argument(
         "--timeout",
         type=_seconds,
         metavar="S",
-        help=f"how long each probe may take, in seconds (default: {Limits().probe_s:g})",
+        help=f"time limit of each probe, in seconds (default: {Limits().probe_s:g})",
     )
     between = parser.add_mutually_exclusive_group()
     between.add_argument(
         "--listen",
         metavar="ADDRESS:PORT",
-        help="answer --reach from another host at this host's address, until Ctrl-C",
+        help="answer --reach from other hosts at this address, until Ctrl-C",
     )
     between.add_argument(
         "--reach",
         metavar="HOST:PORT",
-        help="see whether ranks here could talk to a host where --listen runs (both with the job's "
-        "secret in GPUCOLL_SECRET or GPUCOLL_SECRET_FILE)",
+        help=(
+            "test whether ranks here can reach ranks on a host where --listen runs (both need the "
+            "job's secret in GPUCOLL_SECRET or GPUCOLL_SECRET_FILE)"
+        ),
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     return parser

@@ -1,4 +1,4 @@
-"""Ask every probe, put the answers together, and draw the conclusions."""
+"""Run every probe, collect the answers, and draw conclusions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Limits", "examine", "report_of"]
 FIRST = (
     "cpus", "memory", "kernels", "packages", "gpus", "libraries", "mpi", "nvlinks", "gpu_network"
 )  # fmt: skip
-"""Probes that need nothing of others."""
+"""Probes that need no results of others."""
 SECTIONS = (
     "cpus", "memory", "kernels", "packages", "gpus", "libraries", "mpi", "topology", "gpu_network"
 )  # fmt: skip
-"""Probes whose answer is the section of the same name."""
+"""Probes whose answer is the report's section of the same name."""
 
 COMPILE_S = 150.0
-"""What the self-test may take longer where the kernels must be compiled first."""
+"""How much longer the self-test may take if the kernels must be compiled first, in seconds."""
 
 
 class Limits(NamedTuple):
@@ -43,20 +43,21 @@ class Limits(NamedTuple):
 def examine(
     limits: Limits, with_self_test: bool, progress: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """Look at this machine. Takes about two seconds, or until the deadline of the slowest probe.
+    """Examine this machine. Takes about two seconds, or until the deadline of the slowest probe.
 
     Parameters
     ----------
     limits : Limits
-        How long each probe and the self-test may take.
+        Time limits of the probes and of the self-test.
     with_self_test : bool
-        Whether two processes are started to see that the CPU path works.
+        Whether to start two processes to test the CPU path.
     progress : callable
-        Gets one line before what may take long.
+        Called with one line before steps that may take long.
     """
     questions = [Question(name, (), limits.probe_s) for name in FIRST]
     answers = dict(zip(FIRST, ask(questions), strict=True))
-    # What builds on these: where GPUs sit, and each copy of a library, opened.
+    # These build on earlier answers: the places of GPUs, and each copy of a library, which is
+    # opened.
     copies = answers["libraries"].found or []
     questions = [Question("topology", (json.dumps(answers["nvlinks"].found),), limits.probe_s)]
     for copy in copies:
@@ -74,7 +75,7 @@ def _tested(kernels: Answer, timeout_s: float, progress: Callable[[str], None]) 
     if kernels.found is not None and not kernels.found["compiled"]:
         progress("compiling the CPU kernels once for this machine (10 s to a minute) ...")
         timeout_s += COMPILE_S
-    # The ranks are ended first, so that their launcher can tell.
+    # The ranks have the shorter deadline, so that their launcher can report which of them hang.
     question = Question("self_test", (f"{timeout_s:g}",), timeout_s + 10)
     (answer,) = ask([question])
     if answer.found is not None:
@@ -84,7 +85,7 @@ def _tested(kernels: Answer, timeout_s: float, progress: Callable[[str], None]) 
 
 
 def report_of(answers: dict[str, Answer]) -> Report:
-    """Put answers together and conclude from them; pure but for the date and `system`."""
+    """Combine the answers and draw conclusions; pure except for the date and `system`."""
     found: dict[str, Any] = {name: answers[name].found for name in SECTIONS}
     test = answers["self_test"].found if "self_test" in answers else None
     works = _cpu_path_works(found, test)
@@ -116,7 +117,7 @@ def report_of(answers: dict[str, Answer]) -> Report:
 
 
 def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
-    """Say whether it works: the self-test knows; without it, nothing that it needs is missing."""
+    """Return the self-test's verdict; without a self-test, whether nothing needed is missing."""
     if test is not None:
         return bool(test["passed"])
     memory, packages = found["memory"], found["packages"] or ()
@@ -126,9 +127,9 @@ def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
 
 
 def _default_gpus(gpus: Gpus | None) -> list[DefaultGpuFound]:
-    """Return the GPU of each local rank, for as many ranks as a communicator has GPUs to take.
+    """Return the GPU of each local rank, for as many ranks as this process has GPUs.
 
-    The driver has hidden what the environment hides already.
+    GPUs that the environment hides are not listed, because the driver omits them already.
     """
     vendor = VENDORS.get(gpus["kind"], "") if gpus is not None else ""
     mine = [device for device in gpus["devices"] if device["vendor"] == vendor] if gpus else []

@@ -1,7 +1,7 @@
-"""What the probes find, as plain data: these are the keys of ``gpucoll-doctor --json``.
+"""The results of the probes as plain data, with the keys of ``gpucoll-doctor --json``.
 
-They are a promise to whoever reads them by program: within one `SCHEMA` keys are added, never
-renamed, and none changes its meaning. docs/doctor.md says what each is; a test compares the two.
+Programs may rely on the keys: within one `SCHEMA` keys are added, but never renamed, and their
+meanings do not change. docs/doctor.md describes each key; a test compares the two.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kernels(TypedDict):
 
 
 class Package(TypedDict):
-    """A Python package; an absent one has neither distribution nor version."""
+    """A Python package. If it is not installed, it has neither distribution nor version."""
 
     name: str
     distribution: str | None
@@ -64,7 +64,7 @@ class Package(TypedDict):
 
 
 class DriverFound(TypedDict):
-    """What one vendor's driver says."""
+    """What one vendor's driver reports."""
 
     vendor: str
     kernel_module: str | None
@@ -77,7 +77,7 @@ class DriverFound(TypedDict):
 
 
 class GpuFound(TypedDict):
-    """A GPU that the driver gives this process."""
+    """A GPU that the driver offers to this process."""
 
     vendor: str
     number: int
@@ -91,7 +91,7 @@ class GpuFound(TypedDict):
 
 
 class Gpus(TypedDict):
-    """What the drivers of both vendors say, and whose GPUs a communicator would take."""
+    """What the drivers of both vendors report, and whose GPUs a communicator would use."""
 
     kind: str
     kind_reason: str
@@ -113,7 +113,7 @@ class LibraryFound(TypedDict):
 
 
 class MpiGpuMemory(TypedDict):
-    """Whether MPI says that it takes addresses of a kind of GPU: asked, not tried."""
+    """Whether MPI reports that it accepts addresses of a kind of GPU; this is not tested."""
 
     kind: str
     may_serve: bool
@@ -121,7 +121,7 @@ class MpiGpuMemory(TypedDict):
 
 
 class MpiFound(TypedDict):
-    """What mpi4py is, and the MPI that it finds; null where it finds none."""
+    """mpi4py and the MPI that it finds; null if it finds none."""
 
     mpi4py: str
     library: str | None
@@ -133,7 +133,7 @@ class MpiFound(TypedDict):
 
 
 class GpuPlace(TypedDict):
-    """Where a GPU of the host sits, whether or not this process may use it."""
+    """Where a GPU of the host is attached, whether or not this process may use it."""
 
     vendor: str
     pci_address: str
@@ -145,7 +145,7 @@ class GpuPlace(TypedDict):
 
 
 class NicPlace(TypedDict):
-    """Where a NIC sits, and what it can do."""
+    """Where a NIC is attached, and what it supports."""
 
     name: str
     pci_address: str
@@ -158,7 +158,7 @@ class NicPlace(TypedDict):
 
 
 class Topology(TypedDict):
-    """Who is near whom."""
+    """Which devices are close to each other."""
 
     source: str
     gpus: list[GpuPlace]
@@ -172,7 +172,7 @@ class Topology(TypedDict):
 
 
 class GpuNetwork(TypedDict):
-    """By which interface and NICs the vendor's library goes to other hosts."""
+    """Which interface and NICs the vendor's library uses to reach other hosts."""
 
     interface: str | None
     socket_ifname: str | None
@@ -191,7 +191,7 @@ class GpuDirect(TypedDict):
 
 
 class SelfTest(TypedDict):
-    """all_reduce between two processes."""
+    """The result of an all_reduce between two processes."""
 
     passed: bool
     elapsed_s: float | None
@@ -200,7 +200,7 @@ class SelfTest(TypedDict):
 
 
 class Choice(TypedDict):
-    """What ``backend="auto"`` takes for one kind of arrays; no backend: it is refused."""
+    """The backend that ``backend="auto"`` uses for one kind of arrays; null if they are refused."""
 
     arrays: str
     backend: str | None
@@ -208,7 +208,7 @@ class Choice(TypedDict):
 
 
 class Advice(TypedDict):
-    """Something that is missing or wrong, and the command that helps."""
+    """A problem or a missing part, and the command that helps."""
 
     what: str
     why: str
@@ -216,7 +216,7 @@ class Advice(TypedDict):
 
 
 class DefaultGpuFound(TypedDict):
-    """The GPU that a rank takes when nobody says."""
+    """The GPU that a rank uses by default."""
 
     local_rank: int
     vendor: str
@@ -225,14 +225,14 @@ class DefaultGpuFound(TypedDict):
 
 
 class Problem(TypedDict):
-    """A probe that failed or gave no answer in time."""
+    """A probe that failed or did not answer in time."""
 
     probe: str
     problem: str
 
 
 class Report(TypedDict):
-    """Everything. A section is null where its probe failed (see problems) or was not asked for."""
+    """The whole report. A section is null if its probe failed (see problems) or was not run."""
 
     schema: int
     gpucoll: str

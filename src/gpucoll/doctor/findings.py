@@ -1,4 +1,4 @@
-"""What a report says, as lines of a mark, a label and a sentence, section by section."""
+"""The findings of a report, section by section: each has a mark, a label and a sentence."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpucoll.doctor.mpi import described
 __all__ = ["ABSENT", "FAIL", "NETWORK", "NOTE", "OK", "Line", "gpu_names", "sections"]
 
 OK, ABSENT, NOTE, FAIL = "ok", "-", "note", "FAIL"
-"""Marks: found and serves; not there, or cannot serve; deserves a look; broken."""
+"""Marks: present and usable; absent or unusable; worth a look; broken."""
 NETWORK = "Network and topology"
 SEVERAL_DISTRIBUTIONS = ("CuPy", "NCCL wheel", "MPI wheel")
-"""Packages that come under several names, so that the name tells more."""
+"""Packages with several distributions, whose names say more."""
 
 
 class Line(NamedTuple):
@@ -27,7 +27,7 @@ class Line(NamedTuple):
 
 
 def sections(report: Report) -> list[tuple[str, Iterable[Line]]]:
-    """Return title and findings of each section, in order; some have no findings."""
+    """Return title and findings of each section, in order; a section may have no findings."""
     return [
         ("CPU path", _cpu_path(report)),
         ("GPUs", _gpus(report)),
@@ -60,7 +60,7 @@ def _cpu_path(report: Report) -> Iterator[Line]:
 def _self_test(report: Report) -> Line:
     test, kernels = report["self_test"], report["kernels"]
     if test is None:
-        return Line(ABSENT, "self-test", "not asked for")
+        return Line(ABSENT, "self-test", "not run")
     if not test["passed"]:
         return Line(FAIL, "self-test", test["problem"] or "no word")
     compiling = ", compiling included" if kernels and not kernels["compiled"] else ""
@@ -100,7 +100,7 @@ def _memory(report: Report) -> Iterator[Line]:
     if problem := memory["shared_memory_problem"]:
         yield Line(FAIL, "shared memory", f"{problem}; {shm}")
     elif memory["memfd_problem"]:
-        text = f"no memfd ({memory['memfd_problem']}): files without a name instead; {shm}"
+        text = f"no memfd ({memory['memfd_problem']}), so anonymous files are used instead; {shm}"
         yield Line(NOTE, "shared memory", text)
     else:
         yield Line(OK, "shared memory", f"memfd ({shm}; it is not needed)")
@@ -126,7 +126,7 @@ def _gpus(report: Report) -> Iterator[Line]:
         facts = [
             f"kernel module {driver['kernel_module']}" if driver["kernel_module"] else "",
             "open" if driver["is_open"] and driver["vendor"] == "nvidia" else "",
-            f"serves {_interface(driver['vendor'], driver['interface'])}"
+            f"supports {_interface(driver['vendor'], driver['interface'])}"
             if driver["interface"]
             else "",
             f"toolkit {driver['toolkit']} (not needed)" if driver["toolkit"] else "",
@@ -144,18 +144,18 @@ def _gpus(report: Report) -> Iterator[Line]:
         if devices:
             yield _compiler(driver)
     for name, value in found["visible_devices"].items():
-        yield Line(NOTE, "hidden GPUs", f"{name}={value!r} chooses what this process sees")
+        yield Line(NOTE, "hidden GPUs", f"{name}={value!r} selects the GPUs that this process sees")
 
 
 def _compiler(driver: DriverFound) -> Line:
-    """Say what compiles the kernels for the GPU."""
+    """Report what compiles the kernels for the GPU."""
     if driver["compiler"]:
         return Line(OK, "GPU kernels", f"compiled by {driver['compiler']}")
-    return Line(NOTE, "GPU kernels", driver["compiler_problem"] or "nothing compiles them")
+    return Line(NOTE, "GPU kernels", driver["compiler_problem"] or "there is no compiler for them")
 
 
 def _no_gpu(vendor: str, told: str, driver: DriverFound, is_present: bool) -> Line:
-    """Say why there is no GPU; in detail only where the machine has one, or its driver."""
+    """Report why there is no GPU; with details only if the machine has one, or its driver."""
     if driver["kernel_module"] is None and not is_present:
         return Line(ABSENT, f"{vendor} driver", f"none, and no {vendor} GPU on the PCI bus")
     text = "; ".join(part for part in (told, driver["problem"]) if part)
@@ -238,9 +238,9 @@ def _topology(report: Report) -> Iterator[Line]:
 
 
 def gpu_names(report: Report) -> dict[int, str]:
-    """Return place in the topology's list -> name, as this process numbers its GPUs.
+    """Return the name of each GPU of the topology, as this process numbers its GPUs.
 
-    All GPUs by their places, where the driver gives it none.
+    If the driver offers no GPU to this process, all GPUs of the topology are named by their places.
     """
     topology = report["topology"]
     places = topology["gpus"] if topology is not None else []
@@ -256,7 +256,7 @@ def gpu_names(report: Report) -> dict[int, str]:
 
 
 def _gpu_direct(report: Report, names: Mapping[int, str]) -> Iterator[Line]:
-    """Yield the verdicts on GPUDirect RDMA, GPUs that are alike in one line."""
+    """Yield the verdicts on GPUDirect RDMA, with one line for GPUs with the same verdict."""
     by_text: dict[tuple[str, str], list[str]] = {}
     for place, name in names.items():
         verdict = report["gpu_direct_rdma"][place]
@@ -269,22 +269,22 @@ def _gpu_direct(report: Report, names: Mapping[int, str]) -> Iterator[Line]:
 
 
 def _gpu_network(report: Report) -> Iterator[Line]:
-    """Yield how the vendor's library goes to other hosts."""
+    """Yield how the vendor's library reaches other hosts."""
     network = report["gpu_network"]
     if network is None:
         return
     value, source = network["socket_ifname"], network["socket_ifname_source"]
-    linked = f"the hosts are linked by {network['interface'] or 'no interface that is there'}"
+    linked = f"the hosts are linked by {network['interface'] or 'no interface that exists'}"
     if value is None:
         yield Line(NOTE, "between hosts", f"the library chooses its interface; {linked}")
     elif source == "gpucoll":
         text = f"gpucoll sets NCCL_SOCKET_IFNAME={value}, the interface that links the hosts"
         yield Line(OK, "between hosts", text)
     else:
-        text = f"NCCL_SOCKET_IFNAME={value} of {source} stands; {linked}"
+        text = f"NCCL_SOCKET_IFNAME={value} from {source} is kept; {linked}"
         yield Line(OK, "between hosts", text)
     if network["ib_hca"] is not None:
-        text = f"NCCL_IB_HCA={network['ib_hca']} of {network['ib_hca_source']} stands"
+        text = f"NCCL_IB_HCA={network['ib_hca']} from {network['ib_hca_source']} is kept"
         yield Line(OK, "RDMA devices", text)
 
 
@@ -294,7 +294,7 @@ def _auto(report: Report) -> Iterator[Line]:
         yield Line(mark, choice["arrays"], f"{choice['backend'] or 'refused'}: {choice['reason']}")
     count = len(report["default_gpus"])
     if count == 1:
-        yield Line(OK, "default GPU", "every rank takes GPU 0")
+        yield Line(OK, "default GPU", "every rank uses GPU 0")
     elif count:
-        text = f"local rank n takes GPU n, of {count}; more ranks begin again with GPU 0"
+        text = f"local rank n uses GPU n (of {count}); further ranks start again at GPU 0"
         yield Line(OK, "default GPU", text)

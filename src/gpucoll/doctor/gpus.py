@@ -1,4 +1,4 @@
-"""The probe of GPUs and their drivers, which it loads: only ever run in a process of its own."""
+"""Probe GPUs and load their drivers. Runs only in a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VENDORS = {"cuda": "nvidia", "rocm": "amd"}
 
 
 def gpus(root: Path = FILE_SYSTEM) -> Gpus:
-    """Return the drivers of both vendors, and the GPUs that they give this process."""
+    """Return the drivers of both vendors, and the GPUs that they offer to this process."""
     found = [gpu for kind in VENDORS for gpu in devices_of(kind)]
     seen = look_for_gpus(root)
     return Gpus(
@@ -38,17 +38,17 @@ def gpus(root: Path = FILE_SYSTEM) -> Gpus:
 
 
 def devices_of(kind: str) -> list[GpuFound]:
-    """Return the GPUs of one kind, as the driver tells them; none where it does not start."""
+    """Return the GPUs of one kind as the driver reports them; none if it does not start."""
     return [_device(kind, number) for number in range(devices.device_count(kind))]
 
 
 def _load(kind: str) -> Driver:
-    """Return the driver, which `devices.unavailable` has found to start."""
+    """Return a driver that `devices.unavailable` has found to work."""
     return cast(Driver, importlib.import_module(devices.KINDS[kind]).load())
 
 
 def _device(kind: str, number: int) -> GpuFound:
-    # Not `devices.open_device`: that one makes a context, which takes memory on each GPU.
+    # `devices.open_device` would make a context, which takes memory on each GPU.
     device = DriverDevice(_load(kind), number)
     identity = device.identity
     major, minor = (device.attribute(f"compute_capability_{part}") for part in ("major", "minor"))
@@ -87,7 +87,7 @@ def _driver_found(kind: str, root: Path) -> DriverFound:
 
 
 def _compiler(kind: str) -> tuple[str | None, str | None]:
-    """Return which copy of NVRTC or hipRTC compiles the GPU's kernels; or why none does."""
+    """Return the copy of NVRTC or hipRTC that compiles the GPU's kernels, or why there is none."""
     most_major = int((_interface(kind)).partition(".")[0]) if kind == "cuda" else 0
     try:
         found = compiler_of(kind, most_major)
@@ -97,14 +97,14 @@ def _compiler(kind: str) -> tuple[str | None, str | None]:
 
 
 def _interface(kind: str) -> str:
-    """Return the version of CUDA or HIP that the driver serves."""
+    """Return the version of CUDA or HIP that the driver supports."""
     version = _load(kind).number("driver_version")
     major, minor = (1000, 10) if kind == "cuda" else (10_000_000, 100_000)
     return f"{version // major}.{version % major // minor}"
 
 
 def kernel_module(kind: str, root: Path = FILE_SYSTEM) -> tuple[str | None, bool | None]:
-    """Return the version of the kernel's driver, and whether it is the open one (NVIDIA)."""
+    """Return the version of the kernel module, and whether it is the open one (NVIDIA)."""
     if kind == "rocm":
         if version := read_text(root / "sys/module/amdgpu/version").strip():
             return version, True
@@ -116,7 +116,7 @@ def kernel_module(kind: str, root: Path = FILE_SYSTEM) -> tuple[str | None, bool
 
 
 def toolkit(kind: str, root: Path = FILE_SYSTEM) -> str | None:
-    """Return the version of an installed CUDA toolkit or ROCm; gpucoll needs neither of them."""
+    """Return the version of an installed CUDA toolkit or ROCm; gpucoll needs neither."""
     if kind == "rocm":
         return read_text(root / "opt/rocm/.info/version").strip() or None
     try:

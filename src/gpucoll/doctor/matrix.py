@@ -1,4 +1,4 @@
-"""GPU x GPU and GPU x NIC as a table, as ``nvidia-smi topo -m`` has made it familiar."""
+"""GPU x GPU and GPU x NIC as a table in the style of ``nvidia-smi topo -m``."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ LEGEND = (
     "PIX: one PCIe switch. PXB: several. PHB: the CPU's host bridge. NODE: several host bridges of "
     "a NUMA node. SYS: between NUMA nodes. NVn: n NVLinks. XGMI: AMD's links. *: this GPU's NIC."
 )
-NO_NVLINKS = "NVLinks are not shown, since NVML did not tell them."
+NO_NVLINKS = "NVLinks are not shown, because NVML did not report them."
 
 
 def matrix(topology: Topology, names: Mapping[int, str], width: int) -> list[str]:
-    """Return the table's lines; columns that do not fit go into a further block.
+    """Return the table's lines; columns that do not fit go into further blocks.
 
     Parameters
     ----------
     topology : Topology
-        Who is near whom.
+        Which devices are close to each other.
     names : mapping
-        Place in the topology's list -> name, of the GPUs to show, in order; at least one.
+        Place in the topology's list -> name, for the GPUs to show, in order; at least one.
     width : int
-        Columns of text that a line may have.
+        The maximum number of columns of a line.
     """
     rdma = [number for number, nic in enumerate(topology["nics"]) if nic["is_rdma"]]
     shown = rdma or list(range(len(topology["nics"])))
@@ -45,7 +45,7 @@ def matrix(topology: Topology, names: Mapping[int, str], width: int) -> list[str
 
 
 def _blocks(names: list[str], rows: list[list[str]], width: int) -> list[str]:
-    """Lay columns out in as many blocks as are needed, each with the names in front."""
+    """Arrange columns in as many blocks as are needed, each with the row names in front."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     first = max(map(len, names))
     lines: list[str] = []

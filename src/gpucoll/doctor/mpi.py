@@ -1,7 +1,7 @@
-"""The probe of mpi4py and the MPI that it finds, which it initialises: in a process of its own.
+"""The probe of mpi4py and its MPI, which it initialises. Runs only in a separate process.
 
-It is asked alone, whatever launcher has started the doctor, and what it says of GPUs is not tried:
-a communicator does that when its GPUs connect.
+MPI is initialised without other ranks, whatever launcher has started the doctor. What it reports
+about GPUs is not tested; a communicator tests it when its GPUs connect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 def mpi() -> MpiFound | None:
-    """Return what mpi4py's MPI is and says; None without mpi4py."""
+    """Return facts about mpi4py's MPI; None without mpi4py."""
     try:
         version = metadata.version("mpi4py")
     except metadata.PackageNotFoundError:
@@ -73,14 +73,14 @@ def _gpu_memory(module: Any, kind: str) -> MpiGpuMemory:
 
 
 def described(found: MpiFound | None, gpus: Gpus | None) -> Iterator[tuple[bool, str, str]]:
-    """Yield whether each finding is well, its label, and its text.
+    """Yield whether each finding is good, its label, and its text.
 
     Parameters
     ----------
     found : MpiFound or None
-        Of the probe.
+        The result of the probe.
     gpus : Gpus or None
-        This machine's; without any, what is said of both vendors' is told.
+        This machine's GPUs; without any, the facts for both vendors are shown.
     """
     if found is None:
         return
@@ -99,7 +99,8 @@ def described(found: MpiFound | None, gpus: Gpus | None) -> Iterator[tuple[bool,
             text = _KINDS[memory["kind"]]
             if memory["may_serve"]:
                 text += (
-                    f": MPI takes their addresses, it says ({memory['reason']}); tried when used"
+                    f": MPI reports that it accepts their addresses ({memory['reason']}); this is "
+                    "tested on first use"
                 )
             else:
                 text += f": staged through page-locked host memory ({memory['reason']})"

@@ -1,4 +1,4 @@
-"""The probe of where GPUs and NICs sit, and what the kernel can do for GPUDirect RDMA."""
+"""The probe of where GPUs and NICs are attached, and of the kernel's support for GPUDirect RDMA."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["gpu_direct", "gpu_network", "topology"]
 
 
 def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
-    """Return who is near whom: from the file that NCCL is told to read, or else from sysfs.
+    """Return the topology, from the file that NCCL is told to read, or else from sysfs.
 
     Parameters
     ----------
     nvlinks : str
-        What the probe of NVLinks found, as JSON; a file knows them better.
+        The result of the probe of NVLinks, as JSON; a topology file takes precedence over it.
     root : Path
         The file system whose ``/sys``, ``/proc`` and ``/boot`` are read.
     """
@@ -62,7 +62,7 @@ def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
 
 
 def _linked(machine: Machine, links: Mapping[str, Mapping[str, int]]) -> Machine:
-    """Return the machine with the NVLinks of its GPUs."""
+    """Return the machine with the NVLinks of its GPUs added."""
     gpus = (replace(gpu, links=links.get(gpu.place.address, gpu.links)) for gpu in machine.gpus)
     return replace(machine, gpus=tuple(gpus))
 
@@ -97,14 +97,14 @@ def _gpu_to_nic(machine: Machine) -> list[list[str]]:
 
 
 def gpu_direct(found: Topology, devices: list[GpuFound]) -> list[GpuDirect]:
-    """Say for each GPU whether GPUDirect RDMA can serve; pure.
+    """Return for each GPU whether GPUDirect RDMA can be used; pure.
 
     Parameters
     ----------
     found : Topology
-        What `topology` returned.
+        The result of `topology`.
     devices : list of GpuFound
-        What the drivers say of the GPUs that this process may use.
+        What the drivers report about the GPUs that this process may use.
     """
     kernel = KernelFacts(
         found["peer_memory"], found["kernel_release"], found["has_dma_buf_options"]
@@ -130,7 +130,7 @@ def gpu_direct(found: Topology, devices: list[GpuFound]) -> list[GpuDirect]:
 
 
 def gpu_network(root: Path = FILE_SYSTEM) -> GpuNetwork:
-    """Return how NCCL or RCCL would go to other hosts, in a communicator that starts from here.
+    """Return how NCCL or RCCL would reach other hosts, in a communicator that starts here.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def gpu_network(root: Path = FILE_SYSTEM) -> GpuNetwork:
     """
     try:
         interface: str | None = interface_of(own_address()).name
-    except ArgumentError:  # GPUCOLL_INTERFACES names what is not there
+    except ArgumentError:  # GPUCOLL_INTERFACES names an interface that does not exist
         interface = None
     sockets = setting_of(config.NCCL_SOCKET_IFNAME, os.environ, root)
     adapters = setting_of(config.NCCL_IB_HCA, os.environ, root)

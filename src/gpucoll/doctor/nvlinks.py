@@ -1,6 +1,7 @@
-"""The probe of NVLinks, which sysfs does not show: from NVML, which comes with NVIDIA's driver.
+"""The probe of NVLinks, which sysfs does not show, through NVML, a part of NVIDIA's driver.
 
-Prototypes after NVIDIA's nvml.h. Never executed on a machine with NVLinks: driven through a double.
+Prototypes follow NVIDIA's nvml.h. This has only been tested through a double, never on a machine
+with NVLinks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpucoll.topology.machine import SWITCH
 __all__ = ["nvlinks"]
 
 LIBRARY = "libnvidia-ml.so.1"
-_MAX_LINKS = 64  # 18 on Hopper; one that a GPU does not have is an error
+_MAX_LINKS = 64  # 18 on Hopper; asking for a link that a GPU does not have is an error
 _TO_SWITCH = 2
 
 
@@ -33,7 +34,7 @@ class _PciInfo(ctypes.Structure):
 
     @property
     def address(self) -> str:
-        """As sysfs writes it."""
+        """The address in sysfs's format."""
         return f"{self.domain:04x}:{self.bus:02x}:{self.device:02x}.0"
 
 
@@ -51,7 +52,7 @@ _PROTOTYPES = (
 def nvlinks(library: str = LIBRARY) -> dict[str, dict[str, int]] | None:
     """Return GPU -> GPU, or SWITCH -> number of active NVLinks, by PCI address.
 
-    None where NVML is not there, does not start, or is too old to tell.
+    None if NVML is missing, does not start, or is too old to report links.
     """
     try:
         functions = bind(open_library(library), _PROTOTYPES)
@@ -73,7 +74,7 @@ def nvlinks(library: str = LIBRARY) -> dict[str, dict[str, int]] | None:
 
 
 def _links(functions: dict[str, Any], handle: c_void_p) -> dict[str, int]:
-    """Return where a GPU's active links lead."""
+    """Return the destinations of a GPU's active links."""
     targets: Counter[str] = Counter()
     for link in range(_MAX_LINKS):
         is_active, kind, place = c_uint(), c_int(), _PciInfo()

@@ -1,6 +1,6 @@
 """One probe, in this process: ``python -m gpucoll.doctor.probe NAME SECONDS [ARGUMENT ...]``.
 
-Prints one line of JSON: ``{"found": ..., "problem": null}``.
+It prints one line of JSON: ``{"found": ..., "problem": null}``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROBES = MappingProxyType(
         "self_test": "gpucoll.doctor.self_test:self_test",
     }
 )
-"""Name -> the function, which gets the arguments as text and returns what JSON can hold."""
+"""Name -> function, which takes the arguments as text and returns a value for JSON."""
 
 GRACE_S = 5
 
@@ -37,12 +37,12 @@ GRACE_S = 5
 def main(arguments: list[str]) -> None:
     """Run the probe that the arguments name."""
     name, seconds, *rest = arguments
-    # Ctrl-C and the end of whoever asks must end this process inside foreign code too, where
+    # Ctrl-C and the end of the parent must end this process even inside foreign code, where
     # Python's own handler would wait for the call to return.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(math.ceil(float(seconds)) + GRACE_S)
-    # Libraries may print to standard output: their words go to standard error.
+    # Libraries may print to standard output, so redirect it to standard error.
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     module, _, function = PROBES[name].partition(":")

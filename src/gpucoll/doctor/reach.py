@@ -1,4 +1,4 @@
-"""Does this host reach another one as ranks do? ``--listen`` on one, ``--reach`` on the other."""
+"""Check whether this host reaches another one as ranks do: ``--listen`` there, ``--reach`` here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gpucoll.transport.tcp.socket_options import tune_socket
 __all__ = ["UnreachableError", "listen", "reach"]
 
 Say = Callable[[str, str, str], None]
-"""``(state, name, text)``: a line of the report."""
+"""Prints ``(state, name, text)``, a line of the report."""
 _WHO: Final = "gpucoll-doctor"
 _PURPOSE: Final = encode_purpose("doctor")
 _MOST_BYTES: Final = 4096
@@ -37,11 +37,11 @@ _LATE_CLOCK_S: Final = 1.0
 
 
 class UnreachableError(Exception):
-    """The other host cannot be reached; the text says why, and what to do."""
+    """The other host cannot be reached; the message says why, and what to do."""
 
 
 class _Talk:
-    """A connection on which each side waits for the other, for so long at most."""
+    """A connection on which each side waits for the other for a limited time."""
 
     def __init__(self, end: socket.socket, role: Role, timeout_s: float) -> None:
         secret = job_secret()
@@ -63,7 +63,7 @@ class _Talk:
         return content
 
     def receive_unsealed(self) -> bytes:
-        """Return what has come of what is not sealed; nothing where the other end has closed."""
+        """Return data that has arrived and is not sealed; empty if the other end has closed."""
         found: bytes = self._until(lambda: self.connection.receive_unsealed(len(_PIECE)))
         return found
 
@@ -89,12 +89,12 @@ class _Talk:
 
 
 def listen(address: str, say: Say, timeout_s: float, *, once: bool = False) -> None:
-    """Answer whoever asks with `reach`, until Ctrl-C.
+    """Answer hosts that call `reach`, until Ctrl-C.
 
     Raises
     ------
     RendezvousError, AuthenticationError, ArgumentError
-        It cannot listen there, or has no secret.
+        This host cannot listen at that address, or has no secret.
     """
     if job_secret() is None:
         raise missing_secret_error(_WHO)
@@ -117,7 +117,7 @@ def _answer(end: socket.socket, peer: str, say: Say, timeout_s: float) -> None:
         with contextlib.closing(_Talk(end, Role.ACCEPTS, timeout_s)) as talk:
             while (asked := talk.receive()).get("what") != "rate":
                 talk.send(now=time.time(), host=socket.gethostname())
-            talk.send(go=True)  # what comes after it is not sealed
+            talk.send(go=True)  # the data that follows is not sealed
             n_bytes = 0
             while part := talk.receive_unsealed():
                 n_bytes += len(part)
@@ -126,16 +126,16 @@ def _answer(end: socket.socket, peer: str, say: Say, timeout_s: float) -> None:
         say("bad", peer, str(error))
 
 
-# --- this end asks ------------------------------------------------------------------------------
+# --- this end measures --------------------------------------------------------------------------
 
 
 def reach(address: str, say: Say, timeout_s: float) -> None:
-    """Say how this host reaches another one, on which `listen` runs.
+    """Report how this host reaches another one, on which `listen` runs.
 
     Raises
     ------
     UnreachableError
-        It does not.
+        The other host cannot be reached.
     """
     try:
         host, port = _split(address)
@@ -150,7 +150,7 @@ def _split(address: str) -> tuple[str, int]:
     try:
         return split_address(address)
     except ValueError as error:
-        raise RendezvousError(f"{address!r} is no HOST:PORT: {error}") from None
+        raise RendezvousError(f"{address!r} is not HOST:PORT: {error}") from None
 
 
 def _resolved(host: str) -> str:
@@ -212,7 +212,7 @@ def _ask_all(talk: _Talk, say: Say, timeout_s: float) -> None:
             say(
                 "ok",
                 "handshake",
-                f"with {other} in {took_ms:.2f} ms{inside}: it has the same secret",
+                f"with {other} in {took_ms:.2f} ms{inside}: both have the same secret",
             )
         offset_s = float(answer["now"]) - clock - trips[-1] / 2
     say("ok", "round trip", f"{1e6 * median(trips):.0f} us, the median of {_PINGS}")
@@ -221,7 +221,10 @@ def _ask_all(talk: _Talk, say: Say, timeout_s: float) -> None:
         "warn" if is_late else "ok",
         "clocks",
         f"{other}'s is {abs(offset_s):.3f} s {'ahead' if offset_s > 0 else 'behind'}"
-        + (": logs of both will not fit together (gpucoll itself does not mind)" * is_late),
+        + (
+            ": timestamps in logs of the two hosts will not match (gpucoll itself is not affected)"
+            * is_late
+        ),
     )
     talk.send(what="rate", seconds=_RATE_S)
     talk.receive()
@@ -230,7 +233,7 @@ def _ask_all(talk: _Talk, say: Say, timeout_s: float) -> None:
 
 
 def _rate(plain: socket.socket, timeout_s: float) -> float:
-    """Return bytes for each second, of a second of sending."""
+    """Return the rate in bytes per second, from one second of sending."""
     plain.setblocking(True)
     plain.settimeout(timeout_s)
     start, n_bytes = time.monotonic(), 0

@@ -1,4 +1,4 @@
-"""The proof that the CPU path works: an all_reduce between two processes, looked at on both."""
+"""The test of the CPU path: an all_reduce between two processes, checked on both."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["self_test"]
 
 RANKS = 2
 SIZES = (3, 1 << 18)
-"""Elements: one array that goes through a slot, and one of 1 MiB that goes in chunks."""
+"""Numbers of elements: one array fits a slot, the other (1 MiB) is sent in chunks."""
 
 
 def self_test(timeout_s: str) -> SelfTest:
-    """Run it; the ranks are ended after `timeout_s`, given as text."""
+    """Run the test; its ranks are ended after `timeout_s`, which is given as text."""
     from gpucoll.launcher.function import launch
 
     start = time.monotonic()
@@ -33,19 +33,20 @@ def self_test(timeout_s: str) -> SelfTest:
 
 
 def _rank(comm: Communicator) -> bool:
-    """Return whether this rank can read the others' memory; raise where a result is wrong."""
+    """Return whether this rank can read the others' memory; raise if a result is wrong."""
     import numpy as np
 
     from gpucoll.transport.shared import peer_memory
 
     for size in SIZES:
         x = np.arange(size, dtype=np.float32) % 1024 * (comm.rank + 1)
-        expected = np.arange(size, dtype=np.float32) % 1024 * 3  # small integers: exact
+        # small integers, whose sums are exact
+        expected = np.arange(size, dtype=np.float32) % 1024 * 3
         out = np.full_like(x, np.nan)
         comm.all_reduce(x, out=out)
         if not np.array_equal(out, expected):
             raise RuntimeError(f"all_reduce of {size} float32 gave a wrong sum on rank {comm.rank}")
     probes = comm.all_gather_object((os.getpid(), *peer_memory.own_probe()))
     readable = all(peer_memory.is_readable(*probe) for probe in probes)
-    comm.barrier()  # nobody ends while another looks
+    comm.barrier()  # no rank ends while the other one reads its memory
     return readable

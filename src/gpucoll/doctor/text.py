@@ -1,4 +1,4 @@
-"""How a report reads: plain text in 80 columns, what to do and the verdict last."""
+"""The report as plain text in 80 columns; advice and verdict come last."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def render(report: Report, in_colour: bool = False) -> str:
     Parameters
     ----------
     report : Report
-        What was found.
+        The report.
     in_colour : bool
-        Whether marks and titles are coloured, for a terminal.
+        Whether to colour marks and titles, for a terminal.
     """
     system = report["system"]
     kernel = f"{system['kernel']} {system['machine']}"
@@ -46,11 +46,11 @@ def _coloured(text: str, code: str, in_colour: bool) -> str:
 
 
 def _laid_out(finding: Line, in_colour: bool) -> Iterator[str]:
-    """Yield a finding's lines: mark, label and text, and below it what does not fit."""
+    """Yield a finding's lines: mark, label and text, and the rest of the text below."""
     mark = _coloured(finding.mark, _COLOURS.get(finding.mark, ""), in_colour)
     mark += " " * (MARK_WIDTH - len(finding.mark))
     first, *others = _wrapped(finding.text, INDENT, INDENT)
-    if len(finding.label) > LABEL_WIDTH:  # it has its line for itself
+    if len(finding.label) > LABEL_WIDTH:  # the label gets a line of its own
         yield f"  {mark} {finding.label}"
         yield first
     else:
@@ -59,7 +59,7 @@ def _laid_out(finding: Line, in_colour: bool) -> Iterator[str]:
 
 
 def _wrapped(text: str, first: str, others: str) -> list[str]:
-    """Break a text at spaces; a path stays whole, so that it can be copied."""
+    """Break a text at spaces; a path is never broken, so that it can be copied."""
     lines = textwrap.wrap(
         text,
         WIDTH,

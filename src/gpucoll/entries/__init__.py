@@ -1,1 +1,1 @@
-"""Compiled entries from Python into the loops: CPython built-ins that read arrays themselves."""
+"""Compiled entries into the loops: built-ins of CPython that read arrays themselves."""

@@ -1,8 +1,8 @@
-"""Built-ins that begin a message and wait for one: the quick way of asynchronous ones.
+"""Built-ins that start a message and wait for one: the fast path of asynchronous messages.
 
-The row of such a message lies in a ``bytearray`` that is made here. While the row is pending it is
-kept alive from here, together with the array that is sent or filled, whatever becomes of the Work:
-an interrupt may come before anybody else keeps them.
+The row of a message is in a ``bytearray`` that is allocated here. While the row is pending, this
+module keeps it alive, together with the array that is sent or filled, whatever happens to the Work:
+an interrupt may come before another object keeps them.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def _let_go(row, memory):
 
 @inline
 def _post(context, row):
-    """Begin a message; return whether that could be."""
+    """Start a message; return whether this succeeded."""
     transfers = get(context, _TRANSFER_TABLE)
     return call_post(get(transfers, _POST), transfers, row, 1) != 0
 
 
 @inline
 def _set_deadline(context, row, timeout_ns):
-    """Give a message a deadline; the context is this thread's alone."""
+    """Set a message's deadline. No other thread uses the context."""
     if timeout_ns == USUAL:
         timeout_ns = get(context, _TIMEOUT_NS)
     elif get(row, _KIND) != _SEND:
@@ -117,15 +117,15 @@ def _set_deadline(context, row, timeout_ns):
 
 @inline
 def row_state(row):
-    """Return how far a row is; what it has found is seen, too, where it is over."""
+    """Return a row's progress. If the row is complete, the data that it found is visible, too."""
     return load64_acquire(row + 8 * _ROW_STATE)
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def start_entry(self, arguments, n_arguments):
-    """Built-in of ``(x, peer, tag)``: begins a message.
+    """Built-in of ``(x, peer, tag)``: starts a message.
 
-    Returns the memory of its row; x where that was sent already; None: Python has to look.
+    Returns the memory of its row; x if the message was sent already; None if Python must check.
     """
     table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
@@ -156,15 +156,15 @@ def start_entry(self, arguments, n_arguments):
 
 @inline
 def _wait(table, row, leaves):
-    """Wait until a row is over; return a status.
+    """Wait until a row is complete; return a status.
 
-    With `leaves` a signal ends only the wait; else the communicator is given up.
+    With `leaves`, a signal ends only the wait; otherwise the communicator is given up.
     """
     state, context, call = row_state(row), get(table, TABLE_CONTEXT), get(table, TABLE_WAITS)
     if state >= _DONE:
         return _OK if state == _DONE else _MISFIT
     if get(context, _STATE) != _IDLE:
-        return _NOT_RUN  # another thread waits so; or the communicator is over
+        return _NOT_RUN  # another thread waits in a call; or the communicator is broken
     put(call, _ROWS, row)
     put(call, _N_ROWS, 1)
     put(call, _IS_STARTED, 1)
@@ -176,9 +176,9 @@ def _wait(table, row, leaves):
 
 @inline
 def _run_row(table, row, memory, array, timeout_ns):
-    """Begin a row and wait for it, as a blocking call; return a status.
+    """Start a row and wait for it, as a blocking call; return a status.
 
-    Whatever it is, nobody touches the row afterwards: it is over, or the table is.
+    Whatever the status, nothing uses the row afterwards: the row is complete, or the table is dead.
     """
     context, status = get(table, TABLE_CONTEXT), _EVENT
     _keep(row, memory, array)
@@ -191,9 +191,9 @@ def _run_row(table, row, memory, array, timeout_ns):
 
 @compiled(_i64(_i64, _i64, _i64))
 def wait_entry(self, arguments, n_arguments):
-    """Built-in of ``(memory of a row,)``: waits until the message is over.
+    """Built-in of ``(memory of a row,)``: waits until the message is complete.
 
-    Returns a `Status`: after OK and MISFIT it is over; NOT_RUN: Python has to wait.
+    Returns a `Status`. After OK and MISFIT it is complete; after NOT_RUN Python must wait.
     """
     table, memory = capsule_pointer(self, 0), get(arguments, 0)
     row = _bytes_address(memory)
@@ -205,7 +205,7 @@ def wait_entry(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64, _i64))
 def let_go_entry(self, arguments, n_arguments):
-    """Built-in of ``(memory of a row,)``, which is over, or will be touched by nobody any more."""
+    """Built-in of ``(memory of a row,)``, which is complete, or which nothing will use any more."""
     memory = get(arguments, 0)
     _let_go(_bytes_address(memory), memory)
     return new_reference(get(capsule_pointer(self, 0), TABLE_NONE))
@@ -213,7 +213,7 @@ def let_go_entry(self, arguments, n_arguments):
 
 @inline
 def _row_or_none(table, memory, status):
-    """Return the memory of a row that is over; None where it is not; 0 where a signal ended it."""
+    """Return the memory of a complete row; None if it is not complete; 0 if a signal ended it."""
     if status == _OK or status == _MISFIT:
         return memory
     release(memory)
@@ -222,7 +222,7 @@ def _row_or_none(table, memory, status):
 
 @inline
 def _find(self, arguments, n_arguments, kind, room_bytes):
-    """Wait for a message of this source and tag; return the memory of a row, None, or 0."""
+    """Wait for a message with this source and tag; return the memory of a row, None, or 0."""
     table = capsule_pointer(self, 0)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
     if n_arguments != 3 or not is_idle(context):
@@ -244,9 +244,9 @@ def _find(self, arguments, n_arguments, kind, room_bytes):
 
 @compiled(_i64(_i64, _i64, _i64))
 def receive_entry(self, arguments, n_arguments):
-    """Built-in of ``(x, source, tag, timeout_s)``: receives into x; returns as `take_entry`.
+    """Built-in of ``(x, source, tag, timeout_s)``: receives into x. Returns like `take_entry`.
 
-    A blocking receive, of which more is asked for than x.
+    For a blocking receive whose caller needs more than x.
     """
     table, x = capsule_pointer(self, 0), get(arguments, 0)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
@@ -267,29 +267,30 @@ def receive_entry(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64, _i64))
 def take_entry(self, arguments, n_arguments):
-    """Built-in of ``(source, tag, timeout_s)``: takes a message, whatever it is.
+    """Built-in of ``(source, tag, timeout_s)``: takes a message of any kind.
 
-    Returns the memory of its row, which is over; None: nothing was begun, or the communicator is
-    broken.
+    Returns the memory of its row, which is complete; None if nothing was started, or if the
+    communicator is broken.
     """
     return _find(self, arguments, n_arguments, _TAKE, 0)
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def probe_entry(self, arguments, n_arguments):
-    """Built-in of ``(source, tag, timeout_s)``: finds a message, which stays.
+    """Built-in of ``(source, tag, timeout_s)``: finds a message without receiving it.
 
-    Returns as `take_entry`.
+    Returns like `take_entry`.
     """
     return _find(self, arguments, n_arguments, _PROBE, MOST_DESCRIPTION_BYTES)
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def fetch_entry(self, arguments, n_arguments):
-    """Built-in of ``(memory of a row, array)``: receives what was taken into a new array.
+    """Built-in of ``(memory of a row, array)``: receives a taken message into a new array.
 
-    Returns the array; None: Python has to wait for the row, which keeps both alive. It begins
-    whatever other threads do, because the message has left the mailbox: nobody else can have it.
+    Returns the array; None if Python must wait for the row, which keeps both alive. It starts
+    whatever other threads do, because the message has left the mailbox and no other call can get
+    it.
     """
     table, memory, array = capsule_pointer(self, 0), get(arguments, 0), get(arguments, 1)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
@@ -301,7 +302,7 @@ def fetch_entry(self, arguments, n_arguments):
     put(row, _SIZE_BYTES, get(row, _FOUND_BYTES))
     put(row, _DTYPE, get(row, _FOUND_DTYPE))
     put(row, _MODE, 0)
-    put(row, _ROW_TIMEOUT_NS, 0)  # that was for a message to come
+    put(row, _ROW_TIMEOUT_NS, 0)  # the call's deadline was for the message to come
     put(row, _ROW_DEADLINE_NS, 0)
     put(row, _ROW_STATE, 0)
     _keep(row, memory, array)

@@ -1,8 +1,8 @@
-"""Counts, and lists of blocks, as compiled code reads them from Python's objects.
+"""Counts and lists of blocks, read by compiled code from Python's objects.
 
-What is read goes into tables of one word for each rank, which an entry's table names. The
-interpreter is held, and nothing here runs code of the user's: lists, tuples, ints and arrays are
-exact ones.
+The values go into tables with one word for each rank, whose address is in an entry's table. The
+interpreter is held, and no user's code runs here: lists, tuples, ints and arrays are of the exact
+types.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.steps import WORLD_SIZE
 
 SENT, RECEIVED, OFFSETS, INPUTS_TABLE, LANDINGS_TABLE, PIECES_TABLE = 0, 1, 2, 3, 4, 5
-TABLES = 7  # that of pieces is two
+TABLES = 7  # the table of pieces counts twice
 MOST = 1 << 40
-"""Of a count, of the elements of a row and of its bytes: sums and products cannot overflow."""
+"""Limit of a count, and of a row's elements and bytes; sums and products then cannot overflow."""
 _i64 = types.int64
 _list_size = types.ExternalFunction("PyList_Size", _i64(_i64))
 _list_item = types.ExternalFunction("PyList_GetItem", _i64(_i64, _i64))
@@ -45,7 +45,7 @@ _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 @inline
 def table_of(table, which):
-    """Return the address of a table, of one word for each rank and one more."""
+    """Return the address of a table, which has one word for each rank and one more."""
     world_size = get(get(table, TABLE_CONTEXT), WORLD_SIZE)
     return get(table, TABLE_BLOCKS) + 8 * which * (world_size + 1)
 
@@ -58,7 +58,7 @@ def is_list(table, x):
 
 @inline
 def is_array(table, x, dtype, needed):
-    """Return whether this is an array with rows, of a dtype object, with these flags."""
+    """Return whether this is an array with rows, with this dtype object and these flags."""
     if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
         return False
     if load64(x + ARRAY_DESCRIPTION) != dtype or load32_acquire(x + ARRAY_N_DIMENSIONS) == 0:
@@ -68,7 +68,7 @@ def is_array(table, x, dtype, needed):
 
 @inline
 def first_array(table, x):
-    """Return x, or of a list its first block; 0: that is no array."""
+    """Return x, or the first block if x is a list; 0 if that is not an array."""
     if is_list(table, x):
         if _list_size(x) == 0:
             return 0
@@ -78,13 +78,13 @@ def first_array(table, x):
 
 @inline
 def rows_of(x):
-    """Return how many rows an array with rows has."""
+    """Return the number of rows of an array with rows."""
     return load64(load64(x + ARRAY_DIMENSIONS))
 
 
 @inline
 def row_count_of(x):
-    """Return how many elements a row of an array has, 0 to `MOST`; -1: more."""
+    """Return the number of elements in a row, 0 to `MOST`; -1 if there are more."""
     count, dimensions = 1, load64(x + ARRAY_DIMENSIONS)
     for place in range(1, load32_acquire(x + ARRAY_N_DIMENSIONS)):
         length = load64(dimensions + 8 * place)
@@ -96,7 +96,7 @@ def row_count_of(x):
 
 @inline
 def read_counts(table, given, which, world_size):
-    """Copy what a user counts, ints in a list or tuple; return their sum, or -1."""
+    """Copy a user's counts, ints in a list or tuple; return their sum, or -1."""
     counts, is_listed = table_of(table, which), is_list(table, given)
     if not is_listed and load64(given + OBJECT_TYPE) != get(table, TABLE_TUPLE_TYPE):
         return -1
@@ -118,7 +118,7 @@ def read_counts(table, given, which, world_size):
 
 @inline
 def _have_same_rows(x, other):
-    """Return whether two arrays have rows of one shape."""
+    """Return whether two arrays have the same row shape."""
     n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
     if n_dimensions != load32_acquire(other + ARRAY_N_DIMENSIONS):
         return False
@@ -131,7 +131,7 @@ def _have_same_rows(x, other):
 
 @inline
 def _note_rows(counts, rank, rows, is_given):
-    """Note how many rows a block has; return whether that is what the user counted, if at all."""
+    """Note the rows of a block; return whether they agree with the user's counts, if given."""
     if is_given:
         return get(counts, rank) == rows
     put(counts, rank, rows)
@@ -140,7 +140,7 @@ def _note_rows(counts, rank, rows, is_given):
 
 @inline
 def read_inputs(table, xs, dtype, is_given, world_size):
-    """Note where the blocks of an input lie, and their rows; return the sum of those, or -1."""
+    """Note the addresses and rows of an input's blocks; return the sum of the rows, or -1."""
     inputs, counts, total = table_of(table, INPUTS_TABLE), table_of(table, SENT), 0
     if _list_size(xs) != world_size:
         return -1
@@ -158,7 +158,7 @@ def read_inputs(table, xs, dtype, is_given, world_size):
 
 @inline
 def read_outputs(table, outs, dtype, row_count, which, is_given, world_size):
-    """Note where the blocks of an output lie, and their rows; return the sum of those, or -1."""
+    """Note the addresses and rows of an output's blocks; return the sum of the rows, or -1."""
     landings, counts, total = table_of(table, LANDINGS_TABLE), table_of(table, which), 0
     if _list_size(outs) != world_size:
         return -1
@@ -187,7 +187,7 @@ def are_equal(table, which, other, world_size):
 
 @inline
 def are_all(table, which, rows, world_size):
-    """Return whether all counts of a table are this one."""
+    """Return whether all counts of a table equal `rows`."""
     counts = table_of(table, which)
     for rank in range(world_size):  # noqa: SIM110
         if get(counts, rank) != rows:

@@ -1,12 +1,12 @@
-"""Collectives with counts, or with lists of blocks, as CPython built-ins that read NumPy arrays.
+"""Collectives with counts or lists of blocks, as built-ins of CPython that read NumPy arrays.
 
 ``(x, out, op, root, timeout_s, counts, receive_counts)`` serves contiguous arrays, and lists of
-them, of a dtype that was seen before; counts are lists or tuples of ints, or None. It describes the
+them, of a dtype seen before. Counts are lists or tuples of ints, or None. The entry describes the
 call as Python would (`gpucoll.calls.block_preparation`, ``BlockMaker.of`` of the CPU backend),
-whatever the counts are: new ones cost the same as those of the last call. Everything doubtful it
-leaves to Python by returning None: counts that do not fit, blocks that share memory, arrays without
-rows, rows without bytes. Off the root of a scatter x is `out`, and off the root of a gather `out`
-is x.
+whatever the counts are: new counts cost the same as repeated ones. It leaves doubtful cases to
+Python by returning None: counts that do not fit, blocks that share memory, arrays without rows,
+rows without bytes. On ranks other than the root, x is `out` in a scatter, and `out` is x in a
+gather.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from gpucoll.transport.shared.words import Context, Flow, Status
 _STATUS = int(Context.STATUS)
 _OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
-_GIVEN, _GIVEN_RECEIVED = 5, 6  # places of the arguments
+_GIVEN, _GIVEN_RECEIVED = 5, 6  # indices of the arguments
 _MOST_BYTES = 1 << 60
 _i64 = types.int64
 
@@ -87,16 +87,16 @@ def _is_given(table, arguments, place):
 
 @inline
 def _only_gets(table, call):
-    """Return whether this rank gives nothing: it is another than the root of a scatter."""
+    """Return whether this rank has no input: it is not the root of a scatter."""
     return get(call, FLOW) == _FROM_ROOT and get(get(table, TABLE_CONTEXT), RANK) != get(call, ROOT)
 
 
-# --- what is given --------------------------------------------------------------------------------
+# --- the arguments --------------------------------------------------------------------------------
 
 
 @inline
 def _fits_counts(table, call, rows, total, is_given, world_size):
-    """Return whether an input of one array has the rows that were counted, if they were."""
+    """Return whether an input of one array has the rows in the counts, if there are counts."""
     me = get(get(table, TABLE_CONTEXT), RANK)
     counts = table_of(table, SENT)
     if get(call, IS_SPREAD) == 0:
@@ -112,7 +112,7 @@ def _fits_counts(table, call, rows, total, is_given, world_size):
 
 @inline
 def _read_input(table, call, x, total, is_given, world_size):
-    """Note this rank's input in the call; return its rows, or -1 where Python has to look."""
+    """Note this rank's input in the call; return its rows, or -1 if Python must check."""
     first = first_array(table, x)
     dtype, rows = load64(first + ARRAY_DESCRIPTION), -1
     if is_list(table, x):
@@ -133,7 +133,7 @@ def _read_input(table, call, x, total, is_given, world_size):
 
 @inline
 def _read_output(table, call, x, out, row_count, rows, arguments):
-    """Note this rank's output in the call; return whether it fits. `rows`: of one array for all."""
+    """Note this rank's output in the call; return whether it fits. `rows` is for a single array."""
     dtype = load64(first_array(table, x) + ARRAY_DESCRIPTION)
     put(call, LANDINGS, 0)
     if not is_list(table, out):
@@ -157,7 +157,7 @@ def _read_output(table, call, x, out, row_count, rows, arguments):
 
 @inline
 def _prepare_block(table, call, out, total, world_size):
-    """Prepare a scatter off its root, where `out` says what a row is; return the call, or 0."""
+    """Prepare a scatter off its root, where `out` defines a row; return the call, or 0."""
     me = get(get(table, TABLE_CONTEXT), RANK)
     dtype = load64(first_array(table, out) + ARRAY_DESCRIPTION)
     if total < 0 or not is_array(table, out, dtype, C_CONTIGUOUS | WRITEABLE):
@@ -180,7 +180,7 @@ def _prepare_block(table, call, out, total, world_size):
 
 @inline
 def _output_rows(table, call, rows, total, received, world_size):
-    """Return the rows of an output in one array; -1 where nothing says so."""
+    """Return the rows of an output in one array; -1 if they are not known."""
     if get(call, LANDS_APART):
         return received if is_exchange(call) else total
     return get(table_of(table, SENT), get(get(table, TABLE_CONTEXT), RANK))
@@ -188,7 +188,7 @@ def _output_rows(table, call, rows, total, received, world_size):
 
 @inline
 def _prepare_both(table, call, arguments, total, received):
-    """Prepare a call of a rank that gives something; return it, or 0 where Python has to look."""
+    """Prepare a call of a rank that has an input; return it, or 0 if Python must check."""
     x, out = get(arguments, 0), get(arguments, 1)
     world_size, is_given = get(get(table, TABLE_CONTEXT), WORLD_SIZE), total >= 0
     rows = _read_input(table, call, x, total, is_given, world_size)
@@ -224,7 +224,7 @@ def _prepare_both(table, call, arguments, total, received):
 
 @inline
 def _prepare(table, arguments):
-    """Fill in the call block for these arguments; return it, or 0 where Python has to look."""
+    """Fill in the call block for these arguments; return it, or 0 if Python must check."""
     x, total, received = get(arguments, 0), -1, -1
     world_size, first = get(get(table, TABLE_CONTEXT), WORLD_SIZE), first_array(table, x)
     if first == 0:
@@ -249,7 +249,7 @@ def _prepare(table, arguments):
 
 @compiled(_i64(_i64, _i64, _i64))
 def block_entry(self, arguments, n_arguments):
-    """Built-in of ``(x, out, op, root, timeout_s, counts, receive_counts)``; `out`, or None."""
+    """Built-in of ``(x, out, op, root, timeout_s, counts, receive_counts)``: `out`, or None."""
     table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
     put(context, _STATUS, _NOT_RUN)

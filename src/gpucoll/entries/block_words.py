@@ -1,6 +1,7 @@
-"""What a call with counts, or lists of blocks, is in a call block; whether its memory serves.
+"""The call block of a call with counts or lists of blocks, and the check of its memory.
 
-As ``BlockMaker.of`` of the CPU backend writes it, of what `block_arguments` has read.
+The block is the same as ``BlockMaker.of`` of the CPU backend writes, from the values that
+`block_arguments` has read.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _SIGNS_COUNT, _LARGEST_PARTS = int(Call.SIGNS_COUNT), int(Call.LARGEST_PARTS)
 
 @inline
 def is_exchange(call):
-    """Return whether this is an all_to_all: ranks know what they send and get, and no more."""
+    """Return whether this is an all_to_all: ranks know only the rows that they send and get."""
     return get(call, IS_SPREAD) != 0 and get(call, LANDS_APART) != 0
 
 
 @inline
 def show(call, x, rows):
-    """Note an input's shape for the record of the call: that of x, but for its rows."""
+    """Note an input's shape for the record of the call: the shape of x, with `rows` rows."""
     n_dimensions, dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS), load64(x + ARRAY_DIMENSIONS)
     put(call, DIMENSIONS, n_dimensions)
     put(call, DIMENSIONS + 1, rows)
@@ -59,7 +60,7 @@ def show(call, x, rows):
 
 @inline
 def describe_equal(call, x, rows, row_count, world_size):
-    """Describe blocks of one size: ranks compare the whole shape, as without lists."""
+    """Describe blocks of one size: ranks compare the whole shape, as in calls without lists."""
     put(call, N_COUNTS, 0)
     put(call, _OFFSETS, 0)
     put(call, _PIECES, 0)
@@ -81,7 +82,7 @@ def describe_equal(call, x, rows, row_count, world_size):
 
 @inline
 def _fill_offsets(counts, offsets, row_bytes, world_size):
-    """Say where blocks of so many rows begin, and the last ends; return the largest's size."""
+    """Fill in the offsets of blocks, and the last one's end; return the largest block's size."""
     offset = largest = 0
     for rank in range(world_size):
         put(offsets, rank, offset)
@@ -94,7 +95,7 @@ def _fill_offsets(counts, offsets, row_bytes, world_size):
 
 @inline
 def describe_counts(table, call, row_count, world_size):
-    """Describe blocks of different sizes, of which all ranks know all."""
+    """Describe blocks of different sizes whose counts all ranks know."""
     counts, offsets = table_of(table, SENT), table_of(table, OFFSETS)
     row_bytes = row_count * get(call, ITEM_BYTES)
     largest = _fill_offsets(counts, offsets, row_bytes, world_size)
@@ -111,7 +112,7 @@ def describe_counts(table, call, row_count, world_size):
 
 @inline
 def _describe_pieces(table, call, row_count, world_size):
-    """Describe an all_to_all: ranks compare a row, and what each sends with what others expect."""
+    """Describe an all_to_all: ranks compare a row, and the sizes they send with those expected."""
     describe_counts(table, call, row_count, world_size)
     put(call, LARGEST_BYTES, UNKNOWN_BYTES)
     put(call, DIGEST, mix(get(call, _BASE_DIGEST), row_count))
@@ -128,7 +129,7 @@ def _describe_pieces(table, call, row_count, world_size):
 
 @inline
 def describe(table, call, x, rows, row_count, is_given, world_size):
-    """Describe what moves; return whether this way can serve it."""
+    """Describe the data that moves; return whether the entry can serve it."""
     if is_exchange(call):
         _describe_pieces(table, call, row_count, world_size)
         return True
@@ -140,7 +141,7 @@ def describe(table, call, x, rows, row_count, is_given, world_size):
     else:
         me = get(get(table, TABLE_CONTEXT), RANK)
         if get(call, FLOW) != ALL:
-            return False  # the others do not know of it
+            return False  # the other ranks do not know the counts
         if get(call, IS_SPREAD) == 0 and get(table_of(table, SENT), me) != rows:
             return False
         describe_counts(table, call, row_count, world_size)
@@ -149,7 +150,7 @@ def describe(table, call, x, rows, row_count, is_given, world_size):
 
 @inline
 def _is_in_place(table, call, row_bytes, world_size):
-    """Return whether an input and an output of one array each lie as in place."""
+    """Return whether a single input and a single output are exactly in place."""
     me = get(get(table, TABLE_CONTEXT), RANK)
     ahead, offset = get(call, SOURCE) - get(call, DESTINATION), 0
     if is_exchange(call):
@@ -166,7 +167,7 @@ def _meet(one, one_bytes, other, other_bytes):
 
 @inline
 def _shares_memory(table, call, row_bytes, out_bytes, world_size):
-    """Return whether something that is written is read, or written as another block, too."""
+    """Return whether memory that is written is also read, or written as another block."""
     counts = table_of(table, RECEIVED if is_exchange(call) else SENT)
     is_apart, inputs = get(call, DESTINATION) == 0, get(call, INPUTS)
     n_writes, n_reads = world_size if is_apart else 1, world_size if inputs else 1
@@ -189,7 +190,7 @@ def _shares_memory(table, call, row_bytes, out_bytes, world_size):
 
 @inline
 def memory_serves(table, call, row_bytes, out_bytes, world_size):
-    """Return whether the arrays have memory of their own, or are in place as a whole."""
+    """Return whether the arrays have separate memory, or are in place as a whole."""
     is_one_each = get(call, DESTINATION) != 0 and get(call, INPUTS) == 0
     if is_one_each and _is_in_place(table, call, row_bytes, world_size):
         return True

@@ -1,4 +1,4 @@
-"""The collectives as CPython built-ins that read NumPy arrays and PyTorch tensors themselves."""
+"""The collectives as built-ins of CPython that read NumPy arrays and PyTorch tensors themselves."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def _divides(n_dimensions, dimensions, parts):
 
 @inline
 def _fill(call, n_dimensions, dimensions, source, destination, out_count):
-    """Fill in the call block for an input of this shape; return it, or 0 where Python has to look.
+    """Fill in the call block for an input of this shape; return it, or 0 if Python must check.
 
-    `out_count` is -1 where the output is the input itself.
+    `out_count` is -1 if the output is the input itself.
     """
     source_parts, destination_parts = get(call, _SOURCE_PARTS), get(call, _DESTINATION_PARTS)
     count = count_of(n_dimensions, dimensions)
@@ -130,7 +130,7 @@ def _fill(call, n_dimensions, dimensions, source, destination, out_count):
 
 @inline
 def fill(call, x, out):
-    """Fill in a call block for these arrays; return it, or 0 where Python has to look."""
+    """Fill in a call block for these arrays; return it, or 0 if Python must check."""
     n_dimensions, dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS), load64(x + ARRAY_DIMENSIONS)
     out_count = -1 if x == out else count_elements(out)
     source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
@@ -139,7 +139,7 @@ def fill(call, x, out):
 
 @inline
 def _prepare(table, x, out, operation, root):
-    """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
+    """Find and fill in the call block for these arrays; return it, or 0 if Python must check."""
     if not is_usable(table, x, out):
         return 0
     call = find_call(table, load64(x + ARRAY_DESCRIPTION), operation, root)
@@ -148,7 +148,7 @@ def _prepare(table, x, out, operation, root):
 
 @inline
 def _only_reads(context, call):
-    """Return whether this rank gets nothing: its `out` is x, which stays as it is."""
+    """Return whether this rank gets no result: `out` is then x, which stays unchanged."""
     collective = get(call, COLLECTIVE)
     is_to_root = collective == _REDUCE or collective == _GATHER
     return is_to_root and get(call, ROOT) != get(context, RANK)
@@ -156,7 +156,7 @@ def _only_reads(context, call):
 
 @inline
 def _may_use(table, call, x, out, key, is_new):
-    """Return whether the flags of tensors of this dtype allow a call. Other threads may run."""
+    """Return whether the flags of tensors with this key allow a call. Other threads may run."""
     tensors = get(table, TABLE_TENSORS)
     if not is_plain(tensors, x, key):
         return False
@@ -169,7 +169,7 @@ def _may_use(table, call, x, out, key, is_new):
 
 @inline
 def _new_result(table, arguments):
-    """Return a new tensor for a result of x's shape, a new reference; or 0. Others may run."""
+    """Return a new reference to a new tensor for a result of x's shape, or 0. Others may run."""
     tensors, view, x = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW, get(arguments, 0)
     if read_view(tensors, x, view) < 0:
         return 0
@@ -181,7 +181,7 @@ def _new_result(table, arguments):
 
 @inline
 def _prepare_tensors(table, arguments, out, is_new):
-    """Fill in the call block for these tensors; return it, or 0 where Python has to look."""
+    """Fill in the call block for these tensors; return it, or 0 if Python must check."""
     tensors, view, x = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW, get(arguments, 0)
     count = read_view(tensors, x, view)
     if count < 0 or not has_memory(tensors, x, view, count):
@@ -201,7 +201,7 @@ def _prepare_tensors(table, arguments, out, is_new):
         return 0
     if not is_idle(get(table, TABLE_CONTEXT)):
         return 0
-    call = find_call(table, key, get(arguments, 2), get(arguments, 3))  # it may have gone meanwhile
+    call = find_call(table, key, get(arguments, 2), get(arguments, 3))  # the table may have changed
     if call == 0:
         return 0
     return _fill(call, n_dimensions, dimensions, source, destination, out_count)
@@ -209,7 +209,7 @@ def _prepare_tensors(table, arguments, out, is_new):
 
 @inline
 def _run_on_tensors(table, arguments, timeout_ns):
-    """Run a call on tensors; return `out`, a new reference, None to leave it to Python, or 0."""
+    """Run a call on tensors; return a new reference to `out`, None to leave it to Python, or 0."""
     none, context = get(table, TABLE_NONE), get(table, TABLE_CONTEXT)
     tensors, out, call = get(table, TABLE_TENSORS), get(arguments, 1), 0
     is_new = out == none

@@ -1,17 +1,17 @@
-"""Compiled loops as CPython built-ins: the quick way of small calls.
+"""Compiled loops as built-ins of CPython: the fast path of small calls.
 
-A ctypes call costs over a microsecond and a Numba dispatch of three arrays half of one; a built-in
-whose code reads the arrays itself costs a tenth. Two kinds are made (`gpucoll.kernels.cpu.builtins`
-turns an address into a Python object):
+A ctypes call costs over a microsecond, and a Numba dispatch of three arrays half of one. A built-in
+whose code reads the arrays itself costs a tenth. `gpucoll.kernels.cpu.builtins` turns an address
+into a Python object. There are two kinds:
 
-- without arguments (`prepared_call`, `queued_call`): runs the call block in its capsule; returns a
-  `Status`;
-- ``(x, out, op, root, timeout_s)`` (`gpucoll.entries.collective_entry`; the last may be left out):
+- without arguments (`prepared_call`, `queued_call`): runs the call block in its capsule and returns
+  a `Status`;
+- ``(x, out, op, root, timeout_s)`` (`gpucoll.entries.collective_entry`; the last is optional):
   serves exact NumPy arrays, and PyTorch tensors on the host, that match an entry of its table
-  (dtype, op and root objects by identity), and returns `out`; everything else, errors too, it
-  leaves to Python by returning ``None``: `Context.STATUS` then says why.
+  (dtype, op and root objects by identity), and returns `out`. It leaves everything else, including
+  errors, to Python by returning ``None``; `Context.STATUS` then has the reason.
 
-What a Python signal handler raised in the middle of a wait is raised by either.
+Both raise what a Python signal handler has raised in the middle of a wait.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ TABLE_LIST_TYPE = 6
 TABLE_SEGMENTS = 7
 TABLE_SEEN = 8
 TABLE_FLOAT_TYPE = 9
-TABLE_TENSORS = 10  # address of the table by which tensors are read; 0 before the first one
-TABLE_VIEW = 11  # of the tensor that is looked at
+TABLE_TENSORS = 10  # address of the table with which tensors are read; 0 before the first tensor
+TABLE_VIEW = 11  # the view of the tensor that is being read
 TABLE_QUEUE = TABLE_VIEW + VIEW_WORDS
 TABLE_TUPLE_TYPE = TABLE_QUEUE + 1
-TABLE_BLOCKS = TABLE_QUEUE + 2  # address of what `block_arguments` reads
+TABLE_BLOCKS = TABLE_QUEUE + 2  # address of the tables that `block_arguments` fills
 TABLE_WAITS = TABLE_QUEUE + 3  # call block that waits for one message
 TABLE_ENTRIES = TABLE_QUEUE + 4
 ENTRY_WORDS = 4  # dtype object, op object, root object, call block
@@ -82,8 +82,8 @@ mix = inline(mix_digest)
 def run(context, call, size_bytes):
     """Run the call; return its status.
 
-    Other Python threads run meanwhile, but for a short call only once it waits: to give the
-    interpreter away and to take it back costs 40 ns, a tenth of a small all_reduce.
+    Other Python threads run meanwhile; during a short call, only once it waits. Releasing the
+    interpreter and taking it back costs 40 ns, a tenth of a small all_reduce.
     """
     put(context, _STATE, _BUSY)
     put(context, INTERPRETER, HELD)
@@ -112,7 +112,7 @@ def largest_bytes(call):
 
 @inline
 def new_reference(value):
-    """Return a Python object with one more reference: the caller's."""
+    """Return a Python object with one more reference, which the caller owns."""
     _increase_reference(value)
     return value
 
@@ -135,13 +135,13 @@ def prepared_call(self, _):
 
 @compiled(_i64(_i64, _i64))
 def queued_call(self, _):
-    """Do the same for the queue of asynchronous calls, whose turn it is."""
+    """Built-in without arguments, for the queue of asynchronous calls, when it has the turn."""
     return _run_prepared(self, True)
 
 
 @inline
 def find_call(table, dtype, operation, root):
-    """Return the call block of these objects, or 0; of a tensor's dtype it is the key."""
+    """Return the call block for these objects, or 0. For tensors, `dtype` is the dtype's key."""
     for place in range(get(table, TABLE_COUNT)):
         entry = table + 8 * (TABLE_ENTRIES + place * ENTRY_WORDS)
         if get(entry, 0) == dtype and get(entry, 1) == operation and get(entry, 2) == root:
@@ -151,7 +151,7 @@ def find_call(table, dtype, operation, root):
 
 @inline
 def count_of(n_dimensions, dimensions):
-    """Return how many elements a shape has."""
+    """Return the number of elements of a shape."""
     count = 1
     for place in range(n_dimensions):
         count *= load64(dimensions + 8 * place)
@@ -160,13 +160,13 @@ def count_of(n_dimensions, dimensions):
 
 @inline
 def count_elements(array):
-    """Return how many elements a NumPy array has."""
+    """Return the number of elements of a NumPy array."""
     return count_of(load32_acquire(array + ARRAY_N_DIMENSIONS), load64(array + ARRAY_DIMENSIONS))
 
 
 @inline
 def is_usable(table, x, out):
-    """Return whether these are plain contiguous arrays of one dtype object, `out` writeable."""
+    """Return whether these are plain contiguous arrays of one dtype object, with `out` writable."""
     array_type = get(table, TABLE_ARRAY_TYPE)
     if load64(x + OBJECT_TYPE) != array_type or load64(out + OBJECT_TYPE) != array_type:
         return False
@@ -186,7 +186,7 @@ def is_idle(context):
 
 @inline
 def run_within(context, call, size_bytes, timeout_ns):
-    """Run the call under a deadline, which Python takes away where it looks at what went wrong."""
+    """Run the call under a deadline. After a failure, Python resets it when it has read it."""
     usual_ns = usual_deadline_ns(context)
     if timeout_ns != USUAL:
         set_deadline(context, timeout_ns)
@@ -198,7 +198,7 @@ def run_within(context, call, size_bytes, timeout_ns):
 
 @inline
 def timeout_of(table, arguments, n_arguments, place):
-    """Return what the argument at a place, which may be left out, says of the deadline."""
+    """Return the deadline in the argument at `place`, which is optional."""
     if n_arguments <= place:
         return USUAL
     none, int_type = get(table, TABLE_NONE), get(table, TABLE_INT_TYPE)

@@ -1,4 +1,4 @@
-"""A deadline of its own for one call of a compiled entry."""
+"""The deadline of one call of a compiled entry, if the call has its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpucoll.kernels.cpu.memory import get, load64, put
 from gpucoll.transport.shared.words import Context
 
 SLICE_S = 0.02
-"""After so long in a wait: look whether to go on."""
+"""Time after which a wait looks whether to continue."""
 LEAST_SLICE_S = 1e-4
 
 USUAL = 0
-"""Instead of nanoseconds: the communicator's deadline."""
+"""In place of nanoseconds: the communicator's deadline."""
 UNKNOWN = -1
-"""Instead of nanoseconds: Python has to look at what was given."""
+"""In place of nanoseconds: Python must check the argument."""
 
 _TIMEOUT_NS, _SLICE_NS = int(Context.TIMEOUT_NS), int(Context.SLICE_NS)
 _MOST_SLICE_NS, _LEAST_SLICE_NS = int(SLICE_S * 1e9), int(LEAST_SLICE_S * 1e9)
@@ -29,7 +29,7 @@ _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 @inline
 def deadline_ns(seconds, none, int_type, float_type):
-    """Return a ``timeout_s`` in nanoseconds: of a plain float or int that can be one."""
+    """Return a ``timeout_s`` in nanoseconds, if it is a plain float or int in range."""
     if seconds == none:
         return USUAL
     kind = load64(seconds + OBJECT_TYPE)
@@ -38,18 +38,18 @@ def deadline_ns(seconds, none, int_type, float_type):
     number = _as_double(seconds)
     if number > 0 and number <= _LONGEST_S:
         return max(1, np.int64(number * 1e9))
-    _clear_error()  # of an int that no float holds
+    _clear_error()  # an int that no float can hold sets one
     return UNKNOWN
 
 
 @inline
 def set_deadline(context, timeout_ns):
-    """Give the next call this deadline."""
+    """Set the deadline of the next call."""
     put(context, _TIMEOUT_NS, timeout_ns)
     put(context, _SLICE_NS, max(min(_MOST_SLICE_NS, timeout_ns), _LEAST_SLICE_NS))
 
 
 @inline
 def usual_deadline_ns(context):
-    """Return the deadline that the communicator has now."""
+    """Return the communicator's current deadline."""
     return get(context, _TIMEOUT_NS)

@@ -1,9 +1,9 @@
-"""A fused all_reduce of a list of arrays as a CPython built-in.
+"""A fused all_reduce of a list of arrays as a built-in of CPython.
 
-Lists of exact NumPy arrays, or of PyTorch tensors on the host, of one dtype are read without
-Python: looking at 500 arrays one by one in Python would cost more than reducing them.
-``PyListObject`` is {header, size, items}; where it is not (`numpy_struct.matches`), and for all
-else, the call is left to Python.
+It reads lists of exact NumPy arrays, or of PyTorch tensors on the host, of one dtype without
+Python: checking 500 arrays one by one in Python would cost more than reducing them.
+``PyListObject`` is {header, size, items}. If it is not (`numpy_struct.matches`), and for all other
+arguments, the call is left to Python.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from gpucoll.transport.shared.words import Call, Context, Status
 
 MOST_ARRAYS = 4096
 SEEN_WORDS = 2 * 4 * MOST_ARRAYS
-"""Of the hash table of output addresses: {address, number + 1} for up to four times as many."""
+"""Words of the hash table of output addresses: {address, number + 1}, four times the arrays."""
 
 _STATUS = int(Context.STATUS)
 _OK, _SIGNAL = int(Status.OK), int(Status.SIGNAL)
@@ -65,13 +65,13 @@ _NOT_RUN, _ITEM_BYTES = int(Status.NOT_RUN), int(Call.ITEM_BYTES)
 _BASE_DIGEST = int(Call.BASE_DIGEST)
 _SEGMENTS, _N_SEGMENTS = int(Call.SEGMENTS), int(Call.N_SEGMENTS)
 _ROW_WORDS = 3
-_END, _INPUT, _OUTPUT = 0, 1, 2  # the last two less where the array begins in the whole
+_END, _INPUT, _OUTPUT = 0, 1, 2  # the last two are addresses minus the array's offset in the whole
 _i64 = types.int64
 
 
 @inline
 def _place_of(seen, n_places, address):
-    """Return where an address is, or would be, in the hash table."""
+    """Return the index in the hash table where an address is, or would be."""
     place = ((address >> 4) * 0x9E3779B1 >> 12) & (n_places - 1)
     while get(seen, 2 * place + 1) != 0 and get(seen, 2 * place) != address:
         place = (place + 1) & (n_places - 1)
@@ -91,7 +91,7 @@ def _clear_seen(seen, count):
 
 @inline
 def _share_memory(rows, seen, n_places, count):
-    """Return whether an output begins where another array's output or input does."""
+    """Return whether an output begins at the address of another array's output or input."""
     start = 0
     for number in range(count):
         row = rows + 8 * _ROW_WORDS * number
@@ -125,7 +125,7 @@ def _sign_array(digest, n_dimensions, dimensions):
 
 @inline
 def _add_row(row, start, size_bytes, source, destination):
-    """Fill in the row of one array; return the end of the whole, or -1 where Python has to look."""
+    """Fill in the row of one array; return the end of the whole, or -1 if Python must check."""
     if source != destination and abs(source - destination) < size_bytes:
         return -1
     put(row, _END, start + size_bytes)
@@ -136,7 +136,7 @@ def _add_row(row, start, size_bytes, source, destination):
 
 @inline
 def count_of_list(table, xs):
-    """Return how many items a list has; -1 for what is no list, or too long a one."""
+    """Return the number of items in a list; -1 if this is not a list, or too long."""
     if load64(xs + OBJECT_TYPE) != get(table, TABLE_LIST_TYPE):
         return -1
     count = load64(xs + LIST_SIZE)
@@ -145,13 +145,13 @@ def count_of_list(table, xs):
 
 @inline
 def item_of(xs, number):
-    """Return an item of a list, without a reference; 0 where the list has become shorter."""
+    """Return an item of a list, without a reference; 0 if the list has become shorter."""
     return get(load64(xs + LIST_ITEMS), number) if number < load64(xs + LIST_SIZE) else 0
 
 
 @inline
 def _add_arrays(table, call, xs, outs, count):
-    """Fill in the rows of NumPy arrays and the digest; return their size, or -1."""
+    """Fill in the rows of NumPy arrays and the digest; return the total size, or -1."""
     digest, end = mix(get(call, _BASE_DIGEST), count), 0
     description = load64(item_of(xs, 0) + ARRAY_DESCRIPTION)
     for number in range(count):
@@ -174,7 +174,7 @@ def _add_arrays(table, call, xs, outs, count):
 
 @inline
 def _add_tensors(table, call, xs, outs, count):
-    """Fill in the rows of tensors that were looked at, and the digest; return their size, or -1."""
+    """Fill in the rows of checked tensors and the digest; return the total size, or -1."""
     digest, end, key = mix(get(call, _BASE_DIGEST), count), 0, 0
     tensors, view = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW
     for number in range(count):
@@ -198,7 +198,7 @@ def _add_tensors(table, call, xs, outs, count):
 
 @inline
 def _look_at_tensor(table, x, key):
-    """Return whether a tensor of a list can be used, as far as its memory and flags tell."""
+    """Return whether the memory and flags of a tensor in a list allow the call."""
     tensors, view = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW
     if not is_tensor(tensors, x):
         return False
@@ -208,7 +208,7 @@ def _look_at_tensor(table, x, key):
 
 @inline
 def _look_at_pair(table, x, out, key):
-    """Return 1 where a tensor may be written and autograd be told, 2 where not told; 0: neither."""
+    """Return 1 if a tensor may be written and autograd be told, 2 if not told, 0 if neither."""
     if x == 0 or out == 0:
         return 0
     x, out = new_reference(x), new_reference(out)  # another thread may empty the list meanwhile
@@ -225,7 +225,7 @@ def _look_at_pair(table, x, out, key):
 
 @inline
 def _look_at_tensors(table, xs, outs, count, key):
-    """Look at all tensors; return as `_look_at_pair`, what is the same for all, or 0."""
+    """Check all tensors; return the value of `_look_at_pair` if all have the same, otherwise 0."""
     found = 0
     for number in range(count):
         seen = _look_at_pair(table, item_of(xs, number), item_of(outs, number), key)
@@ -237,14 +237,14 @@ def _look_at_tensors(table, xs, outs, count, key):
 
 @inline
 def _describe(table, call, size_bytes, count):
-    """Describe the whole list in the call block; return it, or 0 where Python has to look."""
+    """Describe the whole list in the call block; return it, or 0 if Python must check."""
     rows, seen = get(table, TABLE_SEGMENTS), get(table, TABLE_SEEN)
     if size_bytes < 0 or _share_memory(rows, seen, _clear_seen(seen, count), count):
         return 0
     put(call, SIZE_BYTES, size_bytes)
     put(call, COUNT, size_bytes // get(call, _ITEM_BYTES))
     put(call, DIMENSIONS, 1)
-    put(call, DIMENSIONS + 1, count)  # errors show it: a list's shape is its number of arrays
+    put(call, DIMENSIONS + 1, count)  # errors show a list's number of arrays as its shape
     put(call, _SEGMENTS, rows)
     put(call, _N_SEGMENTS, count)
     return call
@@ -252,7 +252,7 @@ def _describe(table, call, size_bytes, count):
 
 @inline
 def _finish(table, call, outs, timeout_ns, is_counted):
-    """Run the call; return `outs`, a new reference, None to leave it to Python, or 0."""
+    """Run the call; return a new reference to `outs`, None to leave it to Python, or 0."""
     context = get(table, TABLE_CONTEXT)
     status = run_within(context, call, get(call, SIZE_BYTES), timeout_ns)
     if status == _SIGNAL:
@@ -266,7 +266,7 @@ def _finish(table, call, outs, timeout_ns, is_counted):
 
 @inline
 def _run_on_tensors(table, xs, outs, operation, timeout_ns):
-    """Run a call on lists of tensors; return as `_finish`."""
+    """Run a call on lists of tensors; return like `_finish`."""
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
     count, view = load64(xs + LIST_SIZE), table + 8 * TABLE_VIEW
     found = key = 0
@@ -277,7 +277,7 @@ def _run_on_tensors(table, xs, outs, operation, timeout_ns):
     put(context, _STATUS, _NOT_RUN)
     if found == 0 or not is_idle(context):
         return new_reference(none)
-    call = find_call(table, key, operation, none)  # it may have gone meanwhile
+    call = find_call(table, key, operation, none)  # the table may have changed
     if call == 0 or load64(xs + LIST_SIZE) != count or load64(outs + LIST_SIZE) != count:
         return new_reference(none)
     size_bytes = _add_tensors(table, call, xs, outs, count)
@@ -288,7 +288,7 @@ def _run_on_tensors(table, xs, outs, operation, timeout_ns):
 
 @inline
 def _run_on_lists(table, xs, outs, operation, timeout_ns):
-    """Run a call on lists; return as `_finish`."""
+    """Run a call on lists; return like `_finish`."""
     none, count = get(table, TABLE_NONE), count_of_list(table, xs)
     if count < 1 or count_of_list(table, outs) != count:
         return new_reference(none)

@@ -1,7 +1,8 @@
-"""Sends and receives as CPython built-ins: the quick way of small messages between two ranks.
+"""Sends and receives as built-ins of CPython: the fast path of small messages between two ranks.
 
-As `gpucoll.entries.collectives` for collectives: exact NumPy arrays whose dtype is in the table,
-and plain ints; everything else, errors too, is left to Python by returning ``None``.
+Like `gpucoll.entries.collectives` for collectives, they serve exact NumPy arrays whose dtype is in
+the table, and plain ints. They leave everything else, including errors, to Python by returning
+``None``.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ release = types.ExternalFunction("Py_DecRef", types.void(_i64))
 
 @inline
 def _grant(context):
-    """Have Python grant the memory that a send needs; return whether it has not raised."""
+    """Have Python grant the memory that a send needs; return whether it succeeded."""
     made = _call(get(get(context, _TRANSFER_TABLE), _GRANT), 0, 0, 0)
     if made != 0:
         release(made)
@@ -94,14 +95,14 @@ def _grant(context):
 def run_message(context, call, size_bytes):
     """Run a call to its end; return its status.
 
-    The memory that some send needs is granted on the way. Nothing is left to Python that another
-    thread could come between: the context is BUSY until the rows are over.
+    The memory that a send needs is granted on the way. No other thread can come in between: the
+    context is BUSY until the rows are complete.
     """
     status = run(context, call, size_bytes)
     if status == _NO_ROOM:
         put(call, _IS_STARTED, 1)
         while status == _NO_ROOM:
-            put(context, _STATE, _BUSY)  # `run` has the interpreter back: nobody came between
+            put(context, _STATE, _BUSY)  # `run` holds the interpreter: no other thread came between
             if _grant(context):
                 status = run(context, call, size_bytes)
             else:
@@ -111,7 +112,7 @@ def run_message(context, call, size_bytes):
     return status
 
 
-# --- what is asked for ----------------------------------------------------------------------------
+# --- the arguments --------------------------------------------------------------------------------
 
 
 @inline
@@ -142,7 +143,7 @@ def _fill_row(row, call, x, peer, tag, sends):
 
 @inline
 def peer_and_tag(table, peer_object, tag_object, least):
-    """Return peer and tag from `least` on, which is -1 where ANY is allowed; a peer of -2: not."""
+    """Return peer and tag; the peer is `NO_PEER` if one is below `least` (-1 allows ANY)."""
     int_type = get(table, TABLE_INT_TYPE)
     if (
         load64(peer_object + OBJECT_TYPE) != int_type
@@ -151,7 +152,7 @@ def peer_and_tag(table, peer_object, tag_object, least):
         return NO_PEER, 0
     peer, tag = as_integer(peer_object), as_integer(tag_object)
     if (peer == -1 or tag == -1) and _error_occurred() != 0:
-        _clear_error()  # beyond 64 bits: Python says so
+        _clear_error()  # beyond 64 bits: Python raises the error
         return NO_PEER, 0
     world_size = get(get(table, TABLE_CONTEXT), WORLD_SIZE)
     if peer < least or peer >= world_size or tag < least or tag >= _TAGS:
@@ -161,7 +162,7 @@ def peer_and_tag(table, peer_object, tag_object, least):
 
 @inline
 def prepare_message(table, row, x, peer_object, tag_object, sends):
-    """Fill in the row of one message; return its call block, or 0 where Python has to look."""
+    """Fill in the row of one message; return its call block, or 0 if Python must check."""
     if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
         return 0
     none = get(table, TABLE_NONE)
@@ -171,7 +172,7 @@ def prepare_message(table, row, x, peer_object, tag_object, sends):
     needed = C_CONTIGUOUS if sends else C_CONTIGUOUS | WRITEABLE
     if load32_acquire(x + ARRAY_FLAGS) & needed != needed:
         return 0
-    # A receive may say ANY.
+    # A receive may have ANY.
     peer, tag = peer_and_tag(table, peer_object, tag_object, 0 if sends else -1)
     if peer == NO_PEER:
         return 0
@@ -181,7 +182,7 @@ def prepare_message(table, row, x, peer_object, tag_object, sends):
 
 @inline
 def _prepare_messages(table, arguments, n_arguments):
-    """Fill in one row or, for a send_recv, two; return the call block, or 0."""
+    """Fill in one row, or two for a send_recv; return the call block, or 0."""
     row = get(get(table, TABLE_CONTEXT), _MESSAGE_ROWS)
     x, peer = get(arguments, 0), get(arguments, 1)
     if n_arguments == 4:
@@ -199,7 +200,7 @@ def _prepare_messages(table, arguments, n_arguments):
         return 0
     distance = get(second, _T_ADDRESS) - address
     if distance < size_bytes and -distance < get(second, _T_SIZE_BYTES):
-        return 0  # they overlap
+        return 0  # the arrays overlap
     put(call, _N_TRANSFERS, 2)
     return call
 
@@ -223,9 +224,9 @@ def _set_timeouts(row, count, timeout_ns):
 def message_entry(self, arguments, n_arguments):
     """Built-in of ``(x, peer, tag, timeout_s)`` or ``(x, dest, source, out, tag, timeout_s)``.
 
-    Sends or receives x, or both at once. Returns the array that was filled (x if sent); a copy of
-    the rows, where they are over and one of them has failed; or None: nothing was begun, or the
-    communicator is broken.
+    Sends x, receives into x, or does both at once. Returns the array that was filled, or x if it
+    was sent; a copy of the rows if they are complete and one has failed; or None if nothing was
+    started, or if the communicator is broken.
     """
     table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)

@@ -1,12 +1,14 @@
-"""Calls that were started: a queue that whoever waits, or the process's thread, runs in order.
+"""The queue of started calls. A waiting thread, or the process's thread, runs them in order.
 
-A call that fits is posted when it is started, without waiting (`Call.POST`), and finished by
-whoever waits for it: nobody waits for a rank that computes meanwhile. Of the others the thread is
-told, which never takes the interpreter; where it has not begun, the waiter runs the call itself.
+A call that fits is posted when it is started, without waiting (`Call.POST`), and the thread that
+waits for it finishes it: other ranks do not wait for a rank that computes meanwhile. The process's
+thread, which never takes the interpreter, is told about all other calls. If it has not begun one, a
+thread that waits for the call runs it itself.
 
-Who runs calls has taken the context's state from IDLE to BUSY. Those without the interpreter do it
-by a compare-exchange; compiled entries, which have it, look at `Context.PENDING` first, which is
-not zero while anything is queued. Numbers are given with the interpreter held.
+The thread that runs calls has changed the context's state from IDLE to BUSY. Threads without the
+interpreter do so by a compare-exchange. Compiled entries, which hold it, first look at
+`Context.PENDING`, which is not zero while a call is queued. Numbers are assigned with the
+interpreter held.
 """
 
 from __future__ import annotations
@@ -84,15 +86,15 @@ M_THREAD, _M_IS_WANTED = int(TransferTable.THREAD), int(TransferTable.IS_WANTED)
 _M_WAITERS, _M_IS_DEAD = int(TransferTable.WAITERS), int(TransferTable.IS_DEAD)
 _M_LOOKS_LEFT = int(TransferTable.LOOKS_LEFT)
 _NOT_WANTED, _NEW, _SEEN = 0, 1, 2
-"""Of a table of messages: whoever begins one mostly waits at once, so what is new is left alone."""
+"""States of a table of messages. A new message is left alone, as most callers wait at once."""
 _LOOKS_AFTER = 100
-"""So often it is looked at again after the last message: to wake the thread costs each time."""
+"""Number of looks at a table after its last message, because waking the thread costs each time."""
 _SHORTEST_SLEEP_NS, _LONGEST_SLEEP_NS = 1_000_000, 5_000_000
 _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 
 
-# --- running what is queued: by whoever has made the context BUSY ---------------------------------
+# --- running queued calls, by the thread that has made the context BUSY ---------------------------
 
 
 @inline
@@ -104,7 +106,7 @@ def entry_of(queue, number):
 
 @inline
 def _writes_over(queue, call, done, posted):
-    """Return whether a call before this one, which has not ended, writes where this one reads."""
+    """Return whether an earlier call that has not ended writes where this one reads."""
     for number in range(done + 1, posted + 1):
         other = get(entry_of(queue, number), E_CALL)
         if get(other, _WRITES) < get(call, _READS_END) and get(call, _READS) < get(
@@ -116,7 +118,7 @@ def _writes_over(queue, call, done, posted):
 
 @inline
 def post_ahead(queue, context, number, call):
-    """Post a call before the ones before it have ended, without waiting; return whether it was."""
+    """Post a call before earlier ones have ended, without waiting; return whether it was posted."""
     posted, done = get(queue, Q_POSTED), load64_acquire(queue + 8 * Q_DONE)
     post = get(call, _POST)
     if posted != number - 1 or posted - done >= AHEAD or post == 0:
@@ -136,7 +138,7 @@ def _set_deadline(context, timeout_ns):
 
 @inline
 def _run_one(queue, context, number):
-    """Run a call, or finish what was posted; return its status."""
+    """Run a call, or finish it if it was posted; return its status."""
     entry = entry_of(queue, number)
     call = get(entry, E_CALL)
     _set_deadline(context, get(entry, E_TIMEOUT_NS))
@@ -155,7 +157,7 @@ def _run_one(queue, context, number):
 def run_pending(queue, context, until):
     """Run calls in order up to a number, or to the first that fails; return the last status.
 
-    Who runs calls says by `_end` that one has failed, when it has put everything back.
+    The caller reports a failure by `end_running`, after it has restored everything.
     """
     status, done = OK, load64_acquire(queue + 8 * Q_DONE)
     while status == OK and done < until:
@@ -170,14 +172,14 @@ def run_pending(queue, context, until):
         if status == OK:
             exchange64(queue + 8 * Q_DONE, done)
             ring(queue + 8 * Q_BELL)
-    if status != _DEADLINE:  # of which the error says how long it was
+    if status != _DEADLINE:  # the error needs the deadline that passed
         _set_deadline(context, get(queue, Q_TIMEOUT_NS))
     return status
 
 
 @inline
 def begin_running(queue, context):
-    """Become the one that runs calls; return the state that was: IDLE if that has worked."""
+    """Become the thread that runs calls; return the previous state: IDLE means success."""
     state = compare_exchange64(context + 8 * STATE, IDLE, BUSY)
     if state == IDLE:
         put(queue, Q_IS_RUNNING, 1)
@@ -186,24 +188,24 @@ def begin_running(queue, context):
 
 @inline
 def _become_idle(queue, context):
-    """Let others run calls; that this one does not is said first: from then on it is theirs."""
+    """Let other threads run calls. IS_RUNNING is cleared first: from then on it is theirs."""
     store64_release(queue + 8 * Q_IS_RUNNING, 0)
     exchange64(context + 8 * STATE, IDLE)
 
 
 @inline
 def end_running(queue, context, status):
-    """Let others run calls, and wake who waits for that."""
+    """Let other threads run calls, and wake those that wait for this."""
     done = load64_acquire(queue + 8 * Q_DONE)
-    if status == _NO_ROOM:  # that call has not begun: whoever waits for it makes room, or gives up
+    if status == _NO_ROOM:  # the call has not begun: its waiter makes room, or gives up
         put(queue, Q_POSTED, done)
         exchange64(queue + 8 * Q_WANTED, done)
         _become_idle(queue, context)
     elif status != OK:
-        put(queue, Q_POSTED, done + 1)  # the ranks agree on new numbers: the rest is posted anew
+        put(queue, Q_POSTED, done + 1)  # the ranks agree on new numbers, so the rest is reposted
         exchange64(context + 8 * STATE, NEEDS_PYTHON)
         exchange64(queue + 8 * Q_DONE, done + 1)
-        store64_release(queue + 8 * Q_IS_RUNNING, 0)  # Python waits for that, and begins then
+        store64_release(queue + 8 * Q_IS_RUNNING, 0)  # Python waits for this, and then begins
     else:
         _become_idle(queue, context)
     ring(queue + 8 * Q_BELL)
@@ -213,7 +215,7 @@ def end_running(queue, context, status):
 
 @inline
 def sleep_on(bell, seen, timeout):
-    """Sleep until the bell is rung, or for as long as the timespec at `timeout` says; 0: ever."""
+    """Sleep until the bell is rung, at most for the timespec at `timeout`; 0 means no limit."""
     _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
@@ -222,7 +224,7 @@ def sleep_on(bell, seen, timeout):
 
 @inline
 def _has_work(queue):
-    """Return what there is for the thread in a queue: NOTHING, RAN (it may run), IS_BUSY."""
+    """Return the thread's work in a queue: NOTHING, RAN (it may run calls) or IS_BUSY."""
     if load64_acquire(queue + 8 * Q_DONE) >= load64_acquire(queue + 8 * Q_WANTED):
         return NOTHING
     state = load64_acquire(get(queue, Q_CONTEXT) + 8 * STATE)
@@ -233,7 +235,7 @@ def _has_work(queue):
 
 @inline
 def _serve(queue):
-    """Run all that is in a queue, in the thread."""
+    """Run all calls of a queue, in the thread."""
     context = get(queue, Q_CONTEXT)
     if _has_work(queue) != RAN or begin_running(queue, context) != IDLE:
         return
@@ -249,7 +251,7 @@ def _serve(queue):
 
 @inline
 def want_thread(table):
-    """Have the thread take on what is pending in a table of messages that it knows."""
+    """Have the thread progress the pending messages of a table that it knows."""
     thread = get(table, M_THREAD)
     if thread != 0 and exchange64(table + 8 * _M_IS_WANTED, _NEW) == _NOT_WANTED:
         ring(thread + 8 * T_BELL)
@@ -257,7 +259,7 @@ def want_thread(table):
 
 @inline
 def _is_wanted(table):
-    """Return whether messages of a table are pending that somebody has asked the thread for."""
+    """Return whether messages of a table are pending and the thread was asked for them."""
     is_over = get(table, _M_IS_DEAD) != 0
     if is_over or load64_acquire(table + 8 * _M_IS_WANTED) == _NOT_WANTED:
         return False
@@ -270,13 +272,13 @@ def _is_wanted(table):
     exchange64(table + 8 * _M_IS_WANTED, _NOT_WANTED)
     if load64_ordered(table + 8 * _M_PENDING) == 0:
         return False
-    exchange64(table + 8 * _M_IS_WANTED, _NEW)  # one has begun just now
+    exchange64(table + 8 * _M_IS_WANTED, _NEW)  # a message has just started
     return True
 
 
 @inline
 def _step_messages(table, serves):
-    """Take a table's messages a step further, unless somebody does; return as `_has_work`."""
+    """Progress a table's messages, unless another thread does; return like `_has_work`."""
     if not _is_wanted(table):
         return NOTHING
     if not serves or load64_acquire(table + 8 * _M_WAITERS) != 0:
@@ -290,7 +292,7 @@ def _step_messages(table, serves):
 
 @inline
 def _look_at(item, serves):
-    """Serve a queue or a table of messages, or look what there is to do."""
+    """Serve a queue or a table of messages, or look for its work."""
     if item & 1:
         return _step_messages(item - 1, serves)
     found = _has_work(item)
@@ -301,7 +303,7 @@ def _look_at(item, serves):
 
 @inline
 def _look_at_all(thread, serves):
-    """Serve every queue, or look what there is to do in the one that has most."""
+    """Serve every queue and table, or only look; return the work of the one with the most."""
     most = NOTHING
     for place in range(load64_acquire(thread + 8 * T_COUNT)):
         address = thread + 8 * (T_QUEUES + place)
@@ -309,7 +311,7 @@ def _look_at_all(thread, serves):
         if queue == 0:
             continue
         exchange64(thread + 8 * T_CURRENT, queue)
-        if load64_ordered(address) == queue:  # else it is being taken away
+        if load64_ordered(address) == queue:  # otherwise it is being removed
             found = _look_at(queue, serves)
             if found == RAN or most == NOTHING:
                 most = found
@@ -319,7 +321,7 @@ def _look_at_all(thread, serves):
 
 @compiled(_i64(_i64))
 def serve_started(thread):
-    """Run started calls until told to stop: what `pthread_create` begins. Never the interpreter."""
+    """Run started calls until told to stop: the function for `pthread_create`. No interpreter."""
     bell, timeout = thread + 8 * T_BELL, thread + 8 * T_FUTEX
     while load64_acquire(thread + 8 * T_STOP) == 0:
         if _look_at_all(thread, True) == RAN:
@@ -338,7 +340,7 @@ def serve_started(thread):
 
 @compiled(types.void(_i64))
 def ask_thread(table):
-    """Have the thread take on what is pending in a table of messages. For Python."""
+    """Have the thread progress the pending messages of a table. For Python."""
     want_thread(table)
 
 

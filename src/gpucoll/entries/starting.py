@@ -1,4 +1,4 @@
-"""Built-ins that start a call: into the queue of `entries.pending`, posted ahead if that can be."""
+"""Built-ins that start a call: they queue it in `entries.pending`, posted ahead if possible."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 
 @inline
 def _start(queue, number, call, timeout_ns):
-    """Queue a call, posting it if that can be; return whether it was queued."""
+    """Queue a call, posting it if possible; return whether it was queued."""
     context, thread = get(queue, Q_CONTEXT), get(queue, Q_THREAD)
     entry = entry_of(queue, number)
     put(entry, E_CALL, call)
@@ -91,14 +91,14 @@ def _start(queue, number, call, timeout_ns):
 
 @inline
 def _next_number(queue):
-    """Return the number of a call to be started now, or 0: there is no room."""
+    """Return the number for a call that is started now, or 0 if there is no room."""
     number = get(queue, Q_TAIL) + 1
     return number if number - get(queue, Q_REAPED) <= PENDING_CALLS else 0
 
 
 @inline
 def _note_extents(call):
-    """Note where a call's input and output lie."""
+    """Note the extents of a call's input and output in memory."""
     source, destination = get(call, SOURCE), get(call, DESTINATION)
     put(call, _READS, source)
     put(call, _READS_END, source + get(call, SIZE_BYTES))
@@ -111,7 +111,7 @@ def _note_extents(call):
 def start_entry(self, arguments, n_arguments):
     """Built-in of ``(x, out, op, root)``; `self` is a capsule of the collective's table.
 
-    Starts the call and returns its number, or None: Python has to look.
+    Starts the call and returns its number, or None if Python must check.
     """
     table = capsule_pointer(self, 0)
     queue = get(table, TABLE_QUEUE)
@@ -139,7 +139,7 @@ def start_entry(self, arguments, n_arguments):
 def start_block(self, arguments, n_arguments):
     """Built-in of (address of a call block, timeout in ns); `self` is a capsule of the queue.
 
-    Returns the call's number, or 0: there is no room, or no thread that would run it.
+    Returns the call's number, or 0 if there is no room, or no thread that would run it.
     """
     queue = capsule_pointer(self, 0)
     number = _next_number(queue)

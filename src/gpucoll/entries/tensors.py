@@ -1,8 +1,8 @@
-"""PyTorch tensors in compiled entries: what `gpucoll.arrays.tensor_table` leads to, called.
+"""PyTorch tensors in compiled entries: calls of the functions in `gpucoll.arrays.tensor_table`.
 
-What asks for a tensor's flags may let other Python threads run, or the user's own code (a
-TorchFunctionMode). So whoever has asked looks again whether the communicator is idle, and keeps
-nothing in memory that such a thread may use, too.
+Reading a tensor's flags may run other Python threads, or the user's own code (a TorchFunctionMode).
+The caller must therefore check again afterwards that the communicator is idle, and must keep
+nothing in memory that another thread may use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMPLEX = 5
 """DLPack's code of all complex dtypes."""
 
 LEAST_ADDRESS = 1 << 40
-"""Below may be a tensor without memory: its address is the offset into a storage of none."""
+"""A tensor at a smaller address may have no memory: the address is an offset into no storage."""
 
 _i64 = types.int64
 _get_attribute = types.ExternalFunction("PyObject_GetAttr", _i64(_i64, _i64))
@@ -42,9 +42,9 @@ drop_reference = types.ExternalFunction("Py_DecRef", types.void(_i64))
 
 @inline
 def _call_with(function, argument):
-    """Return what a function returns of one argument: a new reference; 0 where it raised.
+    """Call a function with one argument; return a new reference to its result, or 0 if it raised.
 
-    Not by ``PyObject_CallOneArg``, which is a function of libpython only from Python 3.11 on.
+    ``PyObject_CallOneArg`` is not used: it is a function of libpython only from Python 3.11 on.
     """
     return _call(function, on_stack(argument), 1, 0)
 
@@ -52,7 +52,7 @@ def _call_with(function, argument):
 @inline
 def is_tensor(tensors, x):
     """Return whether this is a tensor of PyTorch's own class, or a parameter."""
-    if tensors == 0:  # none has come yet
+    if tensors == 0:  # no tensor has come yet
         return False
     kind = load64(x + OBJECT_TYPE)
     return kind == get(tensors, _TENSOR_TYPE) or kind == get(tensors, _PARAMETER_TYPE)
@@ -60,7 +60,7 @@ def is_tensor(tensors, x):
 
 @inline
 def _is_false(tensors, answer):
-    """Return whether a flag is not set, and let go of it; an error counts as set."""
+    """Return whether a flag is not set, and release it. An error counts as set."""
     if answer == 0:
         _clear_error()
         return False
@@ -81,7 +81,7 @@ def _has_dtype(tensors, x, dtype):
 
 @inline
 def is_plain(tensors, x, key):
-    """Return whether the memory of a tensor, whose dtype's key this is, is its elements."""
+    """Return whether a tensor, with this key of its dtype, has its elements in its memory."""
     if not _is_false(tensors, _call_with(get(tensors, _IS_NEG), x)):
         return False
     if key == _INT8_KEY:
@@ -95,19 +95,19 @@ def is_plain(tensors, x, key):
 
 @inline
 def may_be_written(tensors, x):
-    """Return whether autograd has nothing against a tensor being written."""
+    """Return whether autograd allows a tensor to be written."""
     return _is_false(tensors, _get_attribute(x, get(tensors, _REQUIRES_GRAD)))
 
 
 @inline
 def counts_versions(tensors, x):
-    """Return whether autograd is to be told when a tensor is written: not of inference mode."""
+    """Return whether autograd must be told of writes: not for tensors of inference mode."""
     return _is_false(tensors, _call_with(get(tensors, _IS_INFERENCE), x))
 
 
 @inline
 def _has_memory(tensors, x, address, item_bytes):
-    """Return whether the elements of a tensor are anywhere."""
+    """Return whether a tensor's elements have memory."""
     if address >= LEAST_ADDRESS:
         return True
     if address == 0:
@@ -123,7 +123,7 @@ def _has_memory(tensors, x, address, item_bytes):
 
 @inline
 def _count_contiguous(view):
-    """Return how many elements lie in C order without gaps; -1 where they do not."""
+    """Return the number of elements if they are in C order without gaps; otherwise -1."""
     shape, strides = get(view, _SHAPE), get(view, _STRIDES)
     count, lies_so = 1, True
     for place in range(number_of_dimensions(view)):
@@ -137,19 +137,19 @@ def _count_contiguous(view):
 
 @inline
 def number_of_dimensions(view):
-    """Return how many dimensions a tensor has."""
+    """Return the number of a tensor's dimensions."""
     return np.int64(np.int32(get(view, _N_DIMENSIONS)))
 
 
 @inline
 def key_of_dtype(view):
-    """Return what entries know a tensor's dtype by: `gpucoll.arrays.tensor_table.key_of`."""
+    """Return the key of a tensor's dtype: see `gpucoll.arrays.tensor_table.key_of`."""
     return -(get(view, _N_DIMENSIONS) >> 32)
 
 
 @inline
 def address_of(view):
-    """Return where a tensor lies."""
+    """Return a tensor's address."""
     return get(view, _DATA) + get(view, _BYTE_OFFSET)
 
 
@@ -161,9 +161,9 @@ def shape_of(view):
 
 @inline
 def read_view(tensors, x, view):
-    """Fill in a contiguous tensor's view; return its count of elements, -1 where it has no such."""
+    """Fill in a contiguous tensor's view; return its number of elements, or -1 if it has none."""
     if np.int32(call_loop(get(tensors, _READ), x, view)) != 0:
-        _clear_error()  # a tensor without memory, or of a kind that DLPack does not know
+        _clear_error()  # a tensor without memory, or of a kind that DLPack does not support
         return -1
     if np.int32(get(view, _DEVICE)) != CPU:
         return -1
@@ -172,7 +172,7 @@ def read_view(tensors, x, view):
 
 @inline
 def has_memory(tensors, x, view, count):
-    """Return whether a tensor, whose view and count these are, has memory. Others may run."""
+    """Return whether a tensor with this view and count has memory. Other threads may run."""
     if count == 0:
         return True
     return _has_memory(tensors, x, address_of(view), get(view, _N_DIMENSIONS) >> 43 & 31)
@@ -180,7 +180,7 @@ def has_memory(tensors, x, view, count):
 
 @inline
 def new_like(tensors, x):
-    """Return a new tensor like x, a new reference; 0 where PyTorch makes none."""
+    """Return a new reference to a new tensor like x, or 0 if PyTorch makes none."""
     made = _call_with(get(tensors, _EMPTY_LIKE), x)
     if made == 0:
         _clear_error()
@@ -189,7 +189,7 @@ def new_like(tensors, x):
 
 @inline
 def note_written(tensors, xs):
-    """Tell autograd that some tensors were written; return whether that went well."""
+    """Tell autograd that tensors were written; return whether this succeeded."""
     done = _call_with(get(tensors, _INCREMENT), xs)
     if done == 0:
         return False
@@ -199,7 +199,7 @@ def note_written(tensors, xs):
 
 @inline
 def note_one_written(tensors, x):
-    """Tell autograd that a tensor was written; return whether that went well."""
+    """Tell autograd that one tensor was written; return whether this succeeded."""
     xs = _new_tuple(1)
     if xs == 0:
         return False

@@ -1,4 +1,4 @@
-"""Built-ins that wait for calls that were started, look for their end, and note it."""
+"""Built-ins that wait for started calls, query them, and note their end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _RAISED = int(Context.RAISED)
 _SIGNAL, _NO_ROOM = int(Status.SIGNAL), int(Status.NO_ROOM)
 _LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
 _WAIT_SPINS = 200
-"""So often a waiter looks whether the thread is done, before it sleeps: about 10 us."""
+"""Number of looks whether the thread is done, before a waiter sleeps: about 10 us."""
 _LONG_BYTES = 8 << 10
 _i64 = types.int64
 _save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
@@ -77,7 +77,7 @@ _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 
 @inline
 def _reap(queue, context, number):
-    """Let the entry of a call that has ended be used anew; False: it is not the next, or was."""
+    """Free the entry of a call that has ended; False if it is not the next, or is free already."""
     if get(queue, Q_REAPED) != number - 1:
         return False
     put(queue, Q_REAPED, number)
@@ -105,7 +105,7 @@ def _run_here(queue, context, until):
 
 @inline
 def _sleep_until(queue, context, number, timeout):
-    """Sleep without the interpreter until a call has ended or nobody runs calls; once at most."""
+    """Sleep once, without the interpreter, until a call has ended or no thread runs calls."""
     bell = queue + 8 * Q_BELL
     for _ in range(_WAIT_SPINS):
         if load64_acquire(queue + 8 * Q_DONE) >= number:
@@ -122,7 +122,7 @@ def _sleep_until(queue, context, number, timeout):
 
 @inline
 def _set_timeout(entry, timeout_ns):
-    """Fill in the timespec of who waits for a call; return its address."""
+    """Fill in the timespec for a thread that waits for a call; return its address."""
     put(entry, E_FUTEX, timeout_ns // NANOSECONDS)
     put(entry, E_FUTEX + 1, timeout_ns % NANOSECONDS)
     return entry + 8 * E_FUTEX
@@ -132,7 +132,7 @@ def _set_timeout(entry, timeout_ns):
 def wait_started(self, arguments, n_arguments):
     """Built-in of (number); `self` is a capsule of the queue: run calls until that one has ended.
 
-    Returns 0 where it ended well and this has reaped it; else Python has to look.
+    Returns 0 if the call succeeded and this has reaped it; otherwise Python must check.
     """
     queue = capsule_pointer(self, 0)
     context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
@@ -169,7 +169,7 @@ def _has_arrived(context, sequence):
 
 @inline
 def _finish_arrived(queue, context, number):
-    """Finish calls up to this one for which nobody need be waited for; return a status."""
+    """Finish calls up to this one that need no waiting for other ranks; return a status."""
     status, done = OK, load64_acquire(queue + 8 * Q_DONE)
     while status == OK and done < number:
         is_alone = get(context, WORLD_SIZE) == 1
@@ -185,9 +185,10 @@ def _finish_arrived(queue, context, number):
 
 @compiled(_i64(_i64, _i64, _i64))
 def poll_started(self, arguments, n_arguments):
-    """Built-in of (number, whether the thread is to run it); return whether that call has ended.
+    """Built-in of (number, whether the thread should run it); return whether that call has ended.
 
-    Waits for nobody. What the thread is not told of is only finished where all have arrived.
+    Never waits for other ranks. Unless the thread is told of the calls, they are only finished if
+    all ranks have arrived.
     """
     queue = capsule_pointer(self, 0)
     context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
@@ -214,7 +215,7 @@ def poll_started(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64, _i64))
 def sleep_started(self, arguments, n_arguments):
-    """Built-in of (number, ns): sleep until that call has ended, for so long at most.
+    """Built-in of (number, ns): sleep until that call has ended, at most for the given time.
 
     Runs nothing. Returns whether it has ended.
     """
@@ -234,9 +235,9 @@ def sleep_started(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64, _i64))
 def reap_started(self, arguments, n_arguments):
-    """Built-in of (number), of a call that has ended: its entry may be used anew.
+    """Built-in of (number), for a call that has ended: free its entry for reuse.
 
-    Returns whether it is the caller that has to note how the call ended.
+    Returns whether the caller must note how the call ended.
     """
     queue = capsule_pointer(self, 0)
     number = _as_integer(get(arguments, 0))
@@ -245,9 +246,9 @@ def reap_started(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64, _i64))
 def skip_started(self, arguments, n_arguments):
-    """Built-in of (number) of the next call, which has not begun: it never will.
+    """Built-in of (number), for the next call, which has not begun: skip it.
 
-    Returns whether that has worked: nobody runs calls at this moment.
+    Returns whether this succeeded: it fails while another thread runs calls.
     """
     queue = capsule_pointer(self, 0)
     context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
@@ -263,7 +264,7 @@ def skip_started(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64))
 def hold_started(context, n_reasons):
-    """Let Python alone start calls, while there are reasons for it. For Python."""
+    """Make compiled entries leave all calls to Python while there are reasons. For Python."""
     put(context, _PENDING, get(context, _PENDING) + n_reasons - get(context, _HOLDS))
     put(context, _HOLDS, n_reasons)
     return 0

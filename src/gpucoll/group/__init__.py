@@ -1,4 +1,5 @@
-"""What every communicator stands on: a group of ranks, and how it is divided.
+"""Groups of ranks, on which every communicator stands, and their division.
 
-`protocol.Group` is what all above knows of one; `host` is the ranks of one host around one segment.
+`protocol.Group` is all that the modules above use; `host` is the ranks of one host around one
+segment, and `world` the ranks of several hosts.
 """

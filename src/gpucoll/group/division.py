@@ -1,9 +1,11 @@
-"""What `split` and `duplicate` owe the communicator that is divided: it knows who is alive.
+"""Watch the meetings of `split` and `duplicate` through the communicator that is divided.
 
-The ranks of the new communicator meet in rank 0's socket as in `init`, but each watches the old one
-too: a rank whose process ends, that closes, or that raises something on its way there, ends the
-others at once. As with every call, the old communicator is broken then. Only where all of them have
-been told in the meeting that there is no new one (no memory for it), the old one can be used on.
+The ranks of the new communicator meet at rank 0's socket as in `init`. Each of them also watches
+the old communicator, which knows which ranks are alive. If a rank's process ends, or if the rank
+closes the communicator or raises an exception on its way to the meeting, the others stop waiting at
+once. As after a failure in any other call, the old communicator is broken then. It stays usable
+only if the meeting itself has told all of its ranks that there is no new communicator (no memory
+for it, for example).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from gpucoll.transport.shared.layout import Abort
 
 
 class Division(Watch):
-    """The watch over the meeting of one part; a context that gives the old communicator up.
+    """Watches the meeting of one part; as a context, gives up the old communicator on failure.
 
     Attributes
     ----------
@@ -59,7 +61,7 @@ class Division(Watch):
         now = time.monotonic()
         if not awaited or now < self._next_look:
             return None
-        self._next_look = now + SLICE_S  # it takes a millisecond with a hundred ranks
+        self._next_look = now + SLICE_S  # a look at a hundred ranks takes a millisecond
         gone = self._group.gone_ranks()
         for rank in awaited:
             if self.number(rank) in gone:

@@ -1,4 +1,4 @@
-"""From a job to its group, wherever the ranks are."""
+"""Make the group of a job's ranks, on one host or on several."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Introductions = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Policy:
-    """What is decided when the ranks of a host have met.
+    """The decisions that are taken when the ranks of a host have met.
 
     Attributes
     ----------
     tune : callable
-        Called on its first rank with all introductions; returns the `Tuning` for all.
+        Called on the host's first rank with all introductions; returns the `Tuning` for all.
     waiting : callable
         Called on every rank; returns how often a wait spins, and yields, before it sleeps.
     """
@@ -37,16 +37,16 @@ class Policy:
 
 @dataclass(frozen=True)
 class Met:
-    """What a rank has once all ranks have met.
+    """The result of a meeting on one rank.
 
     Attributes
     ----------
     group, channel
         The ranks, and what moves bytes between all of them.
     introductions : list of dict
-        What each said of itself, by rank.
+        The ranks' introductions, by rank.
     spans_hosts : bool
-        Whether they are on several hosts.
+        Whether the ranks are on several hosts.
     """
 
     group: Group
@@ -66,13 +66,13 @@ def join(
 ) -> Met:
     """Meet the ranks of `job`; return their group, whose waits take `timeout_s` at most.
 
-    Where all are on one host, they are the same as if they could be on no other. See
-    `gpucoll.group.host.joining.join` for `facts`, `same`, `watch` and what is raised.
+    If all ranks turn out to be on one host, the group is the same as that of a job that cannot span
+    hosts. See `gpucoll.group.host.joining.join` for `facts`, `same`, `watch` and the errors.
     """
     if job.meet is None:
         members = join_host(job, policy.tune, meet_timeout_s, facts, same, watch)
         return _on_one_host(members, policy, timeout_s, members.introductions)
-    # Nothing of this is loaded on one host.
+    # A job on one host loads none of these modules.
     from gpucoll.group.world.ballots import Ballots
     from gpucoll.group.world.board import Board
     from gpucoll.group.world.channel import WorldChannel

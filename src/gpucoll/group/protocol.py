@@ -1,7 +1,8 @@
-"""What every communicator stands on: a group of ranks, wherever they are.
+"""The protocol of a group of ranks, on which every communicator stands.
 
-`gpucoll.group.host.group.HostGroup` is the ranks of one host around one segment. What runs above
-it knows this much of it, and nothing of segments.
+`gpucoll.group.host.group.HostGroup` implements it for the ranks of one host around one segment, and
+`gpucoll.group.world.group.WorldGroup` for those of several hosts. The modules above use only this
+protocol, and nothing of segments.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from gpucoll.transport.shared.words import Status
 from gpucoll.types import Collective
 
 ENDING_S = 2.0
-"""How long who gives a communicator up waits for threads in its calls, which notice in 20 ms."""
+"""How long a rank that gives a communicator up waits for threads in its calls.
+
+They notice within 20 ms.
+"""
 
 
 class Channel(Protocol):
@@ -38,10 +42,10 @@ class Channel(Protocol):
 
 
 class EnqueuedCalls(Protocol):
-    """This rank's calls on GPU arrays, posted for the others to compare."""
+    """This rank's calls on GPU arrays, posted for the other ranks to compare."""
 
     words: Any
-    """Of which the item `gpucoll.group.host.enqueued.SEQUENCE` is `sequence`, in half the time."""
+    """A view: item `gpucoll.group.host.enqueued.SEQUENCE` is `sequence`, in half the time."""
 
     @property
     def sequence(self) -> int:
@@ -53,14 +57,14 @@ class EnqueuedCalls(Protocol):
 
     @property
     def has_uncompared(self) -> bool:
-        """Whether this rank has posted calls of which that is not known."""
+        """Whether this rank has posted calls that have not been compared on all ranks."""
 
     @property
     def late_rank(self) -> int:
-        """A rank that the last `compare` found late; -1: none.
+        """A rank that the last `compare` found late, or -1.
 
-        Of another host one that has closed the communicator, where there is one: which of its ranks
-        is late is not known here.
+        This rank cannot tell which rank of another host is late. For such a host, it returns a rank
+        that has closed the communicator, or else the leader.
         """
 
     def is_compared(self, sequence: int) -> bool:
@@ -70,48 +74,54 @@ class EnqueuedCalls(Protocol):
         """Return the built-in that posts this call and returns a `Status`; keep the block."""
 
     def compare(self) -> Status:
-        """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""
+        """Compare as far as all ranks have posted; return OK, MORE (a rank is late) or MISMATCH."""
 
     def say_failed(self) -> None:
-        """Tell the ranks that wait for this one's GPU that it will not come."""
+        """Tell the ranks that wait for this rank's GPU that it will not connect."""
 
     def failed_ranks(self) -> list[int]:
-        """Return the ranks that said so."""
+        """Return the ranks that have reported that their GPU will not connect."""
 
 
 class StartedCalls(Protocol):
-    """Calls that were started, in order: run by whoever waits, or by the process's own thread.
+    """The queue of started calls: a waiting thread runs them in order, or the process's own thread.
 
     Each has a number: 1, 2, ...
     """
 
     wait: Callable[[int], int]
-    """``(number)``: runs calls until that one has ended, well and as the next to be noted: 0.
+    """``(number)``: runs calls until the one of this number has ended.
 
-    Else returns 1, perhaps before that, where a failed call must be settled first. Ctrl-C comes out
-    of it.
+    Returns 0 if that call succeeded and this has reaped it. Otherwise it returns 1, and Python has
+    to find out more. If a failed call must be settled first, it may return 1 before the call has
+    ended. It raises KeyboardInterrupt on Ctrl-C.
     """
     poll: Callable[[int, int], int]
-    """``(number, wanted)``: finishes what needs nobody else; returns whether that one has ended.
+    """``(number, wanted)``: returns whether the call has ended, without waiting for other ranks.
 
-    `wanted`: from now on the thread runs it.
+    It finishes calls that need no other rank any more. `wanted`: the thread runs the call from now
+    on.
     """
     sleep: Callable[[int, int], int]
-    """``(number, ns)``: sleeps until that one has ended, for so long at most; returns whether."""
+    """``(number, ns)``: sleeps until the call has ended, or for `ns`; returns whether it has
+    ended."""
     reap: Callable[[int], int]
-    """``(number)``: the entry of a call may be used anew, if all before it were reaped.
+    """``(number)``: frees the entry of an ended call, once those of all calls before it are free.
 
-    Not before its Work has ended, or where nobody runs calls any more.
+    It must not be called before the call's Work has ended, unless nobody runs calls any more.
     """
 
     def start(self, block: CallBlock, timeout_s: float) -> int:
         """Start a call and return its number; 0: there is no room. Keep the block until its end."""
 
     def without_room(self) -> int:
-        """Return the number of the next call, if it has found no memory and not begun; else 0."""
+        """Return the number of the next call if it found no memory and so has not begun; else 0."""
 
     def make_room(self, number: int) -> None:
-        """Let such a call be run again; SharedMemoryError: there is no memory, it never will."""
+        """Let a call that found no memory run again.
+
+        Raises SharedMemoryError if there still is no memory; the call never runs then.
+        """
 
     def begin_serving(self) -> bool:
         """Start the thread, unless it runs; return whether it runs calls of this queue."""
@@ -130,10 +140,10 @@ class StartedCalls(Protocol):
         """Return the status of a call that has ended and was not reaped."""
 
     def settle(self) -> bool:
-        """Wait, for `ENDING_S` at most, until nobody runs calls; return whether nobody does.
+        """Wait, for `ENDING_S` at most, until no thread runs calls; return whether none does.
 
-        That the last one has ended is told a moment before that. One that was given up ends within
-        a slice of waiting.
+        The end of the last call is visible a moment before its thread has stopped running calls. A
+        call that was given up ends within one slice of waiting.
         """
 
 
@@ -143,18 +153,18 @@ class Group(Protocol):
     Attributes
     ----------
     rank, world_size : int
-        Which of how many.
+        This rank, and the number of ranks.
     timeout_s : float
         Default deadline of every wait, in seconds.
     keeps_order : bool
         Whether all reductions combine the ranks in the order 0 to P-1, whatever that costs; the
         same on every rank.
     was_told : bool
-        Whether that was raised to somebody.
+        Whether `failure` has been raised to the program.
     is_in_use : bool
         Whether a thread that cannot be ended may still look at what is shared.
     over_mpi : MpiRanks or None
-        The ranks as MPI knows them, where arrays go through it (`gpucoll.backends.mpi.ranks`).
+        The ranks as MPI knows them, if arrays go through it (`gpucoll.backends.mpi.ranks`).
     """
 
     rank: int
@@ -179,19 +189,19 @@ class Group(Protocol):
 
     @property
     def failure(self) -> GpucollError | None:
-        """Why it is broken."""
+        """The error that broke the group; None: it is not broken."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether this rank takes part no more."""
+        """Whether this rank has left the group."""
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child's copy, which can do nothing."""
+        """Whether this is a forked child's copy, which cannot be used."""
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is running at this moment, in some thread of Python's."""
+        """Whether a Python thread is running a call at this moment."""
 
     @property
     def is_aborted(self) -> bool:
@@ -199,11 +209,11 @@ class Group(Protocol):
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether an interrupt in a call of this rank has broken it: the program got that."""
+        """Whether an interrupt in this rank's call has broken it, so that the program knows."""
 
     @property
     def needs_settling(self) -> bool:
-        """Whether no call can run before `check_usable`, or at all."""
+        """Whether no call can run until `check_usable` has settled something, or ever again."""
 
     @property
     def completed(self) -> int:
@@ -212,16 +222,16 @@ class Group(Protocol):
     # --- may a call run ---------------------------------------------------------------------------
 
     def check_alive(self) -> None:
-        """Raise where this rank has closed the communicator, or is a forked child."""
+        """Raise if this rank has closed the communicator, or is a forked child."""
 
     def check_open(self) -> None:
-        """Raise where no call can ever run again."""
+        """Raise if no call can ever run again."""
 
     def check_usable(self, timeout_s: float | None = None) -> None:
-        """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
+        """Raise unless a call can run now; first settle what an earlier mismatch has left open."""
 
     def raise_if_aborted(self) -> None:
-        """Raise, now and from now on, where the group has been given up."""
+        """Raise, now and from now on, if the group has been given up."""
 
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means."""
@@ -242,40 +252,40 @@ class Group(Protocol):
     def abort(
         self, code: Abort = ..., rank: int | None = None, sequence: int | None = None
     ) -> None:
-        """Give the group up for all ranks, unless somebody already has."""
+        """Give the group up for all ranks, unless a rank already has."""
 
     def break_with(self, code: Abort, rank: int, why: str = "") -> None:
-        """Give the group up for all ranks, unless somebody already has; raise.
+        """Give the group up for all ranks, unless a rank already has; raise the error.
 
         Parameters
         ----------
         code : Abort
             What has happened.
         rank : int
-            To whom.
+            The rank to which it has happened.
         why : str
-            What that rank has raised, where it is known here.
+            The exception that the rank has raised, if it is known here.
         """
 
     def abort_error(self, waited_s: float | None = None) -> GpucollError:
         """Return the error for why it was given up."""
 
     def fail(self, error: GpucollError) -> GpucollError:
-        """Note why it is broken, and return it: every later call raises that."""
+        """Store the error that broke the group, and return it; later calls raise it."""
 
     def end_calls(self) -> bool:
-        """Let no call begin, and give up one that runs in another thread; return whether it ended.
+        """Let no call begin, give up one that runs in another thread; return whether it has ended.
 
-        Waits for it for `ENDING_S` at most.
+        It waits for the running call for `ENDING_S` at most.
         """
 
     def agreement(self, timeout_s: float) -> Agreement:
-        """Return this rank's part in agreeing who goes on after losses.
+        """Return this rank's part in the agreement on the survivors after losses.
 
         Parameters
         ----------
         timeout_s : float
-            How long a rank that lives has for coming.
+            How long the others wait for a rank that is alive.
         """
 
     # --- what stands on it ------------------------------------------------------------------------
@@ -284,36 +294,39 @@ class Group(Protocol):
         """Return this rank's ring of calls on GPU arrays."""
 
     def started_calls(self) -> StartedCalls:
-        """Return the queue in which compiled code runs started calls, made at the first time."""
+        """Return the queue in which compiled code runs started calls; the first call makes it."""
 
     def hold(self, n_reasons: int) -> None:
-        """Let compiled entries leave every call to Python, while there are reasons for it."""
+        """Make compiled entries leave every call to Python while `n_reasons` is not 0."""
 
     def bind_cpus(self) -> None:
-        """Bind this process to CPUs of its own, where the ranks share enough of them."""
+        """Bind this process to CPUs of its own, if the ranks share enough of them."""
 
     def meeting_of(
         self, ranks: Sequence[int], token: str, call: str, tell: Callable[[bytes], list[bytes]]
     ) -> Job:
-        """Return the job of this rank and others of the group, who meet anew; every rank calls it.
+        """Return the job in which this rank and others of the group meet anew; every rank calls it.
 
         Parameters
         ----------
         ranks : sequence of int
-            They, in their new order; empty: this rank meets nobody.
+            The ranks that meet, in their new order; empty: this rank meets nobody.
         token : str
-            The same for all of them, and nobody else's.
+            A token that all of them pass, and no other rank.
         call : str
-            What for, for messages.
+            The call in which they meet, for messages.
         tell : callable
-            Gives every rank of the group this one's bytes and returns theirs, by rank.
+            Sends this rank's bytes to every rank of the group; returns all ranks' bytes, by rank.
         """
 
     def describe(self) -> Mapping[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about the group for people to read: name -> sentence."""
 
     def note_exception(self, error: BaseException) -> None:
-        """Keep what takes this rank out of the group, for the others: before `close` or `abort`."""
+        """Store the exception that takes this rank out of the group, for the others to read.
+
+        It must be called before `close` or `abort`.
+        """
 
     def close(self) -> None:
-        """Say that this rank takes part no more, and let go of everything shared."""
+        """Report that this rank leaves the group, and release everything shared."""

@@ -1,4 +1,4 @@
-"""Who is left of a communicator after losses: what `shrink` agrees on, wherever the ranks are."""
+"""What the remaining ranks agree on in `shrink`, on one host or on several."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from gpucoll.wording import list_ranks
 
 T = TypeVar("T")
 _MOST_ROUNDS: Final = 64
-"""In each somebody is lost, or late by the whole deadline."""
+"""Limit of rounds. In each round that fails a rank is lost, or late by the whole deadline."""
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """Who goes on.
+    """The ranks that go on, and how they meet.
 
     Attributes
     ----------
     round : int
-        Which agreement of this communicator it is: 1, or more where ranks were lost on the way to
-        the new one.
+        Number of the agreement: 1, or more if ranks were lost on the way to the new communicator.
     ranks : tuple of int
-        As the old communicator numbers them, ascending: their places are their new ranks.
+        Their ranks in the old communicator, ascending. Their places in this tuple are their new
+        ranks.
     resumed_from : int
-        The last collective that all of them have completed.
+        The number of the last collective that all of them have completed.
     token : str
-        By which they meet.
+        The token by which they meet.
     meet : str
-        Where, as ``host:port``, if they are on several hosts.
+        Where they meet, as ``host:port``, if they are on several hosts.
     """
 
     round: int
@@ -49,7 +49,7 @@ class Survivors:
 
 
 class SurvivorsWatch(Watch):
-    """Watches the meeting of those who go on, by the communicator that they had."""
+    """Watches the survivors' meeting through the old communicator."""
 
     call = "shrink"
 
@@ -64,36 +64,39 @@ class SurvivorsWatch(Watch):
 
 
 class Agreement(Protocol):
-    """This rank's part in agreeing who goes on, and in making what they go on with."""
+    """This rank's part in the agreement on the survivors, and in their meeting."""
 
     def agree(self) -> Survivors:
-        """Return who goes on, once that is settled among the ranks that are left.
+        """Return the survivors, once the remaining ranks have agreed on them.
 
-        Called again after `abandon`: those who were agreed on agree anew.
+        After `abandon` it is called again: the ranks that were agreed on agree anew.
 
         Raises
         ------
         ShrinkError
-            Too few are left, or the others have gone on without this rank.
+            Too few ranks are left, or the others have gone on without this rank.
         """
 
     def meeting_of(self, survivors: Survivors) -> tuple[Job, Watch]:
-        """Return the job of those who go on, and what watches over their meeting."""
+        """Return the job in which the survivors meet, and the watch over their meeting."""
 
     def abandon(self, survivors: Survivors) -> bool:
-        """Give their meeting up, unless all of them have the new communicator; return whether."""
+        """Give up the survivors' meeting, unless all of them have the new communicator.
+
+        Returns whether the meeting is given up.
+        """
 
     def leave(self) -> None:
-        """Say that this rank goes on with nobody: it was interrupted, or something was raised."""
+        """Withdraw this rank from the agreement, after an interrupt or an exception."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
 
 def are_enough(left: Sequence[int], former: Sequence[int]) -> bool:
-    """Return whether these may go on: more than half, or the half with the lowest of all.
+    """Return whether the ranks `left` may go on: more than half, or the half with the lowest rank.
 
-    Any two sets of ranks that are enough have one in common, so that no two can go on apart.
+    Any two sets of ranks that are enough have a rank in common, so no two sets can go on apart.
     """
     if 2 * len(left) == len(former):
         return min(former) in left
@@ -103,9 +106,9 @@ def are_enough(left: Sequence[int], former: Sequence[int]) -> bool:
 def too_few_error(
     who: str, left: Sequence[int], former: Sequence[int], absent: Sequence[str]
 ) -> ShrinkError:
-    """Return the error for a rank that is left with too few.
+    """Return the error for a rank that is left with too few others.
 
-    `absent` says, for the other ranks, what has become of them.
+    `absent` describes what has become of the other ranks.
     """
     needed = len(former) // 2 + 1
     half = f", or {len(former) // 2} with rank {min(former)}" if len(former) % 2 == 0 else ""
@@ -119,7 +122,7 @@ def too_few_error(
 
 
 def left_behind_error(who: str, survivors: Sequence[int]) -> ShrinkError:
-    """Return the error for a rank without which the others have gone on."""
+    """Return the error for a rank that the others have left behind."""
     return ShrinkError(
         f"{who} came too late: {list_ranks(survivors)} {'has' if len(survivors) == 1 else 'have'} "
         "gone on in a communicator without this rank, which was stopped, very slow, cut off or "
@@ -131,14 +134,14 @@ def left_behind_error(who: str, survivors: Sequence[int]) -> ShrinkError:
 def come_together(
     agreement: Agreement, make: Callable[[Job, Watch], T], who: str
 ) -> tuple[T, Survivors]:
-    """Agree who goes on, and make with those ranks what they go on with; again where some are lost.
+    """Agree on the survivors and make what they go on with; repeat if some of them are lost.
 
     Parameters
     ----------
     agreement : Agreement
         This rank's part.
     make : callable
-        Meets the ranks of a job.
+        Meets the ranks of a job, and returns what they go on with.
     who : str
         This rank, for messages.
 
@@ -156,8 +159,8 @@ def come_together(
                 if not agreement.abandon(survivors):
                     raise
         raise ShrinkError(
-            f"{who} gives up: {_MOST_ROUNDS} times some of the ranks that were left had agreed to "
-            "go on and could not meet. Close the communicator and end this rank"
+            f"{who} gives up: {_MOST_ROUNDS} times, ranks that had agreed to go on could not "
+            "meet. Close the communicator and end this rank"
         )
     except BaseException:
         agreement.leave()

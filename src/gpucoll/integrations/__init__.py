@@ -1,1 +1,1 @@
-"""gpucoll under the names of other frameworks; by the public API only."""
+"""Integrations of gpucoll with other frameworks. They use only the public API."""

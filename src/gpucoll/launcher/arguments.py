@@ -1,4 +1,4 @@
-"""gpucoll-run's command line: its own options, then a program with options of its own."""
+"""gpucoll-run's command line: its own options, then a program with its arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 from gpucoll import config
 from gpucoll.launcher.job import BIND_MODES
 from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
-from gpucoll.launcher.terminal import columns
+from gpucoll.terminal import columns
 from gpucoll.version import __version__
 
 __all__ = ["Options", "parse"]
@@ -20,30 +20,31 @@ PROGRAM = "gpucoll-run"
 
 DESCRIPTION = (
     "Start a program on several ranks of this host, watch them, and end them together. With "
-    "--nodes they are part of a job over several hosts, on each of which gpucoll-run is started."
+    "--nodes they belong to a job over several hosts: start gpucoll-run on each of them."
 )
 
 EPILOG = """\
 the program:
   script.py ARGUMENT ...     run by this Python interpreter
-  -m module ARGUMENT ...     likewise, as python -m does
-  program ARGUMENT ...       anything that can be executed, looked up on PATH
+  -m module ARGUMENT ...     likewise, as with python -m
+  program ARGUMENT ...       any executable, looked up on PATH
 
-Every line that a rank prints gets its rank in front: [2] text. The launcher's standard input goes
-to rank 0. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are handed on to all ranks; a
-second Ctrl-C kills them. When a rank fails, the others get the grace time to end by themselves,
-then SIGTERM, then, after the same time again, SIGKILL. What a rank started and left running is
-ended with it. Ranks that wait in gpucoll.init for one that has ended, with exit code 0 too, fail.
+Each line that a rank prints is prefixed with its rank: [2] text. Rank 0 reads the launcher's
+standard input. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to all ranks; a
+second Ctrl-C kills them. If a rank fails, the others have the grace time to end by themselves. Then
+they receive SIGTERM and, after the same time again, SIGKILL. Processes that a rank has started and
+left running are ended with it. Ranks that wait in gpucoll.init for a rank that has ended fail, even
+if its exit code was 0.
 
-exit code: 0 when all ranks ended with 0; else that of the rank that failed first, 128 + N if signal
-N killed it; 124 after --timeout; 1 when what they print cannot be written; 2 for a wrong command
-line.
+exit code: 0 if all ranks ended with 0; otherwise that of the rank that failed first, or 128 + N if
+signal N killed it; 124 after --timeout; 1 if the ranks' output cannot be written; 2 for a wrong
+command line.
 
-several hosts: gpucoll-run --nodes 2 --node-rank 0 --meet HOST:PORT -n 4 ... on HOST, and the same
-with --node-rank 1 on the other, with the same GPUCOLL_SECRET in both terminals. -n 4,2 starts 4
-ranks on node 0 and 2 on node 1. Each launcher watches and ends the ranks of its own host.
+several hosts: run gpucoll-run --nodes 2 --node-rank 0 --meet HOST:PORT -n 4 ... on HOST, and the
+same with --node-rank 1 on the other host, with the same GPUCOLL_SECRET in both terminals. -n 4,2
+starts 4 ranks on node 0 and 2 on node 1. Each launcher watches and ends the ranks of its own host.
 
-OMP_NUM_THREADS is not set: programs with thread pools may want to set it when ranks are not bound.
+OMP_NUM_THREADS is not set; if ranks are not bound, programs with thread pools may need it.
 """
 
 TAKE_A_VALUE = {
@@ -54,24 +55,24 @@ TAKE_A_VALUE = {
 
 @dataclass(frozen=True)
 class Options:
-    """A command line, understood and checked."""
+    """A parsed and checked command line."""
 
     ranks: int
-    """To be started here."""
+    """The number of ranks to start here."""
     bind: str
     prefix: bool
     timeout_s: float | None
     grace_s: float
     command: list[str]
     span: Span | None = None
-    """Which of them all, where the job is one over several hosts."""
+    """Which ranks these are, if the job runs on several hosts."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports a mistake in one line: the usage above it would hide what is wrong."""
+    """Reports a mistake in one line, which the usage text would hide."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and exit with code 2."""
+        """Print what is wrong, and exit with code 2."""
         self.exit(2, f"{PROGRAM}: {message} (see {PROGRAM} --help)\n")
 
 
@@ -101,7 +102,7 @@ def make_parser() -> OneLineParser:
 
 
 def add_options(parser: OneLineParser) -> None:
-    """Add what stands before the program."""
+    """Add the options that precede the program."""
     parser.add_argument(
         "-n",
         "-np",
@@ -109,41 +110,45 @@ def add_options(parser: OneLineParser) -> None:
         type=counts,
         required=True,
         metavar="RANKS",
-        help="number of ranks to start; over several hosts on each, or a list: 4,2",
+        help="number of ranks to start; with several hosts on each of them, or a list: 4,2",
     )
     parser.add_argument(
         "--nodes", type=rank_count, metavar="N", help="number of hosts of the job (default: 1)"
     )
     parser.add_argument(
-        "--node-rank", type=whole, metavar="I", help="which of them this is, from 0 on"
+        "--node-rank", type=whole, metavar="I", help="the number of this host, from 0 on"
     )
     parser.add_argument(
         "--meet",
         metavar="HOST:PORT",
-        help="where the hosts' ranks meet: an address and a free port of node 0, or file:///PATH "
-        "on a file system that all share (default: GPUCOLL_MEET)",
+        help=(
+            "where the hosts' ranks meet: an address and a free port of node 0, or file:///PATH "
+            "on a file system that all hosts share (default: GPUCOLL_MEET)"
+        ),
     )
     parser.add_argument(
         "--bind",
         choices=BIND_MODES,
         default="auto" if config.binding_allowed() else "none",
-        help="auto: bind ranks to disjoint sets of CPUs if there are enough; none: do not "
-        "(default: %(default)s)",
+        help=(
+            "auto: bind ranks to disjoint sets of CPUs if there are enough; none: do not bind "
+            "(default: %(default)s)"
+        ),
     )
     parser.add_argument(
         "--prefix",
         action="store_true",
         default=True,
-        help="put [rank] in front of each line (default)",
+        help="prefix each line with [rank] (default)",
     )
     parser.add_argument(
-        "--no-prefix", dest="prefix", action="store_false", help="show lines as they are"
+        "--no-prefix", dest="prefix", action="store_false", help="show lines without a prefix"
     )
     parser.add_argument(
         "--timeout",
         type=seconds,
         metavar="S",
-        help="end all ranks after so many seconds (default: never)",
+        help="end all ranks after this many seconds (default: never)",
     )
     parser.add_argument(
         "--grace",
@@ -154,31 +159,31 @@ def add_options(parser: OneLineParser) -> None:
 
 
 def rank_count(text: str) -> int:
-    """Return a number of ranks."""
+    """Parse a number of ranks."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def whole(text: str) -> int:
-    """Return a whole number."""
+    """Parse a whole number."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
 
 def counts(text: str) -> list[int]:
-    """Return numbers of ranks."""
+    """Parse one number of ranks, or a list of them."""
     try:
         return rank_counts(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number from 1 on, nor a list of such"
+            f"{text!r} is neither a whole number of at least 1 nor a list of them"
         ) from None
 
 
 def seconds(text: str) -> float:
-    """Return a time in seconds."""
+    """Parse a time in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -189,7 +194,7 @@ def seconds(text: str) -> float:
 
 
 def parse(arguments: list[str]) -> Options:
-    """Understand a command line; exit with code 2 and one line if it is wrong."""
+    """Parse a command line; if it is wrong, exit with code 2 and one line."""
     own, rest = split(arguments)
     parser = make_parser()
     known = parser.parse_args(own)
@@ -202,9 +207,7 @@ def parse(arguments: list[str]) -> Options:
     elif rest:
         command = program_command(parser, rest[0], rest[1:])
     else:
-        parser.error(
-            "which program is to be run? A script.py, -m module or an executable is missing"
-        )
+        parser.error("there is no program to run: add a script.py, -m module or an executable")
     try:
         ranks, span = find_span(known.ranks, known.nodes, known.node_rank, known.meet)
     except NodesError as error:
@@ -213,9 +216,9 @@ def parse(arguments: list[str]) -> Options:
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Divide a command line into gpucoll-run's options and the program with its arguments.
+    """Split a command line into gpucoll-run's options and the program with its arguments.
 
-    The program's options must not be looked at, and argparse has no way to stop at the first
+    The program's own options must not be parsed, and argparse cannot stop at the first positional
     argument.
     """
     position = 0
@@ -233,7 +236,7 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def program_command(parser: OneLineParser, program: str, arguments: list[str]) -> list[str]:
-    """Return the command line that runs a script or an executable."""
+    """Return the command that runs a script or an executable."""
     if program.endswith(".py"):
         if not os.path.isfile(program):
             parser.error(f"no such file: {program}")
@@ -247,9 +250,9 @@ def program_command(parser: OneLineParser, program: str, arguments: list[str]) -
 
 
 def which(program: str) -> str | None:
-    """Return the path of an executable, looked up on PATH unless it names a folder.
+    """Return the path of an executable: from PATH, unless its name contains a folder.
 
-    As `shutil.which`, whose module takes longer to import than everything else here.
+    It replaces `shutil.which`, whose module takes longer to import than everything else here.
     """
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     for folder in folders:

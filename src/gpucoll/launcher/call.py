@@ -1,9 +1,9 @@
 """What travels between `gpucoll.launch` and its ranks: the call one way, a reply the other way.
 
-The call lies in one file in memory that all ranks inherit, however many they are. A reply comes
-through a pipe of the rank's own: its length, then a pickle of plain bytes and strings, so that it
-can be read whatever is inside. What is inside (a result, an exception) is a pickle of its own,
-opened by `gpucoll.launch` alone.
+The call is in one file in memory that all ranks inherit. A reply comes through a pipe of its rank:
+first its length, then a pickle of plain bytes and strings, so that it can always be read. Its
+contents (a result or an exception) are pickled separately, and only `gpucoll.launch` unpickles
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH = struct.Struct("<Q")
 READ_BYTES = 1 << 20
 
 Join = Callable[[], AbstractContextManager[Any]]
-"""Gives the rank its communicator; `gpucoll.init` outside of the launcher's own tests."""
+"""Returns the rank's communicator. It is `gpucoll.init`, except in tests of the launcher alone."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Reply:
     """How the function ended on one rank."""
 
     result: bytes | None
-    """Pickle of what it returned; None if it failed."""
+    """The pickled return value; None if the function failed."""
     exception: bytes | None = None
-    """Pickle of what it raised; None if that cannot be pickled."""
+    """The pickled exception; None if it cannot be pickled."""
     parts: bytes | None = None
-    """Pickle of the exception's (class, args, attributes), for those that do not unpickle."""
+    """The pickled (class, args, attributes) of an exception that cannot be unpickled."""
     kind: str = ""
-    """Name of the exception's class."""
+    """The name of the exception's class."""
     text: str = ""
-    """The traceback, formatted where the source is at hand."""
+    """The traceback, formatted on the rank, where the source is available."""
     follows: bool = False
-    """Whether another rank's failure led to it (PeerLostError, AbortedError)."""
+    """Whether the failure of another rank caused this one (PeerLostError, AbortedError)."""
 
 
 def store_call(
@@ -53,9 +53,9 @@ def store_call(
 ) -> BinaryIO:
     """Pickle a call into an unnamed file that ranks can inherit.
 
-    The file holds the caller's ``sys.path`` and ``sys.argv``, and then, as a pickle inside the
-    pickle, the call itself: a rank can import nothing of it, not even gpucoll, before it has the
-    path.
+    The file contains the caller's ``sys.path`` and ``sys.argv``, then the call itself as a pickle
+    within the pickle: until a rank has set the path it cannot import anything that the call needs,
+    not even gpucoll.
     """
     with by_value_if_unreachable(function):
         body = pickled_with_places((join, function, args, kwargs))
@@ -70,10 +70,10 @@ def store_call(
 
 
 def pickled_with_places(value: object) -> bytes:
-    """Return what `cloudpickle.dumps` does, with the files that functions are from.
+    """Pickle like `cloudpickle.dumps`, and keep the names of the files that define functions.
 
-    cloudpickle from 3.1.3 on puts ``<dynamic-code>`` in their place, and a traceback then shows
-    neither the file nor its lines.
+    From 3.1.3 on, cloudpickle replaces these names by ``<dynamic-code>``, and a traceback then
+    shows neither the file nor its lines.
     """
     import cloudpickle
 
@@ -92,12 +92,12 @@ def pickled_with_places(value: object) -> bytes:
 
 
 def make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], place: str) -> CodeType:
-    """Return a function's code as it was, from that file."""
+    """Return a function's code with the name of its original file."""
     return make(*arguments).replace(co_filename=place)
 
 
 def unnamed_file() -> BinaryIO:
-    """Return a file in memory, or a deleted one on disk where that is forbidden."""
+    """Return an anonymous file in memory, or a deleted one on disk if that is forbidden."""
     try:
         return open(os.memfd_create("gpucoll-call"), "w+b")
     except (AttributeError, OSError):
@@ -106,10 +106,10 @@ def unnamed_file() -> BinaryIO:
 
 @contextmanager
 def by_value_if_unreachable(function: Callable[..., Any]) -> Iterator[None]:
-    """Have the function's module pickled by value if a fresh process could not import it.
+    """Pickle the function's module by value within the block if a fresh process cannot import it.
 
-    cloudpickle does so for ``__main__``. A test module that pytest imported by its path, or a
-    module that a notebook made, is out of a rank's reach all the same.
+    cloudpickle does this only for ``__main__``. But a rank cannot import a test module that pytest
+    imported by its path either, nor a module made in a notebook.
     """
     import cloudpickle
 
@@ -130,13 +130,13 @@ def by_value_if_unreachable(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def is_importable(module: ModuleType) -> bool:
-    """Return whether an import by the module's name would find this module's file."""
+    """Return whether importing the module's name would find this module's file."""
     file = getattr(module, "__file__", None)
-    if file is None:  # built in, or made at run time
+    if file is None:  # a built-in module, or one made at run time
         return module.__name__ in sys.builtin_module_names
     try:
         spec = fresh_spec(module.__name__)
-    except Exception:  # a finder of somebody's that does not like the question
+    except Exception:  # a third party's finder may raise anything
         return True
     return (
         spec is not None
@@ -146,9 +146,9 @@ def is_importable(module: ModuleType) -> bool:
 
 
 def fresh_spec(name: str) -> ModuleSpec | None:
-    """Find a module as a process that has imported nothing would.
+    """Return the spec that a process without any imports would find for a module.
 
-    `importlib.util.find_spec` looks first at what is imported already.
+    `importlib.util.find_spec` would return the spec of the imported module instead.
     """
     parent, _, _ = name.rpartition(".")
     path = None
@@ -162,12 +162,12 @@ def fresh_spec(name: str) -> ModuleSpec | None:
 
 
 def revive(reply: Reply) -> Exception | None:
-    """Return what a rank raised, or None: what cannot be unpickled, exits and interrupts."""
+    """Return a rank's exception; None for exits, interrupts and what cannot be unpickled."""
     exception: Any = None
     try:
         exception = pickle.loads(reply.exception or b"")
     except Exception:
-        # Most often an __init__ that takes other arguments than it hands to Exception's.
+        # The usual cause is an __init__ whose arguments are not those that it passes to Exception.
         with suppress(Exception):
             kind, args, attributes = pickle.loads(reply.parts or b"")
             exception = kind.__new__(kind)
@@ -177,24 +177,24 @@ def revive(reply: Reply) -> Exception | None:
 
 
 def frame(reply: Reply) -> bytes:
-    """Return a reply as it goes through the pipe."""
+    """Encode a reply for the pipe."""
     data = pickle.dumps(reply)
     return LENGTH.pack(len(data)) + data
 
 
 class ReplyReader:
-    """Puts one rank's reply together as it arrives. The descriptor is this reader's to close."""
+    """Assembles one rank's reply as it arrives. The reader owns the descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.at_end = False
-        """Nothing more can come."""
+        """Whether nothing more can arrive."""
         self._data = io.BytesIO()
         self._length: int | None = None
 
     def read(self) -> Reply | None:
-        """Take what has arrived; return the reply once it is complete."""
+        """Read what has arrived; return the reply once it is complete."""
         while True:
             try:
                 piece = os.read(self.descriptor, READ_BYTES)
@@ -214,7 +214,7 @@ class ReplyReader:
         if self._length is None or size < LENGTH.size + self._length:
             return None
         reply = pickle.loads(self._data.getbuffer()[LENGTH.size :])
-        self._data = io.BytesIO()  # the reply has a copy
+        self._data = io.BytesIO()  # the reply has a copy of the data
         assert isinstance(reply, Reply)
         return reply
 

@@ -1,4 +1,4 @@
-"""``gpucoll-run``: start ranks, show what they print, end them together, say who failed."""
+"""``gpucoll-run``: start ranks, relay their output, end them together, report failures."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gpucoll.launcher.whole_tracebacks import HOLD_S
 
 __all__ = ["main"]
 
-EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_TIMEOUT = 124  # as in timeout(1)
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
 EXIT_CANNOT_WRITE = 1
-DESCRIPTORS = 3  # open for each rank: its two streams, and what tells its end
+DESCRIPTORS = 3  # open for each rank: its two streams, and one that becomes readable when it ends
 DRAW_DELAY_S = 0.1  # a progress bar need not be redrawn more often
 
-EXIT_UNCAUGHT = 1  # Python's, after an exception that nobody caught
-LONGEST_ERROR = 300  # of it, in the line that says the cause
+EXIT_UNCAUGHT = 1  # Python's exit code after an uncaught exception
+LONGEST_ERROR = 300  # characters of the error in the line that names the cause
 
 CONSEQUENCES = (b"gpucoll.errors.PeerLostError", b"gpucoll.errors.AbortedError")
-"""How the last line of a traceback begins when a rank failed only because another one had."""
+"""The start of a traceback's last line if a rank failed only because another one had failed."""
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
         self.rank_set = RankSet(self.show, self.ended, options.grace_s)
         self.failures: list[RankEnd] = []
         self.first_note = ""
-        """What was said of the first of them."""
+        """The line that reported the first failure."""
         self.finished: list[int] = []
         """Ranks that ended with exit code 0 before any failed."""
         self.consequential: set[int] = set()
@@ -51,7 +51,7 @@ class Run:
         self.interrupts = 0
         self.timed_out = False
         self.exit_unwritten = 0
-        """The exit code where output was lost; 0: none was."""
+        """The exit code if output was lost, else 0."""
 
     def execute(self) -> int:
         """Run the job and return the exit code."""
@@ -60,7 +60,8 @@ class Run:
             signal.SIGINT: self.interrupted,
             signal.SIGTSTP: self.suspend,
         }
-        # What was ignored when the launcher was started (nohup) stays ignored, by the ranks too.
+        # Signals that were ignored when the launcher started (nohup) stay ignored, in the ranks
+        # too.
         heeded = {
             n: call for n, call in callbacks.items() if signal.getsignal(n) is not signal.SIG_IGN
         }
@@ -74,7 +75,7 @@ class Run:
         return self.conclude()
 
     def commands(self) -> list[RankCommand]:
-        """Return what each rank runs."""
+        """Return the command of each rank."""
         ranks, bind = self.options.ranks, self.options.bind
         environments = rank_environments(ranks, bind, self.options.span)
         return [
@@ -92,7 +93,7 @@ class Run:
     # --- output -----------------------------------------------------------------------------------
 
     def show(self, rank: int, stream: int, data: bytes) -> None:
-        """Hand on what a rank wrote."""
+        """Relay what a rank wrote."""
         try:
             lines = self.relay.feed(rank, stream, data)
         except OSError as error:
@@ -107,17 +108,18 @@ class Run:
             loop.call_later("draw", DRAW_DELAY_S, self.relay.draw_unfinished)
 
     def release_tracebacks(self) -> None:
-        """Write what was kept for long enough."""
+        """Write the lines that have been held for long enough."""
         try:
             self.relay.release_tracebacks()
         except OSError as error:
             self.lose_output(STDERR, error)
 
     def lose_output(self, stream: int, error: OSError) -> None:
-        """Take note that a stream cannot be written to, and end the job where that is a fault."""
+        """Record that a stream cannot be written to; end the job unless its reader has left."""
         self.rank_set.close_stream(stream)
         if isinstance(error, BrokenPipeError):
-            # Nobody reads on (| head): the ranks meet that as if it were their own stream.
+            # The reader has left (| head): the ranks notice it as on their own streams, with
+            # SIGPIPE.
             self.exit_unwritten = self.exit_unwritten or 128 + signal.SIGPIPE
             return
         name = "stderr" if stream == STDERR else "stdout"
@@ -129,11 +131,11 @@ class Run:
     # --- signals ----------------------------------------------------------------------------------
 
     def forward(self, number: int) -> None:
-        """Hand a signal on. SIGHUP goes to whole groups, as from a terminal that is closed."""
+        """Forward a signal. SIGHUP goes to whole process groups, as when a terminal is closed."""
         self.rank_set.send(number, group=number == signal.SIGHUP)
 
     def interrupted(self, number: int) -> None:
-        """Hand Ctrl-C on; kill the ranks at the second one."""
+        """Forward Ctrl-C; kill the ranks at the second one."""
         self.interrupts += 1
         if self.interrupts == 1:
             self.rank_set.send(number, group=True)
@@ -141,11 +143,11 @@ class Run:
         self.rank_set.kill()
         signal.signal(
             number, signal.SIG_DFL
-        )  # if even that does not help, a third one ends this process
+        )  # if this does not help either, a third Ctrl-C ends this process
 
     def suspend(self, number: int) -> None:
-        """Stop the ranks with the launcher (Ctrl-Z), and go on with it."""
-        # Not SIGTSTP: the kernel discards it for process groups that no shell looks after.
+        """Stop the ranks together with the launcher (Ctrl-Z), and continue with it."""
+        # Not SIGTSTP, which the kernel discards for process groups that no shell manages.
         self.rank_set.send(signal.SIGSTOP, group=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         self.rank_set.send(signal.SIGCONT, group=True)
@@ -153,18 +155,16 @@ class Run:
     # --- ends -------------------------------------------------------------------------------------
 
     def time_out(self) -> None:
-        """End the ranks because the job's time is over."""
+        """End the ranks because the timeout has expired."""
         if self.failures:
             return
         self.timed_out = True
         late = listed(self.rank_set.running)
-        self.relay.note(
-            f"{late} had not ended after {self.options.timeout_s:g} s, which is --timeout"
-        )
+        self.relay.note(f"{late} had not ended after {self.options.timeout_s:g} s (--timeout)")
         self.rank_set.terminate()
 
     def ended(self, end: RankEnd) -> None:
-        """Take note of a rank's end; the first failure begins the end of all."""
+        """Record a rank's end; the first failure starts the end of all ranks."""
         if not end.failed:
             if not self.failures:
                 self.finished.append(end.rank)
@@ -181,15 +181,16 @@ class Run:
         self.rank_set.end_soon()
 
     def why_lost(self) -> str:
-        """Say of a rank that failed as another was lost whether that one had ended well."""
+        """Return why a rank that lost another one failed, and which ranks had succeeded."""
         ended = f": {listed(sorted(self.finished))} had ended with exit code 0"
         return f" because another rank was lost{ended if self.finished else ''}"
 
     def conclude(self) -> int:
-        """Say what became of the job and return the exit code."""
+        """Report how the job ended, and return the exit code."""
         code, cause = 0, None
         if self.failures:
-            # The first one, but rather one that does not itself say that it follows from another.
+            # The first failure in time, but preferably one that does not follow from another
+            # failure.
             cause = min(self.failures, key=lambda end: end.rank in self.consequential)
             code = cause.status
             self.tell([end for end in self.failures if end is not cause])
@@ -205,17 +206,17 @@ class Run:
         return code
 
     def tell_cause(self, cause: RankEnd) -> None:
-        """Say last what ended the job, where it is not the last line already."""
+        """Report the cause at the end, unless the last line already does so."""
         if self.interrupts or (
             cause is self.failures[0] and self.relay.last_note == self.first_note
         ):
-            return  # the user knows
+            return  # the user has caused it
         error = self.relay.error_of(cause.rank) if cause.exit_code == EXIT_UNCAUGHT else ""
         shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
         self.relay.note(f"the cause: {cause}{f': {shown}' if shown else ''}")
 
     def tell(self, ends: Sequence[RankEnd], how: str = "") -> None:
-        """Say how ranks ended, those that ended alike in one line."""
+        """Report how ranks ended, with one line for all that ended alike."""
         alike: dict[str, list[int]] = {}
         for end in ends:
             alike.setdefault(end.manner, []).append(end.rank)
@@ -225,12 +226,12 @@ class Run:
 
 
 def open_standard_streams() -> None:
-    """Open what the launcher was started without (``<&-``): the next file would get its number."""
+    """Open standard streams that were closed (``<&-``), or the next file would get their number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, so this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, hence this one
             os.set_inheritable(descriptor, True)
 
 
@@ -247,12 +248,12 @@ def main(arguments: list[str] | None = None) -> int:
     if obstacle := obstacle_to(options.ranks, DESCRIPTORS):
         say(f"gpucoll-run: {obstacle}")
         return EXIT_USAGE
-    # A parent may have left it ignored, and then the kernel would throw the ranks' exit codes away.
+    # A parent may have left it ignored, and the kernel would then discard the ranks' exit codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         compile_kernels(say)
         return Run(options).execute()
-    except KeyboardInterrupt:  # only before the ranks are started
+    except KeyboardInterrupt:  # only possible before the ranks are started
         return 128 + signal.SIGINT
     except (LaunchError, OSError) as error:
         say(f"gpucoll-run: {error}")

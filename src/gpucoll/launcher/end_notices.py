@@ -1,7 +1,7 @@
-"""Tell ranks that wait for others which of them have ended: a rank that is gone never comes.
+"""Notify ranks that wait for others which ranks have ended and will never arrive.
 
-Without it, ranks would wait in `gpucoll.init` for one that had ended with exit code 0 until the
-deadline; no failure ends the job then.
+Without these notices, ranks would wait in `gpucoll.init` until the deadline for a rank that has
+ended with exit code 0, because in that case no failure ends the job.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ AT_ONCE = 64
 
 
 class EndNotices:
-    """Sends each rank that asks the ends of the others, those before and those after.
+    """Sends the ends of all ranks, earlier and later ones, to each rank that connects.
 
     Parameters
     ----------
     loop : EventLoop
-        Serves it.
+        The loop that serves the connections.
     token : str
-        The job's token: the address is named after it.
+        The job's token, from which the address is derived.
     ranks : int
-        How many there are; about as many connections are kept.
+        The number of ranks, which limits the number of connections.
     """
 
     def __init__(self, loop: EventLoop, token: str, ranks: int) -> None:
@@ -38,25 +38,26 @@ class EndNotices:
         self._most = 2 * ranks + 16
         self._told = b""
         self._asking: dict[int, socket.socket] = {}
-        """By process."""
+        """Connections by process id."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._listener.bind(notices_address(token))
             self._listener.listen(4096)
         except OSError:
-            self._listener.close()  # somebody has the address: the ranks have their deadlines
+            # another process has taken the address: the ranks still have their deadlines
+            self._listener.close()
         else:
             loop.add_reader(self._listener.fileno(), self._accept)
 
     def add(self, end: RankEnd) -> None:
-        """Tell of a rank that has ended."""
+        """Notify all connected ranks that a rank has ended."""
         data = notice(end.rank, end.manner)
         self._told += data
         for process in list(self._asking):
             self._send(process, data)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         for process in list(self._asking):
             self._drop(process)
         if self._listener.fileno() >= 0:
@@ -69,7 +70,7 @@ class EndNotices:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # no descriptor left: not served rather than asked again and again
+            except OSError:  # no descriptor is left: give up serving instead of retrying in a loop
                 self.close()
                 return
             self._take_in(connection)
@@ -81,11 +82,11 @@ class EndNotices:
         except AuthenticationError:
             connection.close()
             return
-        self._drop(process)  # a rank has one connection
+        self._drop(process)  # a rank has only one connection
         if len(self._asking) >= self._most:
             self._drop(next(iter(self._asking)))
         self._asking[process] = connection
-        # Nobody sends anything here: what can be read is the other end's leaving.
+        # Ranks send nothing here, so a readable connection means that the rank has closed it.
         self._loop.add_reader(connection.fileno(), lambda: self._drop(process))
         self._send(process, self._told)
 
@@ -94,7 +95,7 @@ class EndNotices:
             complete = self._asking[process].send(data, socket.MSG_NOSIGNAL) == len(data)
         except OSError:
             complete = False
-        if not complete:  # it does not read, or is gone
+        if not complete:  # the rank does not read, or is gone
             self._drop(process)
 
     def _drop(self, process: int) -> None:

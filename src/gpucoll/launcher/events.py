@@ -1,6 +1,7 @@
-"""A loop that waits for file descriptors and times at once, and calls back.
+"""A loop that waits for file descriptors and timers together, and calls back.
 
-Not asyncio: `gpucoll.launch` is called from notebooks, whose thread already runs an asyncio loop.
+It is not asyncio, because `gpucoll.launch` is called from notebooks, whose thread already runs an
+asyncio loop.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["EventLoop"]
 
 Callback = Callable[[], None]
 LONGEST_WAIT_S = 1e6
-"""epoll counts milliseconds in an int: a longer wait, or an infinite one, is made of several."""
+"""epoll counts milliseconds in an int, so longer and infinite waits are split into several."""
 
 
 class EventLoop:
@@ -25,25 +26,25 @@ class EventLoop:
         self._timers: dict[object, tuple[float, Callback]] = {}
 
     def add_reader(self, descriptor: int, callback: Callback) -> None:
-        """Call `callback` whenever `descriptor` can be read, or is at its end."""
+        """Call `callback` whenever `descriptor` is readable or at its end."""
         self._selector.register(descriptor, selectors.EVENT_READ, callback)
 
     def remove_reader(self, descriptor: int) -> None:
-        """Stop watching `descriptor`, if it is watched; call it before closing the descriptor."""
+        """Stop watching `descriptor`, if it is watched. Call this before closing the descriptor."""
         if descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
 
     def call_later(self, name: object, delay_s: float, callback: Callback) -> None:
-        """Call `callback` once, `delay_s` from now; it replaces what stood under that name."""
-        delay_s = min(delay_s, sys.float_info.max)  # not every whole number is a float
+        """Call `callback` once after `delay_s`; this replaces a timer of the same name."""
+        delay_s = min(delay_s, sys.float_info.max)  # a large int may not fit into a float
         self._timers[name] = (time.monotonic() + delay_s, callback)
 
     def cancel(self, name: object) -> None:
-        """Forget what was to be called under that name; nothing happens if there is none."""
+        """Cancel the timer of this name, if there is one."""
         self._timers.pop(name, None)
 
     def has_timer(self, name: object) -> bool:
-        """Return whether something is still to be called under that name."""
+        """Return whether a timer of this name is pending."""
         return name in self._timers
 
     def run_once(self) -> None:
@@ -53,7 +54,7 @@ class EventLoop:
         if wait_s is not None:
             wait_s = min(wait_s, LONGEST_WAIT_S)
         for key, _ in self._selector.select(wait_s):
-            # An earlier callback of this very round may have closed the descriptor.
+            # An earlier callback of this round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = time.monotonic()
@@ -63,6 +64,6 @@ class EventLoop:
                 callback()
 
     def close(self) -> None:
-        """Let go of the kernel's objects. The watched descriptors stay open: others own them."""
+        """Close the loop's kernel objects. Watched descriptors, which others own, stay open."""
         self._selector.close()
         self._timers.clear()

@@ -1,9 +1,9 @@
-"""Become one rank: tie this process's life to the launcher's, bind it to its CPUs, run the program.
+"""Become one rank: tie this process's life to the launcher's, bind it to CPUs, run the program.
 
 Run as a file by a bare interpreter (``python -I -S exec_rank.py PARENT CPUS PROGRAM [ARGUMENT
-...]``), so it imports nothing of gpucoll and starts in a few milliseconds. What it sets survives
-``exec``. Doing it here instead of between fork and exec in the launcher is what makes it safe in a
-process with other threads.
+...]``), so it imports nothing of gpucoll and starts in a few milliseconds. Its settings survive
+  ``exec``. Doing this here, not between fork and exec in the launcher, is safe even if the launcher
+  has other threads.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-EXIT_CANNOT_RUN = 126  # the shells' codes
+EXIT_CANNOT_RUN = 126  # the shells' code for this
 EXIT_NOT_FOUND = 127
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, even if that is killed itself."""
+    """Make the kernel kill this process when its parent dies, even if the parent is killed."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before the request took effect
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -34,15 +34,17 @@ def bind(cpus: str) -> None:
     try:
         os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
     except OSError as error:
-        # Unbound is slower, not wrong: the CPUs may have been taken away since the launcher looked.
+        # Being unbound is slower, not wrong: the CPUs may have been withdrawn since the launcher
+        # looked.
         print(f"gpucoll: cannot bind a rank to CPUs {cpus}: {error.strerror}", file=sys.stderr)
 
 
 def restore_signals() -> None:
-    """Undo what this interpreter did at its start: ignored signals stay ignored after exec."""
+    """Undo what this interpreter did at its start; ignored signals stay ignored after exec."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup-like callers want it ignored
+    # a caller such as nohup may want it ignored
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

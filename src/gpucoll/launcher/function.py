@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import numbers
 import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -15,6 +14,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.launcher.call import Join, store_call
 from gpucoll.launcher.job import BIND_MODES, compile_kernels, obstacle_to
 from gpucoll.launcher.launch_job import LaunchJob
+from gpucoll.progress import say
 from gpucoll.tracebacks import shorten_uncaught
 
 __all__ = ["launch"]
@@ -22,7 +22,7 @@ __all__ = ["launch"]
 _R = TypeVar("_R")
 
 ELSEWHERE = ("n", "np", "nproc", "nprocs", "num_proc", "num_processes", "size", "world_size")
-"""What mpiexec, torchrun, Accelerate and others call the number of ranks."""
+"""The name of the number of ranks in mpiexec, torchrun, Accelerate and others."""
 
 DESCRIPTORS = 5  # open for each rank: those of gpucoll-run, and both ends of the pipe for its reply
 
@@ -39,58 +39,58 @@ def launch(
 ) -> list[_R]:
     """Call ``function(comm, *args, **kwargs)`` on each of `ranks` new processes.
 
-    Each rank is a fresh interpreter, not a fork, so it works from notebooks and beside threads and
-    GPUs. It has the caller's working directory, environment, ``sys.path`` and ``sys.argv``. The
-    function and its arguments travel by cloudpickle: lambdas, closures and what is defined in a
-    notebook will do.
+    Each rank is a fresh interpreter, not a fork, so this works in notebooks and alongside threads
+    and GPUs. It has the caller's working directory, environment, ``sys.path`` and ``sys.argv``. The
+    function and its arguments are pickled by cloudpickle, so lambdas, closures and functions
+    defined in a notebook work.
 
-    The interpreter runs under the caller's options (``-O``, ``-W``, ``-X dev``, ``-I``). What the
-    ranks print goes to the caller's ``sys.stdout`` and ``sys.stderr``, in whole lines. Their
-    standard input is empty.
+    The interpreter runs with the caller's options (``-O``, ``-W``, ``-X dev``, ``-I``). The ranks'
+    output goes to the caller's ``sys.stdout`` and ``sys.stderr``, in whole lines. Their standard
+    input is empty.
 
     Parameters
     ----------
     function : callable
-        Gets this rank's `Communicator`, which is closed after it, then `args` and `kwargs`.
+        Called with this rank's `Communicator`, then `args` and `kwargs`. The communicator is closed
+        afterwards.
     ranks : int
         Number of ranks.
     args, kwargs : sequence, mapping
         Further arguments, the same on every rank.
     timeout_s : float, optional
-        Seconds after which all ranks are ended; by default there is no limit.
+        Seconds after which all ranks are ended. Default: no limit.
     bind : {"auto", "none"}
-        Whether to bind ranks to disjoint sets of CPUs where there are enough. GPUCOLL_BIND=none
-        goes before it.
+        Whether to bind ranks to disjoint sets of CPUs if there are enough. GPUCOLL_BIND=none takes
+        precedence.
     prefix : bool
-        Whether each line that a rank prints begins with its rank: ``[2] text``.
+        Whether each line that a rank prints is prefixed with its rank: ``[2] text``.
 
     Returns
     -------
     list
-        What the function returned, in the order of the ranks.
+        The function's results, in rank order.
 
     Raises
     ------
     Exception
-        What the first rank that failed raised, as it was; its ``__cause__`` is a `LaunchError` with
-        the rank and the traceback there. A rank that failed by itself goes before those that failed
-        since they had lost a rank (`PeerLostError`, `AbortedError`). After the first failure the
-        others have GPUCOLL_GRACE_S (5 s) to end by themselves.
+        The exception of the first rank that failed. Its ``__cause__`` is a `LaunchError` with the
+        rank and its traceback. Errors that follow from the loss of another rank (`PeerLostError`,
+        `AbortedError`) are raised only if there is no other. After the first failure the other
+        ranks have GPUCOLL_GRACE_S (5 s) to end by themselves.
     LaunchError
-        The first rank that failed was killed by a signal or exited without returning; or what it
-        raised cannot be pickled or is no `Exception`, such as SystemExit; or a result cannot be
-        pickled.
+        The first rank that failed was killed by a signal or exited without returning; its exception
+        cannot be pickled or is no `Exception` (such as SystemExit); or a result cannot be pickled.
     ArgumentError
-        An argument cannot serve; also more ranks than one host has, or than the limits of this
+        An argument is invalid, or there are more ranks than one host supports or the limits of this
         process allow (``ulimit -n``).
     DeadlineError
-        Ranks had not finished after `timeout_s`: the message names them.
+        Ranks had not finished after `timeout_s`; the message names them.
 
     Notes
     -----
-    KeyboardInterrupt in the caller is handed on to the ranks, which have the grace time to end, and
-    is raised when all have. A second one kills them. However it ends, no process, thread,
-    descriptor or file is left; and should the caller itself be killed, the kernel kills the ranks.
+    KeyboardInterrupt in the caller is forwarded to the ranks, which have the grace time to end. It
+    is raised when all have ended; a second one kills them. No process, thread, descriptor or file
+    is ever left behind. If the caller itself is killed, the kernel kills the ranks.
     """
     shorten_uncaught()
     check_dependencies()
@@ -102,20 +102,20 @@ def launch(
 
 
 def check_names(unknown: Mapping[str, object]) -> None:
-    """Refuse arguments that `launch` does not have."""
+    """Raise if there are arguments that `launch` does not have."""
     for name, value in unknown.items():
         if name in ELSEWHERE:
             hint = f"the number of ranks is ranks={value!r}"
         else:
-            hint = f"what the function gets goes into args=(...), or kwargs={{{name!r}: ...}}"
+            hint = f"arguments of the function go into args=(...) or kwargs={{{name!r}: ...}}"
         raise ArgumentTypeError(f"gpucoll.launch: there is no argument {name!r}: {hint}")
 
 
 def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a function that does not take the communicator and these arguments."""
+    """Raise unless the function accepts the communicator and these arguments."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # one that does not say what it takes
+    except (TypeError, ValueError):  # the function has no signature
         return
     try:
         signature.bind(None, *args, **kwargs)
@@ -123,23 +123,23 @@ def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         name = name_of(function)
         further = ", *args, **kwargs" if args or kwargs else ""
         raise ArgumentTypeError(
-            f"gpucoll.launch: it calls {name}(comm{further}), with the communicator first, but "
-            f"{name}{signature} cannot be called so: {error}"
+            f"gpucoll.launch calls {name}(comm{further}), with the communicator first, but "
+            f"{name}{signature} cannot be called this way: {error}"
         ) from None
 
 
 def name_of(function: object) -> str:
-    """Return what errors call a function."""
+    """Return a function's name for messages."""
     return getattr(function, "__qualname__", None) or repr(function)
 
 
 def check_arguments(
     function: object, ranks: object, args: object, kwargs: object, timeout_s: object, bind: object
 ) -> None:
-    """Refuse what cannot serve, before any process is started."""
+    """Raise if an argument is invalid, before any process is started."""
     if not callable(function):
         raise ArgumentTypeError(
-            f"gpucoll.launch: a function is needed, not a {type(function).__name__}"
+            f"gpucoll.launch: expected a function; got a {type(function).__name__}"
         )
     if isinstance(ranks, bool) or not isinstance(ranks, numbers.Integral):
         raise ArgumentTypeError(f"gpucoll.launch: ranks must be an int, not {ranks!r}")
@@ -173,7 +173,7 @@ def run(
     *,
     prefix: bool = False,
 ) -> list[Any]:
-    """Do `launch`; `join` stands in for `gpucoll.init` where the launcher alone is tested."""
+    """Run `launch`; tests of the launcher alone pass a `join` in place of `gpucoll.init`."""
     try:
         call = store_call(function, args, kwargs, join)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -182,5 +182,5 @@ def run(
         ) from error
     with call:
         if join is None:
-            compile_kernels(lambda line: print(line, file=sys.stderr, flush=True))
+            compile_kernels(say)
         return LaunchJob(name_of(function), ranks, timeout_s, prefix).execute(call, bind)

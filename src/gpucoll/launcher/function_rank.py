@@ -1,7 +1,7 @@
-"""One rank of `gpucoll.launch`: fetch the call, make it, send the reply.
+"""One rank of `gpucoll.launch`: read the call, make it, send the reply.
 
-Run as a file (``python function_rank.py CALL_DESCRIPTOR REPLY_DESCRIPTOR``) by a fresh interpreter.
-gpucoll is imported only once the caller's ``sys.path`` is in place.
+A fresh interpreter runs this as a file (``python function_rank.py CALL_DESCRIPTOR
+REPLY_DESCRIPTOR``). It imports gpucoll only after setting the caller's ``sys.path``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def read_call(descriptor: int) -> tuple[list[str], list[str], bytes]:
     """Return the caller's sys.path and sys.argv, and the pickled call; see `call.store_call`."""
-    # Mapped, because the position in the file is shared by all ranks.
+    # The file is mapped, not read, because all ranks share its file position.
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
         path, arguments, body = pickle.loads(data)
     os.close(descriptor)
@@ -30,7 +30,7 @@ def read_call(descriptor: int) -> tuple[list[str], list[str], bytes]:
 
 
 def make_call(body: bytes) -> bytes:
-    """Do what the caller asked for; return the pickled result."""
+    """Call the caller's function; return the pickled result."""
     import cloudpickle
 
     from gpucoll.errors import LaunchError
@@ -39,23 +39,23 @@ def make_call(body: bytes) -> bytes:
         join, function, args, kwargs = pickle.loads(body)
     except Exception as error:
         raise LaunchError(
-            "the function or its arguments cannot be loaded in a fresh process: what they refer "
-            f"to by name must be importable there ({type(error).__name__}: {error})"
+            "the function or its arguments cannot be loaded in a fresh process: modules that they "
+            f"refer to must be importable there ({type(error).__name__}: {error})"
         ) from error
     with (join or default_join())() as communicator:
         result = function(communicator, *args, **kwargs)
         try:
-            # Before the communicator closes: the result may lie in memory that goes with it.
+            # Before the communicator closes, since the result may be in memory that closing frees.
             return bytes(cloudpickle.dumps(result))
         except Exception as error:
             raise LaunchError(
-                f"what the function returned, a {type(result).__name__}, cannot be pickled "
+                f"the function's result, a {type(result).__name__}, cannot be pickled "
                 f"({type(error).__name__}: {error})"
             ) from error
 
 
 def default_join() -> Join:
-    """Return what makes the communicator."""
+    """Return the function that makes the communicator."""
     import gpucoll
 
     return gpucoll.init
@@ -87,7 +87,7 @@ def failure(error: BaseException) -> Reply:
 
 
 def from_the_function(trace: TracebackType | None) -> TracebackType | None:
-    """Leave this file's own frames out of a traceback, unless there are no others."""
+    """Drop this file's own frames from a traceback, unless there are no others."""
     inner = trace
     while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
         inner = inner.tb_next
@@ -95,7 +95,7 @@ def from_the_function(trace: TracebackType | None) -> TracebackType | None:
 
 
 def follows_another(error: BaseException) -> bool:
-    """Return whether an exception, or what it was raised from, came of another rank's failure."""
+    """Return whether another rank's failure caused an exception or one in its chain."""
     from gpucoll.errors import AbortedError, PeerLostError
     from gpucoll.tracebacks import chain
 
@@ -104,8 +104,8 @@ def follows_another(error: BaseException) -> bool:
 
 def main(call_descriptor: int, reply_descriptor: int) -> None:
     """Be one rank."""
-    faulthandler.enable()  # a crash in native code then leaves a traceback on stderr
-    os.set_inheritable(reply_descriptor, False)  # the function's own children must not hold it open
+    faulthandler.enable()  # so that a crash in native code prints a traceback to stderr
+    os.set_inheritable(reply_descriptor, False)  # the function's own children must not keep it open
     path, arguments, body = read_call(call_descriptor)
     sys.path[:] = path
     sys.argv[:] = arguments
@@ -120,6 +120,6 @@ def main(call_descriptor: int, reply_descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # without -I, -P
-        del sys.path[0]  # the names in it are no top-level modules
+    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # without -I or -P
+        del sys.path[0]  # the files in it are not top-level modules
     main(int(sys.argv[1]), int(sys.argv[2]))

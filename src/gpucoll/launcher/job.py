@@ -1,4 +1,4 @@
-"""What a job's ranks get before they start: compiled kernels, an environment, CPUs of their own."""
+"""Preparation of a job's ranks: compiled kernels, an environment, CPUs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = [
 BIND_MODES = ("auto", "none")
 
 SPARE_DESCRIPTORS = 32
-"""For what the launcher opens beside its ranks."""
+"""Descriptors that the launcher needs in addition to those of its ranks."""
 
 
 def obstacle_to(ranks: int, descriptors: int) -> str:
-    """Return why so many ranks cannot be started here; empty where nothing speaks against it.
+    """Return why this many ranks cannot be started here; empty if they can.
 
     Parameters
     ----------
     ranks : int
-        How many.
+        The number of ranks.
     descriptors : int
-        How many file descriptors the launcher has open for each.
+        The number of file descriptors that the launcher has open for each rank.
     """
     if ranks > MAX_RANKS:
-        return f"{ranks} ranks: one host has {MAX_RANKS} at most"
+        return f"{ranks} ranks: one host supports at most {MAX_RANKS}"
     needed, limit = ranks * descriptors + SPARE_DESCRIPTORS, soft_limit(resource.RLIMIT_NOFILE)
     if needed > limit:
         return (
-            f"{ranks} ranks need {needed} file descriptors in their launcher, and the limit is "
+            f"{ranks} ranks need {needed} file descriptors in their launcher, but the limit is "
             f"{limit}: raise it with ulimit -n"
         )
     if os.geteuid() and ranks > (limit := soft_limit(resource.RLIMIT_NPROC)):
@@ -52,22 +52,22 @@ def obstacle_to(ranks: int, descriptors: int) -> str:
 
 
 def soft_limit(number: int) -> float:
-    """Return a limit of this process that is in force."""
+    """Return the soft limit of a resource of this process."""
     limit = resource.getrlimit(number)[0]
     return float("inf") if limit == resource.RLIM_INFINITY else limit
 
 
 def rank_environments(ranks: int, bind: str, span: Span | None = None) -> list[dict[str, str]]:
-    """Return each rank's environment: the launcher's, and what tells a rank who it is.
+    """Return each rank's environment: the launcher's, plus the variables that identify the rank.
 
-    ``OMP_NUM_THREADS`` and its kin are left alone: a rank that is bound to CPUs already has as many
-    threads as CPUs, and one that is not may be the only one that computes.
+    ``OMP_NUM_THREADS`` and similar variables are left alone. A bound rank already has as many
+    threads as CPUs, and an unbound one may be the only rank that computes.
     """
     from gpucoll.kernels.cpu import cache
 
     job = os.urandom(16).hex()
     common = {
-        # A rank that is killed would otherwise take the last lines that it printed with it.
+        # Otherwise a rank that is killed would lose the last lines that it printed.
         "PYTHONUNBUFFERED": "1",
         **os.environ,
         **cache.environment(),
@@ -85,20 +85,21 @@ def rank_environments(ranks: int, bind: str, span: Span | None = None) -> list[d
 
 
 def interpreter() -> list[str]:
-    """Return this interpreter's command, with the options that it runs under: -O, -W, -X dev, -I.
+    """Return this interpreter's command with its own options: -O, -W, -X dev, -I.
 
-    Found out as multiprocessing does for the processes that it starts.
+    The options are determined as multiprocessing does for the processes that it starts.
     """
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    if sys.flags.ignore_environment:  # PYTHONUNBUFFERED, too, which `rank_environments` sets
+    # this disables PYTHONUNBUFFERED, too, which `rank_environments` sets
+    if sys.flags.ignore_environment:
         options.append("-u")
     return [sys.executable, *options]
 
 
 def rank_cpus(ranks: int, bind: str) -> list[frozenset[int]]:
-    """Return the CPUs to bind each rank to; empty sets where the ranks are not to be bound.
+    """Return the CPUs to bind each rank to; empty sets if ranks are not bound.
 
-    Only CPUs that the launcher may use itself are shared out, so a binding made by a batch system
+    Only CPUs that the launcher itself may use are distributed, so a binding made by a batch system
     or by taskset stays in force.
     """
     sets = cpu_sets(ranks, usable_cpus()) if bind == "auto" else []
@@ -106,13 +107,14 @@ def rank_cpus(ranks: int, bind: str) -> list[frozenset[int]]:
 
 
 def compile_kernels(report: Callable[[str], None]) -> None:
-    """Compile the CPU kernels if this host has not yet: ranks that do it all at once are slower.
+    """Compile the CPU kernels if they are not cached; many ranks at once would be slower.
 
     Parameters
     ----------
     report : callable
-        Called with one line before a compilation, and if it fails. A failure is not the launcher's
-        to judge: the program may never need the kernels, and if it does, its own error says more.
+        Called with one line before a compilation, and if it fails. A failure does not stop the
+        launcher: the program may never need the kernels, and if it does, its own error is more
+        precise.
     """
     from gpucoll.backends.precompile import ensure_compiled
 

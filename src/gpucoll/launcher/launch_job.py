@@ -1,4 +1,4 @@
-"""One call of `gpucoll.launch` under way: ranks started, replies collected, an end made of them."""
+"""One call of `gpucoll.launch`: start the ranks, collect replies, return or raise the outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FUNCTION_RANK = Path(__file__).with_name("function_rank.py")
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed: it replied with an exception, or it ended without a reply."""
+    """The failure of one rank: it replied with an exception, or ended without a reply."""
 
     rank: int
     reply: Reply | None = None
@@ -36,17 +36,17 @@ class Failure:
 
     @property
     def follows(self) -> bool:
-        """Whether it came of another rank's failure."""
+        """Whether another rank's failure caused it."""
         return self.reply is not None and self.reply.follows
 
     @property
     def manner(self) -> str:
-        """How, in a few words."""
+        """The failure in a few words."""
         return self.reply.kind if self.reply is not None else self.end.manner if self.end else "?"
 
 
 class LaunchJob:
-    """The ranks of one call: their ranks' replies, and what is made of them."""
+    """The ranks of one call, their replies, and the outcome."""
 
     def __init__(self, name: str, ranks: int, timeout_s: float | None, prefix: bool) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class LaunchJob:
         return self.conclude()
 
     def start(self, call: BinaryIO, bind: str, stack: ExitStack) -> None:
-        """Start the ranks with a pipe for each one's reply."""
+        """Start the ranks, with a pipe for each rank's reply."""
         if not config.binding_allowed():
             bind = "none"
         pipes = []
@@ -98,7 +98,7 @@ class LaunchJob:
     # --- events -----------------------------------------------------------------------------------
 
     def receive(self, rank: int) -> None:
-        """Take what has come of a rank's reply."""
+        """Read what has arrived of a rank's reply."""
         reader = self.readers[rank]
         if rank in self.replies:
             return
@@ -115,7 +115,7 @@ class LaunchJob:
             self.finish()
 
     def ended(self, end: RankEnd) -> None:
-        """Take note of the end of a rank's process."""
+        """Record the end of a rank's process."""
         self.receive(end.rank)
         if end.rank in self.replies:
             if end.failed and end.known:
@@ -124,31 +124,31 @@ class LaunchJob:
             self.fail(Failure(end.rank, end=end))
 
     def fail(self, failure: Failure) -> None:
-        """Take note of a failure; the first one begins the end of all."""
+        """Record a failure; the first one starts the end of all ranks."""
         self.failures.append(failure)
         self.finish()
 
     def finish(self) -> None:
-        """Let the ranks end: from here on none of them has a reason to go on for long."""
+        """Let the ranks end: none of them has a reason to run for long from here on."""
         self.rank_set.loop.cancel("timeout")
         self.rank_set.end_soon()
 
     def time_out(self) -> None:
-        """End the ranks because the time is over."""
+        """End the ranks because the timeout has expired."""
         self.late = [rank for rank in range(self.ranks) if rank not in self.replies]
         self.rank_set.terminate()
 
     # --- conclusion -------------------------------------------------------------------------------
 
     def conclude(self) -> list[Any]:
-        """Return the results, or raise what went wrong."""
+        """Return the results, or raise the error."""
         if self.late:
             raise DeadlineError(
                 f"gpucoll.launch: {self.name} had not returned after {self.timeout_s:g} s on "
                 f"{listed(self.late)} of {self.ranks}; all ranks were ended"
             )
         if self.failures:
-            # The first one in time, but rather one that does not follow from another.
+            # The first failure in time, but preferably one that does not follow from another.
             self.raise_failure(min(self.failures, key=lambda failure: failure.follows))
         for end in self.odd_ends:
             how = "had to be ended afterwards" if end.by_launcher else f"{end.manner} afterwards"
@@ -160,17 +160,17 @@ class LaunchJob:
         return [self.result(rank) for rank in range(self.ranks)]
 
     def result(self, rank: int) -> Any:
-        """Return what the function returned on one rank."""
+        """Return the function's result on one rank."""
         try:
             return pickle.loads(self.replies[rank].result or b"")
         except Exception as error:
             raise LaunchError(
-                f"rank {rank} of {self.ranks} returned something that cannot be unpickled here "
+                f"rank {rank} of {self.ranks} returned a value that cannot be unpickled here "
                 f"({type(error).__name__}: {error})"
             ) from error
 
     def raise_failure(self, failure: Failure) -> NoReturn:
-        """Raise in the caller what happened on a rank."""
+        """Raise a rank's failure in the caller."""
         others = [
             f"rank {other.rank}: {other.manner}" for other in self.failures if other is not failure
         ]
@@ -186,14 +186,14 @@ class LaunchJob:
             )
         if sys.version_info >= (3, 11):
             exception.add_note(f"raised on {where} of gpucoll.launch{after}")
-        # The cause carries the traceback as text, on every Python version and in every notebook.
+        # The cause carries the traceback as text, which works in every Python version and notebook.
         raise exception from LaunchError(f"{where} failed in {self.name}{after}\n\n{reply.text}")
 
 
 def rank_command(
     call: BinaryIO, reply_descriptor: int, environment: dict[str, str], cpus: frozenset[int]
 ) -> RankCommand:
-    """Return what a rank runs."""
+    """Return the command of a rank."""
     descriptors = (call.fileno(), reply_descriptor)
     return RankCommand(
         arguments=[*interpreter(), str(FUNCTION_RANK), *map(str, descriptors)],

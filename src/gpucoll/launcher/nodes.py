@@ -1,4 +1,4 @@
-"""A job over several hosts, of which each gpucoll-run starts its own host's ranks."""
+"""Jobs over several hosts: each host's gpucoll-run starts the ranks of that host."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
 __all__ = ["NodesError", "Span", "find_span", "rank_counts"]
 
 _SECRET = (
-    "ranks on several hosts prove to each other that they know the job's secret, and there is none:"
-    f" in one terminal, export {config.SECRET}=$(python3 -c 'import secrets; "
-    "print(secrets.token_hex(32))'), and export the same value in each of the others, or name a "
-    f"file of mode 600 that holds it by {config.SECRET_FILE}"
+    "ranks on several hosts need a shared secret for the job, and none is set. In one terminal: "
+    f"export {config.SECRET}=$(python3 -c 'import secrets; print(secrets.token_hex(32))'), and "
+    f"export the same value in each of the others; or set {config.SECRET_FILE} to a file of mode "
+    "600 that contains it"
 )
 
 
 class NodesError(ValueError):
-    """Options that do not go together; the message is the line that says so."""
+    """Options contradict each other or are incomplete; the message is the line to print."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Which ranks of a job over several hosts are started here."""
+    """The ranks of a job over several hosts that are started here."""
 
     first: int
-    """The lowest of them; they follow each other."""
+    """The lowest rank; the others follow without gaps."""
     world_size: int
     meet: str
-    """The meeting point, for ``GPUCOLL_MEET``."""
+    """The meeting point, as the value of ``GPUCOLL_MEET``."""
 
 
 def rank_counts(text: str) -> list[int]:
-    """Return the numbers of ``-n``: one for each host, or one for all."""
+    """Parse the numbers of ``-n``: one for each host, or one for all hosts."""
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and int(word[:9]) > 0 for word in words):
         raise ValueError(text)
@@ -47,33 +47,35 @@ def rank_counts(text: str) -> list[int]:
 def find_span(
     counts: list[int], nodes: int | None, node_rank: int | None, meet: str | None
 ) -> tuple[int, Span | None]:
-    """Return how many ranks to start here and, of a job over several hosts, which.
+    """Return how many ranks to start here and, for a job over several hosts, which ones.
 
     Parameters
     ----------
     counts : list of int
-        Ranks of each node, or of every one.
+        The number of ranks of each node, or a single number for every node.
     nodes, node_rank, meet
-        What the command line says; None where it says nothing.
+        The values from the command line; None if not given.
 
     Raises
     ------
     NodesError
-        They do not go together, or the job could not begin.
+        The options contradict each other, or the job could not begin.
     """
     n_nodes = nodes or len(counts)
     if len(counts) not in (1, n_nodes):
         listed = ",".join(map(str, counts))
-        raise NodesError(f"-n {listed} has {len(counts)} numbers for --nodes {n_nodes}")
+        raise NodesError(f"-n {listed} has {len(counts)} numbers, but --nodes is {n_nodes}")
     if n_nodes == 1:
         if node_rank or (meet is not None and nodes is None):
             option = f"--node-rank {node_rank}" if node_rank else "--meet"
-            raise NodesError(f"{option} is for jobs over several hosts: how many? Say --nodes")
+            raise NodesError(
+                f"{option} is for jobs over several hosts: add --nodes with their number"
+            )
         return counts[0], None
     if node_rank is None:
         raise NodesError(
-            f"{n_nodes} nodes need --node-rank: 0 on the host of rank 0, then 1 to {n_nodes - 1}, "
-            "each in a terminal of its own"
+            f"{n_nodes} nodes need --node-rank: 0 on the host of rank 0, and 1 to {n_nodes - 1} "
+            "on the others"
         )
     if not 0 <= node_rank < n_nodes:
         raise NodesError(f"--node-rank must be in 0..{n_nodes - 1}; got {node_rank}")
@@ -94,8 +96,8 @@ def _meeting_point(meet: str | None) -> MeetingPoint:
     text = config.variable(config.MEET) if meet is None else meet
     if not text:
         raise NodesError(
-            "several nodes need --meet HOST:PORT, the same in each terminal: HOST is an address of "
-            "the host with --node-rank 0, PORT a port that is free there"
+            "several nodes need --meet HOST:PORT, the same on each: HOST is an address of the "
+            "host with --node-rank 0, PORT a free port there"
         )
     try:
         return parse_meet(text, where=config.MEET if meet is None else "--meet")
@@ -106,6 +108,6 @@ def _meeting_point(meet: str | None) -> MeetingPoint:
 def _check_secret(point: MeetingPoint) -> None:
     from gpucoll.transport.tcp.secret import job_secret
 
-    # A file that only this user can read hands one out.
+    # A file that only this user can read contains a secret of its own.
     if job_secret() is None and not point.text.startswith("file:"):
         raise NodesError(_SECRET)

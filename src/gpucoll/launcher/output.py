@@ -1,9 +1,8 @@
-"""What the ranks print: made into whole lines, each with its rank, on the launcher's own streams.
+"""Relay of the ranks' output to the launcher's streams, in whole lines with their ranks.
 
-On a terminal the last line may be one that a rank has not finished: a prompt, or a progress bar
-that is redrawn with carriage returns. It is wiped before anything else is written. In a file or
-pipe there is no wiping, so a line appears when it is finished, in the state that a terminal would
-show last.
+On a terminal, the last line may be unfinished: a prompt, or a progress bar that is redrawn with
+carriage returns. It is erased before anything else is written. A file or pipe cannot be erased, so
+there a line appears when it is finished, in the state that a terminal would show last.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ import select
 import sys
 
 from gpucoll.launcher.rank_process import STDERR, STDOUT
-from gpucoll.launcher.terminal import columns
 from gpucoll.launcher.whole_tracebacks import TracebackHold
+from gpucoll.terminal import ERASE_LINE, columns, is_terminal
 
 __all__ = ["LineAssembler", "OutputRelay", "PrintedOutput"]
 
 LONGEST_LINE_BYTES = 1 << 20
-"""A longer line is broken: the launcher must not collect what never ends."""
+"""Longer lines are broken, so that the launcher does not buffer a line that never ends."""
 
-WIPE = b"\r\x1b[K"  # to the line's start, then erase to its end (ECMA-48)
+WIPE = ERASE_LINE.encode()
 
 
 class LineAssembler:
-    """Turns pieces of one rank's stream into lines, as a terminal would leave them."""
+    """Splits one rank's stream into lines, as a terminal would show them."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without their ends."""
+        """Return the lines that `data` completes, without line ends."""
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = last_drawn(rest, keep_return=True)
         if len(self._pending) > LONGEST_LINE_BYTES:
@@ -47,15 +46,15 @@ class LineAssembler:
 
     @property
     def unfinished(self) -> bytes:
-        """What stands on the line that has not ended."""
+        """The contents of the unfinished line."""
         return last_drawn(self._pending)
 
 
 def last_drawn(line: bytes, *, keep_return: bool = False) -> bytes:
-    """Return what is left on a line after its carriage returns, each of which starts it anew."""
+    """Return what remains of a line after its carriage returns, each of which restarts it."""
     if b"\r" not in line:
         return line
-    text = line.rstrip(b"\r")  # the last one has not been written over yet, or belongs to "\r\n"
+    text = line.rstrip(b"\r")  # nothing has overwritten the last one yet, or it belongs to "\r\n"
     drawn = text[text.rfind(b"\r") + 1 :]
     return drawn + b"\r" if keep_return and text != line else drawn
 
@@ -83,11 +82,11 @@ class OutputRelay:
         self._last_note = ""
         self._terminals = {stream: is_terminal(stream) for stream in streams}
         self._unfinished: dict[tuple[int, int], None] = {}
-        """(rank, stream) of unfinished lines on terminals; the one written to last is the last."""
+        """(rank, stream) of unfinished lines on terminals, ordered by their last write."""
         self._drawn_on: int | None = None
 
     def feed(self, rank: int, stream: int, data: bytes) -> list[bytes]:
-        """Take a piece of a rank's output and write the lines it completes; empty data is the end.
+        """Take a piece of a rank's output, or b"" at its end; write the lines that it completes.
 
         Returns
         -------
@@ -97,7 +96,7 @@ class OutputRelay:
         Raises
         ------
         BrokenPipeError
-            Nobody reads the launcher's stream any more.
+            The reader of the launcher's stream has closed it.
         """
         assembler = self._assemblers[rank, stream]
         lines = assembler.feed(data) if data else assembler.finish()
@@ -118,50 +117,50 @@ class OutputRelay:
 
     @property
     def holds_tracebacks(self) -> bool:
-        """Whether lines are kept until a rank's traceback is complete."""
+        """Whether lines are held until a rank's traceback is complete."""
         return not all(hold.is_empty for hold in self._holds.values())
 
     def release_tracebacks(self) -> None:
-        """Write what is kept, complete or not; OSError as from `feed`."""
+        """Write the held lines, even if incomplete; raises OSError like `feed`."""
         for rank, hold in self._holds.items():
             self._write_lines(rank, STDERR, hold.release())
 
     def error_of(self, rank: int) -> str:
-        """Return the error with which the last traceback of a rank ended; empty without one."""
+        """Return the error at the end of a rank's last traceback; empty if there is none."""
         return self._holds[rank].error.decode(errors="replace")
 
     def note(self, text: str) -> None:
-        """Write a line of the launcher's own to stderr."""
+        """Write one of the launcher's own lines to stderr."""
         try:
             self._write(STDERR, f"gpucoll-run: {text}\n".encode(errors="backslashreplace"))
         except OSError:
-            pass  # nobody can be told that nobody can be told
+            pass  # there is no stream left to report on
         self._last_note = text
 
     @property
     def last_note(self) -> str:
-        """The launcher's last line; empty where a rank has written another since."""
+        """The launcher's last line; empty if a rank has written a line since."""
         return self._last_note
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there is an unfinished line that a terminal could show."""
+        """Whether there is an unfinished line to show on a terminal."""
         return bool(self._unfinished)
 
     def draw_unfinished(self) -> None:
-        """Show, on a terminal, the unfinished line that was written to last."""
+        """Show the most recently written unfinished line, if on a terminal."""
         if self._unfinished:
             rank, stream = next(reversed(self._unfinished))
             line = self._prefixes[rank] + self._assemblers[rank, stream].unfinished
             try:
                 self._write(stream, fitted(line))
-            except OSError:  # the terminal is gone: the next whole line will meet that too
+            except OSError:  # the terminal is gone: the next whole line will fail, too
                 self._unfinished.clear()
                 return
             self._drawn_on = stream
 
     def finish(self) -> None:
-        """Wipe an unfinished line that is still shown."""
+        """Erase the unfinished line if it is shown."""
         drawn_on, self._drawn_on = self._drawn_on, None
         if drawn_on is not None:
             with contextlib.suppress(OSError):
@@ -175,9 +174,10 @@ class OutputRelay:
 
 
 class PrintedOutput:
-    """Writes what ranks print to the caller's sys.stdout and sys.stderr.
+    """Writes the ranks' output to the caller's sys.stdout and sys.stderr.
 
-    Not to descriptors 1 and 2: a notebook, or a test that captures output, has other streams.
+    It does not use descriptors 1 and 2, because notebooks, and tests that capture output, have
+    other streams.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class PrintedOutput:
         }
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Take a piece of a rank's output; empty data is the end."""
+        """Take a piece of a rank's output; empty data marks the end."""
         assembler = self._assemblers[rank, stream]
         lines = assembler.feed(data) if data else assembler.finish()
         target = sys.stdout if stream == STDOUT else sys.stderr
@@ -210,24 +210,16 @@ class PrintedOutput:
         target.flush()
 
 
-def is_terminal(descriptor: int) -> bool:
-    """Return whether lines on it can be wiped."""
-    try:
-        return os.isatty(descriptor) and os.environ.get("TERM", "dumb") != "dumb"
-    except OSError:
-        return False
-
-
 def fitted(line: bytes) -> bytes:
-    """Shorten a line to the terminal's width: wiping would miss the start of a line that wraps."""
+    """Shorten a line to the terminal's width, as erasing misses the start of a wrapped line."""
     width = columns() - 1
-    if b"\x1b" in line:  # escape sequences take no room, and must not be cut
+    if b"\x1b" in line:  # escape sequences take no width, and must not be cut
         return line
     return line.decode(errors="replace")[:width].encode()
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write everything, even to a stream that somebody who shares it has made non-blocking."""
+    """Write all data, even if another process that shares the stream has made it non-blocking."""
     view = memoryview(data)
     while view:
         try:

@@ -1,4 +1,4 @@
-"""One rank's process: started, signalled, and collected without meeting a reused process id."""
+"""One rank's process: started, signalled and reaped without confusing reused process ids."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ __all__ = ["STDERR", "STDOUT", "RankCommand", "RankEnd", "RankProcess", "listed"
 EXEC_RANK = Path(__file__).with_name("exec_rank.py")
 STDOUT = 1
 STDERR = 2
-READ_BYTES = 65536  # a pipe's usual capacity
-DRAIN_READS = 64  # at most 4 MiB, so that a process that writes for ever cannot hold the launcher
+READ_BYTES = 65536  # the usual capacity of a pipe
+# at most 4 MiB, so that a process that writes without end cannot block the launcher
+DRAIN_READS = 64
 KILLED_WAIT_S = (
     10.0  # a killed process is gone at once, unless it hangs in the kernel (a dead NFS server)
 )
@@ -28,16 +29,16 @@ KILLED_WAIT_S = (
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What one rank runs, and with what."""
+    """The command of one rank, and its environment."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     cpus: frozenset[int] = frozenset()
-    """CPUs to bind to; empty binds to none."""
+    """CPUs to bind to; empty for none."""
     stdin: int | None = subprocess.DEVNULL
-    """A descriptor, or None for the launcher's own."""
+    """A descriptor, or None to share the launcher's."""
     inherited: tuple[int, ...] = ()
-    """Descriptors that the rank keeps, under the same numbers."""
+    """Descriptors that the rank inherits under the same numbers."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +50,39 @@ class RankEnd:
     exit_code: int | None = None
     signal_number: int | None = None
     by_launcher: bool = False
-    """It ended after the launcher had begun to end the ranks, so how it ended says nothing."""
+    """Whether the rank ended after the launcher had begun to end all ranks, so that the manner of
+    its end is irrelevant."""
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than with exit code 0."""
+        """Whether it ended other than with exit code 0."""
         return self.exit_code != 0
 
     @property
     def known(self) -> bool:
-        """Whether anything is known about how it ended."""
+        """Whether it is known how it ended."""
         return self.exit_code is not None or self.signal_number is not None
 
     @property
     def status(self) -> int:
-        """The exit code that stands for this end: the rank's own, or 128 + the signal's number."""
+        """The exit code for this end: the rank's own, or 128 + the signal's number."""
         if self.signal_number is not None:
             return 128 + self.signal_number
         return 1 if self.exit_code is None else self.exit_code
 
     @property
     def manner(self) -> str:
-        """How, as the rest of a sentence."""
+        """The manner of the end, as the rest of a sentence."""
         if self.signal_number is not None:
             unasked = self.signal_number == signal.SIGKILL and not self.by_launcher
-            hint = " (by the kernel for want of memory, or by somebody)" if unasked else ""
+            hint = (
+                (" (by the kernel because memory ran out, or by another process)")
+                if unasked
+                else ""
+            )
             return f"was killed by {signal_name(self.signal_number)}{hint}"
         if not self.known:
-            return "ended, and something else in this process collected its exit code"
+            return "ended, and another part of this process collected its exit code"
         return f"ended with exit code {self.exit_code}"
 
     def __str__(self) -> str:
@@ -84,7 +90,7 @@ class RankEnd:
 
 
 def signal_name(number: int) -> str:
-    """Return a signal's name; a real-time signal between the named ones gets its number."""
+    """Return a signal's name; real-time signals without a name get their number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -92,12 +98,12 @@ def signal_name(number: int) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Return ranks for a sentence."""
+    """Format ranks for a sentence."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 class ExitWatch:
-    """A descriptor that can be read once a child has ended, and leaves its status to collect."""
+    """A descriptor that becomes readable when a child ends, without collecting its status."""
 
     def __init__(self, pid: int) -> None:
         self._thread: threading.Thread | None = None
@@ -111,14 +117,15 @@ class ExitWatch:
             self.descriptor = self._watch_by_thread(pid)
 
     def _watch_by_thread(self, pid: int) -> int:
-        """Do the same with a thread: Linux before 5.3, and sandboxes that forbid pidfd_open."""
+        """Watch with a thread, for Linux before 5.3 and sandboxes that forbid pidfd_open."""
         read_end, write_end = os.pipe()
 
         def watch() -> None:
             try:
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
-                pass  # somebody else collected it: it has ended all the same
+                # another part of the process collected the status: the child has ended all the same
+                pass
             finally:
                 os.close(write_end)
 
@@ -127,7 +134,7 @@ class ExitWatch:
         return read_end
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether the child ends within the time."""
+        """Return whether the child ends in time."""
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
@@ -140,11 +147,10 @@ class ExitWatch:
 
 
 class RankProcess:
-    """A started rank, in a session and process group of its own.
+    """A started rank, in its own session and process group.
 
-    Its exit is seen before its status is collected, and until `release` collects it nobody else can
-    get its process id: signals to it, and to the group that is named after it, cannot reach a
-    stranger.
+    Its end is noticed before its status is collected. Until `release` collects it, no other process
+    can get its process id, so signals to it and to its group cannot reach a stranger.
     """
 
     def __init__(self, rank: int, world_size: int, command: RankCommand) -> None:
@@ -158,12 +164,12 @@ class RankProcess:
             stderr=subprocess.PIPE,
             env=command.environment,
             pass_fds=command.inherited,
-            # A terminal's Ctrl-C then reaches the launcher only, which hands it on: once.
+            # So Ctrl-C in a terminal reaches only the launcher, which forwards it once.
             start_new_session=True,
         )
         pipes = {STDOUT: self._popen.stdout, STDERR: self._popen.stderr}
         self.outputs = {stream: pipe.fileno() for stream, pipe in pipes.items() if pipe is not None}
-        """Stream -> descriptor, of those that are still open."""
+        """Stream -> descriptor, for streams that are still open."""
         try:
             for descriptor in self.outputs.values():
                 os.set_blocking(descriptor, False)
@@ -176,25 +182,26 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, and id of the rank's process group."""
+        """The process id, and the id of the rank's process group."""
         return self._popen.pid
 
     def read(self, stream: int) -> bytes | None:
-        """Return what the rank wrote; empty at the end of the stream; None if nothing is there."""
+        """Return what the rank wrote; empty at the stream's end; None if there is nothing yet."""
         try:
             return os.read(self.outputs[stream], READ_BYTES)
         except BlockingIOError:
             return None
 
     def send(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the rank, or to all its process group; not to what has ended."""
+        """Send a signal to the rank, or to its whole group, unless it has ended."""
         try:
             if group:
                 os.killpg(self.pid, number)
             else:
                 os.kill(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # ended; or a child that has become another user's, which is not ours to end
+            # it has ended, or is a child that now belongs to another user, which we must not end
+            pass
 
     def end(self, *, by_launcher: bool) -> RankEnd | None:
         """Return how the rank ended, without collecting it; None while it runs."""
@@ -210,7 +217,7 @@ class RankProcess:
         return known(signal_number=status.si_status)
 
     def release(self) -> None:
-        """Kill what is left of the rank's process group and let go of everything."""
+        """Kill what is left of the rank's process group, and release everything."""
         self.send(signal.SIGKILL, group=True)
         if self.exit_watch.wait(KILLED_WAIT_S):
             self._popen.wait()
@@ -225,12 +232,12 @@ class RankProcess:
         self.outputs.pop(stream, None)
 
     def close_outputs(self) -> None:
-        """Stop reading what the rank writes."""
+        """Stop reading the rank's streams."""
         for stream in list(self.outputs):
             self.close_output(stream)
 
 
 def wrapped(command: RankCommand) -> list[str]:
-    """Return the command line that sets a rank up and then becomes `command` (see exec_rank.py)."""
+    """Return the command line that sets a rank up and then runs `command` (see exec_rank.py)."""
     cpus = ",".join(str(cpu) for cpu in sorted(command.cpus)) or "-"
     return [sys.executable, "-I", "-S", str(EXEC_RANK), str(os.getpid()), cpus, *command.arguments]

@@ -1,4 +1,4 @@
-"""All ranks of a job: started, watched and ended, by the same code for gpucoll-run and launch."""
+"""All ranks of a job: gpucoll-run and launch start, watch and end them with this code."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LIMITS = {
     errno.EMFILE: " (raise the limit of open files with ulimit -n)",
     errno.EAGAIN: " (raise the limit of processes: ulimit -u, or the container's)",
 }
-"""What an error at the start of a process asks for."""
+"""The remedy for an error at the start of a process."""
 
 LEFTOVER_S = 1.0
-"""How long what a rank started may outlive it: helpers that tidy up after it need a moment."""
+"""How long processes that a rank started may outlive it: helpers need a moment to tidy up."""
 
 
 class Stage(enum.IntEnum):
-    """How far the ending of a job has gone; it never goes back."""
+    """The stage of a job's end; it only increases."""
 
     RUNNING = 0
     GRACE = 1
@@ -39,20 +39,20 @@ class Stage(enum.IntEnum):
 
 
 class RankSet:
-    """The running ranks of a job, and one loop that serves them.
+    """The running ranks of a job, and the loop that serves them.
 
-    Use it as a context manager: whatever happens inside, nothing of the ranks is left after it.
+    Use it as a context manager: when the block ends, for whatever reason, no rank is left.
 
     Parameters
     ----------
     on_output : callable
-        Called with (rank, stream, data): what a rank wrote, stream being 1 or 2; empty data at its
-        end.
+        Called with (rank, stream, data) when a rank writes; `stream` is 1 or 2, and `data` is empty
+        at the end of the stream.
     on_end : callable
-        Called with each `RankEnd`, after the output that was written before it. Ranks whose ends
-        are seen in the same moment come in the order: killed by a signal first, then by rank.
+        Called with each `RankEnd`, after the output that the rank wrote before. Of ranks whose ends
+        are seen at the same moment, those killed by a signal come first, then the others by rank.
     grace_s : float
-        The pause between the steps of ending a job.
+        The pause between the steps of ending a job, in seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RankSet:
         self._notices: EndNotices | None = None
         self._running: dict[int, RankProcess] = {}
         self._left_over: dict[int, RankProcess] = {}
-        """Ended, but something that they started still holds their output."""
+        """Ranks that have ended while a process that they started still holds their output."""
 
     def __enter__(self) -> RankSet:
         return self
@@ -82,7 +82,7 @@ class RankSet:
     ) -> None:
         with deferred_signals():
             remaining = self._processes()
-            for process in remaining:  # all at once, before waiting for any
+            for process in remaining:  # signal all before waiting for any
                 process.send(signal.SIGKILL, group=True)
             for process in remaining:
                 process.release()
@@ -100,20 +100,21 @@ class RankSet:
     def start(
         self, commands: Sequence[RankCommand], first: int = 0, world_size: int | None = None
     ) -> None:
-        """Start one rank for each command; signals that arrive meanwhile are handled afterwards.
+        """Start one rank for each command. Signals that arrive meanwhile are handled afterwards.
 
         Parameters
         ----------
         commands : sequence of RankCommand
-            In the order of the ranks.
+            In rank order.
         first : int
-            The lowest rank: those before it run on other hosts.
+            The lowest rank; ranks below it run on other hosts.
         world_size : int, optional
-            The job's, where it has more ranks than these.
+            The job's world size, if it has more ranks than these.
         """
         with deferred_signals():
             if commands and (token := commands[0].environment.get(config.JOB)):
-                with contextlib.suppress(OSError):  # then each rank has its deadline
+                # without notices, the ranks still have their deadlines
+                with contextlib.suppress(OSError):
                     self._notices = EndNotices(self.loop, token, len(commands))
             for rank, command in enumerate(commands, first):
                 self._start_one(rank, world_size or len(commands), command)
@@ -140,23 +141,23 @@ class RankSet:
     # --- ending -----------------------------------------------------------------------------------
 
     def send(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to every running rank, or to all their process groups."""
+        """Send a signal to every running rank, or to their whole process groups."""
         for process in list(self._running.values()):
             process.send(number, group=group)
 
     def end_soon(self) -> None:
-        """Give the ranks the grace time to end by themselves, then terminate, then kill them."""
+        """Give the ranks the grace time to end by themselves; then terminate, then kill them."""
         if self._enter(Stage.GRACE):
             self.loop.call_later(self, self.grace_s, self.terminate)
 
     def interrupt(self) -> None:
-        """Send SIGINT to all groups, as a terminal does; kill them when the grace time is over."""
+        """Send SIGINT to all groups, as a terminal does; kill them after the grace time."""
         if self._enter(Stage.TERMINATED):
             self.send(signal.SIGINT, group=True)
             self.loop.call_later(self, self.grace_s, self.kill)
 
     def terminate(self) -> None:
-        """Send SIGTERM to the ranks; kill them when the grace time is over."""
+        """Send SIGTERM to the ranks; kill them after the grace time."""
         if self._enter(Stage.TERMINATED):
             self.send(signal.SIGTERM)
             self.loop.call_later(self, self.grace_s, self.kill)
@@ -176,7 +177,7 @@ class RankSet:
     # --- events -----------------------------------------------------------------------------------
 
     def close_stream(self, stream: int) -> None:
-        """Stop reading one stream of all ranks: who writes to it gets SIGPIPE, as in a pipeline."""
+        """Stop reading one stream of all ranks; a rank that writes to it gets SIGPIPE."""
         for process in self._processes():
             if stream in process.outputs:
                 self._close_output(process, stream)
@@ -190,13 +191,13 @@ class RankSet:
             self._release(process)
 
     def _relay(self, process: RankProcess, stream: int) -> bool:
-        """Hand one piece of output on; return whether there may be more now."""
+        """Relay one piece of output; return whether there may be more."""
         data = process.read(stream)
         if data is None:
             return False
         self._on_output(process.rank, stream, data)
         if data:
-            return stream in process.outputs  # the callback may have closed it
+            return stream in process.outputs  # the callback may have closed the stream
         self._close_output(process, stream)
         return False
 
@@ -213,7 +214,7 @@ class RankSet:
                     break
 
     def _collect(self) -> None:
-        """Find all ranks that have ended: the order in which the kernel names them is chance."""
+        """Handle all ranks that have ended in a fixed order, as the kernel's is arbitrary."""
         by_launcher = self.stage >= Stage.TERMINATED
         ended = [
             (end, process)
@@ -233,7 +234,7 @@ class RankSet:
             self._end_leftovers(process)
 
     def _end_leftovers(self, process: RankProcess) -> None:
-        """End what a rank that has ended had started itself and left running."""
+        """End the processes that an ended rank has left running."""
         if process.outputs and self.stage < Stage.KILLED:
             process.send(signal.SIGTERM, group=True)
             self.loop.call_later(process, LEFTOVER_S, lambda: self._release(process))

@@ -1,4 +1,4 @@
-"""Signals: held back while ranks are started or ended, and handed on to them by gpucoll-run."""
+"""Signals: deferred while ranks are started or ended, and forwarded to them by gpucoll-run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DEFERRED = (*FORWARDED, signal.SIGTSTP)
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Let the Python handlers of these signals run after the block instead of in the middle of it.
+    """Run the Python handlers of these signals after the block instead of within it.
 
-    A KeyboardInterrupt between a fork and the line that remembers the child would leave the child
-    behind. Masking the signals would not do: the kernel hands a masked signal to another thread,
-    and the ranks would inherit the mask. Python runs handlers in the main thread only, so elsewhere
-    nothing is needed.
+    A KeyboardInterrupt between a fork and the line that records the child would leave the child
+    behind. Masking signals does not help: the kernel passes a masked signal to another thread, and
+    the ranks would inherit the mask. Python runs handlers only in the main thread, so in other
+    threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,7 +49,7 @@ def deferred_signals() -> Iterator[None]:
 
 @contextmanager
 def handlers(callbacks: Mapping[signal.Signals, Callable[[int], None]]) -> Iterator[None]:
-    """Call `callbacks` with a signal's number when it arrives in the block; main thread only."""
+    """Call `callbacks` with the number of each signal in the block; main thread only."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         callbacks[signal.Signals(number)](number)
@@ -64,11 +64,11 @@ def handlers(callbacks: Mapping[signal.Signals, Callable[[int], None]]) -> Itera
 
 @contextmanager
 def woken_by_signals(loop: EventLoop) -> Iterator[None]:
-    """Have signals wake the loop, within the block.
+    """Let signals wake the loop within the block.
 
-    Python runs its handlers between instructions. A signal that arrives after the last of them and
-    before the system call that waits does not interrupt the waiting, and its handler would run only
-    after the next event. So the C handler writes to a pipe that the loop watches.
+    Python runs its handlers between instructions. A signal that arrives after the last instruction
+    before the waiting system call does not interrupt it, and its handler would run only after the
+    next event. Therefore the C handler writes to a pipe that the loop watches.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -80,7 +80,7 @@ def woken_by_signals(loop: EventLoop) -> Iterator[None]:
 
     def drain() -> None:
         numbers = os.read(read_end, 4096)
-        if before >= 0:  # an asyncio loop further up, which will want to know
+        if before >= 0:  # an asyncio loop further up the stack wants to be notified, too
             with contextlib.suppress(OSError):
                 os.write(before, numbers)
 

@@ -1,4 +1,4 @@
-"""A rank's traceback is written in one piece: ranks that fail at once write theirs at once, too."""
+"""Tracebacks of ranks, each written in one piece: ranks that fail together print together."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ __all__ = ["HOLD_S", "TracebackHold"]
 
 _FIRST_LINE = b"Traceback (most recent call last):"
 HOLD_S = 0.5
-"""How long the lines of one are kept at most. Python writes one within milliseconds; what only
-looks like the beginning of one must not be kept from the user."""
+"""The longest time for which lines of a traceback are held. Python prints one within milliseconds,
+and lines that only look like the start of one must not be kept from the user."""
 
 
 class TracebackHold:
-    """Keeps the lines of one rank's stderr that belong to a traceback until it is complete."""
+    """Holds the lines of a traceback on one rank's stderr until it is complete."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self.error = b""
-        """The last line of the last traceback: the error itself."""
+        """The last line of the last traceback, which is the error itself."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept."""
+        """Whether no line is held."""
         return not self._held
 
     def feed(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines that can be written now, of those kept before and of these."""
+        """Return the lines that can be written now, from held and new ones."""
         ready: list[bytes] = []
         for line in lines:
             if line.startswith(_FIRST_LINE):
@@ -34,12 +34,12 @@ class TracebackHold:
                 ready.append(line)
             else:
                 self._held.append(line)
-                if not line.startswith(b" "):  # as the lines above the error do
+                if not line.startswith(b" "):  # the lines above the error are indented
                     self.error = line
                     ready += self.release()
         return ready
 
     def release(self) -> list[bytes]:
-        """Return the lines that are kept, complete or not."""
+        """Return the held lines, complete or not."""
         held, self._held = self._held, []
         return held

@@ -1,1 +1,1 @@
-"""Shared arenas for arrays: their allocator, and NumPy's handler over it."""
+"""Shared arenas for arrays: their allocator, and a memory handler of NumPy on top of it."""

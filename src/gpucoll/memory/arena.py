@@ -1,8 +1,8 @@
-"""A rank's arena: shared memory from which arrays are given out that peers can reach directly.
+"""A rank's arena: shared memory for arrays that peers can reach directly.
 
-One per process, sparse: its size is address space, memory is taken as it is touched. Every peer on
-the host maps it once. Memory of freed arrays is kept for the next ones up to a cap and goes back to
-the system beyond that.
+Each process has one. It is sparse: its size is address space, and memory is used only when it is
+touched. Every peer on the host maps it once. Memory of freed arrays is kept for later ones up to a
+limit; beyond that it is returned to the system.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpucoll.transport.shared import mapping
 
 ALIGNMENT_BYTES = GRANULE_BYTES
 KEPT_BYTES = 256 << 20
-"""Memory of freed arrays that is kept, at most, for the next ones."""
+"""Limit of the memory of freed arrays that is kept for later ones."""
 _SMALLER = f", set {config.ARENA_BYTES} to less"
 SMALL_BYTES = 1024
-"""Smaller arrays `Arena.shared_arrays` leaves to ``malloc``: no call would use them in place, and
-it is faster (12 ns against 75 to take and free; 60 for larger ones, beyond its cache)."""
+"""`Arena.shared_arrays` leaves smaller arrays to ``malloc``. No call would use them in place, and
+``malloc`` is faster: 12 ns against 75 to allocate and free (60 if larger, beyond its cache)."""
 
 _heaps: list[npt.NDArray[np.int64]] = []
 
@@ -38,18 +38,19 @@ _heaps: list[npt.NDArray[np.int64]] = []
 class Arena:
     """One sparse shared memory, and the allocator of arrays in it.
 
-    Arrays are ordinary ones that own their memory: they may be sliced, reshaped, resized, and freed
-    in any order, from any thread, after every communicator and while the interpreter ends.
+    The arrays are ordinary ones that own their memory. They may be sliced, reshaped, resized and
+    freed in any order, from any thread, even after every communicator and while the interpreter
+    ends.
 
-    A forked child sees its parent's arrays, as the same memory. Freeing them there does nothing,
-    and nothing new is made in the parent's arena: `process_arena` gives the child its own.
+    A forked child sees its parent's arrays, as the same memory. Freeing them in the child does
+    nothing, and it makes no arrays in the parent's arena: `process_arena` gives it its own.
 
     Parameters
     ----------
     size_bytes : int
-        Address space; more than this cannot be given out at one time.
+        Size of the address space, which limits the total size of live arrays.
     kept_bytes : int
-        How much memory of freed arrays is kept for the next ones.
+        Limit of the memory of freed arrays that is kept.
     """
 
     def __init__(self, size_bytes: int, kept_bytes: int = KEPT_BYTES) -> None:
@@ -58,7 +59,7 @@ class Arena:
         self.mapping = mapping.Mapping(self.fd, size_bytes, "the arena", _SMALLER)
         self.size_bytes = size_bytes
         self._records = _records(size_bytes)
-        # Not NumPy's own memory, which may be an arena's: a child must not share these words.
+        # Not NumPy's memory, which may be an arena's: a child must not share these words.
         self._heap = np.frombuffer(bytearray(8 * free_lists.HEAP_WORDS), np.int64)
         values = {
             Heap.BASE: self.mapping.address,
@@ -95,7 +96,8 @@ class Arena:
     def shared_arrays(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which every NumPy array of at least `SMALL_BYTES` is made here.
 
-        In this thread; where there is no room, in ordinary memory (`Communicator.shared_arrays`).
+        It affects this thread. Arrays without room here are made in ordinary memory
+        (`Communicator.shared_arrays`).
         """
         return self._lenient.current()
 
@@ -120,27 +122,27 @@ class Arena:
     # --- state -----------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Never use again what is given out now: a communicator broke in the middle of a call.
+        """Never reuse memory that is allocated now: a communicator broke in the middle of a call.
 
-        A stopped peer may go on and write to memory that it was told of before. Arrays stay valid;
-        the memory of freed ones goes back to the system, and their addresses are not given out a
-        second time.
+        A stopped peer may resume and write to memory that it was told about. Arrays stay valid.
+        When they are freed, their memory is returned to the system, and their addresses are not
+        used again.
         """
         self._heap[Heap.GENERATION] += 1
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of live arrays."""
+        """Number of bytes in live arrays."""
         return self._bytes(Heap.USED)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of freed arrays that the system has not got back; they may have been touched."""
+        """Number of freed bytes that may have been touched and that the system has not got back."""
         return self._bytes(Heap.KEPT)
 
     @property
     def retired_bytes(self) -> int:
-        """Bytes of freed arrays whose addresses are not used again."""
+        """Number of bytes in freed arrays whose addresses are not used again."""
         return self._bytes(Heap.RETIRED)
 
     def _bytes(self, word: Heap) -> int:
@@ -148,9 +150,9 @@ class Arena:
 
 
 def _records(size_bytes: int) -> mapping.Mapping:
-    """Return the books' memory: as sparse as the arena, though nobody else ever sees it.
+    """Return the memory for the allocator's records, as sparse as the arena but never shared.
 
-    Anonymous memory of this size would count as used where the system does not overcommit.
+    Anonymous memory of this size would count as used if the system does not overcommit.
     """
     records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.RECORD_BYTES
     fd = mapping.create("gpucoll-arena-records", records_bytes)
@@ -165,7 +167,7 @@ _process_lock = threading.Lock()
 
 
 def process_arena() -> Arena:
-    """Return this process's arena, made on first use; a forked child gets one of its own."""
+    """Return this process's arena, made on first use. A forked child gets its own."""
     global _process_arena
     with _process_lock:
         if _process_arena is None:

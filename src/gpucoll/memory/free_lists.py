@@ -1,10 +1,12 @@
-"""The books of a `gpucoll.memory.heap`: a record for each block, and lists of the free ones.
+"""The records of a `gpucoll.memory.heap`: one for each block, and lists of the free blocks.
 
-Two-level segregated fit (Masmano, Ripoll, Crespo and Real, ECRTS 2004): free blocks are in lists by
-size, eight sizes to each power of two, and a bitmap of the lists finds the first that has one.
+The method is two-level segregated fit (Masmano, Ripoll, Crespo and Real, ECRTS 2004). Free blocks
+are in lists by size, with eight sizes for each power of two, and a bitmap of the lists finds the
+first that has a block.
 
-A block is known by its first granule. Each granule has a record; those of first granules are used.
-Numba's view of it: every address, size and granule is an int64, `Heap` names the state's words.
+A block is identified by its first granule. Every granule has a record, but only those of first
+granules are used. To Numba, every address, size and granule is an int64; `Heap` names the words of
+the state.
 """
 
 from __future__ import annotations
@@ -16,31 +18,31 @@ from gpucoll.kernels.cpu.jit import inline, intrinsic, types
 from gpucoll.kernels.cpu.memory import get, put
 
 RECORD_BYTES = 64
-"""One cache line; six per cent of the smallest blocks, and untouched under larger ones."""
+"""One cache line: six per cent of the smallest blocks. Under larger blocks it stays untouched."""
 N_LISTS = 320
-"""Enough for blocks of 2**40 granules, beyond what a processor can address."""
+"""Enough for blocks of 2**40 granules, more than a processor can address."""
 
 
 class Heap(IntEnum):
-    """Words of an allocator's state. Private memory: a forked child has its own."""
+    """Words of an allocator's state, in private memory: a forked child has its own copy."""
 
     BASE = 0
-    """Where the memory is mapped."""
+    """Address at which the memory is mapped."""
     SIZE_BYTES = 1
     RECORDS = 2
-    """Where the records of its granules are."""
+    """Address of the granules' records."""
     LOCK = 3
     IS_FORKED = 4
-    """A child's copy: memory and books belong to the parent, nothing is taken or given."""
+    """Set in a child's copy: the parent owns memory and records; nothing is taken or given."""
     GENERATION = 5
-    """Blocks given out in an earlier one are retired; from 1 on."""
+    """The current generation, from 1 on. Blocks of an earlier generation are retired."""
     USED = 6
-    """Granules given out; this and the next three count granules, `BLOCKS` blocks."""
+    """Granules in use. This and the next three count granules; `BLOCKS` counts blocks."""
     KEPT = 7
     """Granules that are free and may have been touched."""
     KEEP_AT_MOST = 8
     RETIRED = 9
-    """Granules that were retired and have been freed: never given out again."""
+    """Granules that were retired and then freed; they are never allocated again."""
     BLOCKS = 10
     TAKE = 11
     """Address of `take`."""
@@ -52,9 +54,9 @@ class Heap(IntEnum):
 
 HEAP_WORDS = Heap.LISTS + N_LISTS
 
-# Words of a record. Lists are linked by granule, `NONE` ends them.
+# Words of a record. Lists are linked by granule and end with `NONE`.
 SIZE, BEFORE, OWNER, TOUCHED, NEXT, PREVIOUS = range(6)
-FREE = 0  # in OWNER, else the generation in which the block was given out
+FREE = 0  # in OWNER; otherwise the generation in which the block was allocated
 GONE = -1  # in OWNER: retired and freed, or the end of the memory
 NONE = -1
 
@@ -92,7 +94,7 @@ def _list_of(size):
 
 @inline
 def link(heap, block, size, touched):
-    """Make granules a free block, the first `touched` of which may not be zero."""
+    """Make granules a free block; its first `touched` granules may not be zero."""
     record, place = record_of(heap, block), _list_of(size)
     first = get(heap, _LISTS + place)
     put(record, SIZE, size)
@@ -111,7 +113,7 @@ def link(heap, block, size, touched):
 
 @inline
 def unlink(heap, block):
-    """Take a free block out of its list."""
+    """Remove a free block from its list."""
     record = record_of(heap, block)
     following, preceding = get(record, NEXT), get(record, PREVIOUS)
     if following != NONE:
@@ -141,7 +143,7 @@ def find(heap, size):
         lists = get(heap, _BITMAP + word)
     if lists != 0:
         return get(heap, _LISTS + 64 * word + trailing_zeros(lists))
-    block = get(heap, _LISTS + _list_of(size))  # nearly full: the list below may have one
+    block = get(heap, _LISTS + _list_of(size))  # nearly full: the next smaller list may have one
     while block != NONE and get(record_of(heap, block), SIZE) < size:
         block = get(record_of(heap, block), NEXT)
     return block

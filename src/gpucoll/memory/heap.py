@@ -1,10 +1,10 @@
-"""An allocator of shared memory, compiled: constant time, from any thread, books in private.
+"""A compiled allocator of shared memory: constant time, from any thread, with private records.
 
-The memory itself holds no books (`gpucoll.memory.free_lists`), because peers can write there. A
-freed block merges with its free neighbours at once, so what was taken apart becomes whole again.
+The memory itself holds no records (`gpucoll.memory.free_lists`), because peers can write there. A
+freed block merges with its free neighbours at once, so divided blocks become whole again.
 
-The first part of a free block may have been touched, the rest reads as zeros and takes no memory:
-so ``calloc`` clears only what it has to, and what is kept for later can be counted.
+The first part of a free block may have been touched; the rest reads as zeros and uses no memory.
+``calloc`` therefore clears only the first part, and the memory that is kept can be counted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _memset = types.ExternalFunction("memset", _i64(_i64, types.int32, _i64))
 
 @inline
 def lock(heap):
-    """Keep other threads out. Held for well under a microsecond, a trim's system call aside."""
+    """Keep other threads out, for well under a microsecond, except for a trim's system call."""
     while exchange64(heap + _LOCK_OFFSET, 1) != 0:
         _sched_yield()
 
@@ -65,7 +65,7 @@ def unlock(heap):
 
 @inline
 def granules_of(size_bytes):
-    """Return how many granules a block of this size takes: one at least."""
+    """Return the number of granules in a block of this size: at least one."""
     return (max(1, size_bytes) + GRANULE_BYTES - 1) >> _SHIFT
 
 
@@ -77,24 +77,24 @@ def block_at(heap, address):
 
 @inline
 def holds(heap, address):
-    """Return whether an address lies in this memory."""
+    """Return whether an address is in this memory."""
     offset = address - get(heap, _BASE)
     return 0 <= offset < get(heap, _SIZE_BYTES)
 
 
 @compiled(_i64(_i64))
 def begin(heap):
-    """Make one free block of all the memory, untouched; the books are new."""
+    """Make all the memory one free, untouched block; the records are new."""
     size = get(heap, _SIZE_BYTES) >> _SHIFT
     put(record_of(heap, size), OWNER, GONE)
-    zero = np.int64(0)  # for a literal Numba would compile `link` once more
+    zero = np.int64(0)  # a literal would make Numba compile `link` once more
     link(heap, zero, size, zero)
     return 0
 
 
 @inline
 def _own(heap, block, size, generation):
-    """Note that a block is given out."""
+    """Note that a block is in use."""
     record = record_of(heap, block)
     put(record, SIZE, size)
     put(record, OWNER, generation)
@@ -103,7 +103,7 @@ def _own(heap, block, size, generation):
 
 @compiled(_i64(_i64, _i64))
 def take(heap, size_bytes):
-    """Return the address of a new block, or 0 where there is none of this size."""
+    """Return the address of a new block, or 0 if there is none of this size."""
     if size_bytes > get(heap, _SIZE_BYTES):
         return 0
     size = granules_of(size_bytes)
@@ -125,15 +125,16 @@ def take(heap, size_bytes):
 
 @inline
 def _give_back(heap, first, stop):
-    """Return the whole pages between two offsets to the system; return whether it took them."""
+    """Return the whole pages between two offsets to the system; return whether this succeeded."""
     return _madvise(get(heap, _BASE) + first, stop - first, MADV_REMOVE) == 0
 
 
 @inline
 def _trim(heap, block):
-    """Where too much is kept, give back the end of what was touched of a free block.
+    """If too much memory is kept, return the end of the touched part of a free block.
 
-    Down to an eighth below the limit, so that the next frees need no system call.
+    The kept memory shrinks to an eighth below the limit, so that the next frees need no system
+    call.
     """
     limit = get(heap, _KEEP_AT_MOST)
     excess = get(heap, _KEPT) - limit
@@ -147,13 +148,13 @@ def _trim(heap, block):
     end = (block + touched) * GRANULE_BYTES
     stop = end & -_PAGE
     if stop < end and stop + _PAGE <= (block + get(record, SIZE)) * GRANULE_BYTES:
-        stop += _PAGE  # all of the last page is this block's
+        stop += _PAGE  # the whole last page belongs to this block
     if stop <= first:
         return
     if not _give_back(heap, first, stop):  # a file system without holes
         put(heap, _KEEP_AT_MOST, _KEEP_EVERYTHING)
         return
-    if stop < end:  # the page is shared with the next block, but this counts as zeros from now on
+    if stop < end:  # the next block shares the page, but this part counts as zeros from now on
         _memset(get(heap, _BASE) + stop, 0, end - stop)
     left = (first >> _SHIFT) - block
     put(record, TOUCHED, left)
@@ -162,7 +163,7 @@ def _trim(heap, block):
 
 @inline
 def _retire(heap, block, size):
-    """Give the memory of a retired block back, but never its addresses."""
+    """Return the memory of a retired block to the system, but never reuse its addresses."""
     put(record_of(heap, block), OWNER, GONE)
     put(heap, _RETIRED, get(heap, _RETIRED) + size)
     first = (block * GRANULE_BYTES + _PAGE - 1) & -_PAGE
@@ -179,7 +180,7 @@ def _free(heap, block, size):
         unlink(heap, following)
         size += get(record_of(heap, following), SIZE)
         touched += get(record_of(heap, following), TOUCHED)
-    preceding = block - get(record_of(heap, block), BEFORE)  # of the first block, itself
+    preceding = block - get(record_of(heap, block), BEFORE)  # for the first block, itself
     if get(record_of(heap, preceding), OWNER) == FREE:
         unlink(heap, preceding)
         size += block - preceding
@@ -191,7 +192,7 @@ def _free(heap, block, size):
 
 @compiled(_i64(_i64, _i64))
 def give(heap, address):
-    """Take back the block at an address."""
+    """Free the block at an address."""
     block = block_at(heap, address)
     lock(heap)
     record = record_of(heap, block)
@@ -208,7 +209,7 @@ def give(heap, address):
 
 @inline
 def split(heap, block, size):
-    """Make a block of the end of another, which keeps `size` granules."""
+    """Split a block: it keeps `size` granules, and its end becomes another block."""
     lock(heap)
     record = record_of(heap, block)
     rest, generation = get(record, SIZE) - size, get(record, OWNER)

@@ -1,9 +1,10 @@
-"""NumPy's four memory functions over a `gpucoll.memory.heap`, compiled.
+"""NumPy's four memory functions on top of a `gpucoll.memory.heap`, compiled.
 
-NumPy calls them (NEP 49) with the context word block of the handler that an array was made with,
-for all of that array's life. Whether it holds the interpreter's lock does not matter here.
+NumPy (NEP 49) calls them with the context of the handler with which an array was made, during all
+of that array's life. They work with and without the interpreter's lock.
 
-What the heap cannot give comes from ``malloc``: NumPy's own memory. An address tells them apart.
+If the heap has no memory to give, it comes from ``malloc``, like NumPy's own. The address tells
+which of the two it is.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Source(IntEnum):
 
     HEAP = 0
     FROM_BYTES = 1
-    """Smaller arrays are not given memory of the heap."""
+    """Smaller arrays get no memory of the heap."""
     FALLS_BACK = 2
-    """Whether there is ``malloc`` for what the heap does not give; else NumPy's MemoryError."""
+    """Whether ``malloc`` replaces the heap when it has no room; otherwise NumPy's MemoryError."""
 
 
 _HEAP, _FROM_BYTES, _FALLS_BACK = (
@@ -46,7 +47,7 @@ _memset = types.ExternalFunction("memset", _i64(_i64, types.int32, _i64))
 
 @inline
 def _take(source, size_bytes):
-    """Return memory of the heap, or 0."""
+    """Return memory of the heap, or 0 if it gives none."""
     heap = get(source, _HEAP)
     if size_bytes < get(source, _FROM_BYTES) or get(heap, _IS_FORKED) != 0:
         return 0
@@ -66,19 +67,19 @@ def _release(source, address):
     heap = get(source, _HEAP)
     if not holds(heap, address):
         _free(address)
-    elif get(heap, _IS_FORKED) == 0:  # in a child it is the parent's memory, in use there
+    elif get(heap, _IS_FORKED) == 0:  # in a child the memory is the parent's, and in use there
         call_loop(get(heap, _GIVE), heap, address)
 
 
 @compiled(_i64(_i64, _i64))
 def allocate(source, size_bytes):
-    """Return new memory, or 0 where there is none."""
+    """Return new memory, or 0 if there is none."""
     return _allocate(source, size_bytes)
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def allocate_zeros(source, count, item_bytes):
-    """Return new memory that is all zero; a product that overflows NumPy has refused."""
+    """Return new, zeroed memory. NumPy has already refused products that overflow."""
     address = _take(source, count * item_bytes)
     if address == 0:
         return _calloc(count, item_bytes) if get(source, _FALLS_BACK) != 0 else 0
@@ -90,16 +91,16 @@ def allocate_zeros(source, count, item_bytes):
 
 @compiled(types.void(_i64, _i64, _i64))
 def release(source, address, size_bytes):
-    """Take memory back."""
+    """Free memory."""
     _release(source, address)
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def resize(source, address, size_bytes):
-    """Return memory of another size with the same beginning; 0 leaves the old one as it is.
+    """Return memory of another size with the same beginning; with 0, the old memory is unchanged.
 
-    What grows beyond `Source.FROM_BYTES` moves to the heap. In the heap a block that shrinks stays
-    where it is, and its end becomes free unless it is retired.
+    An array that grows beyond `Source.FROM_BYTES` moves to the heap. A heap block that shrinks
+    stays in place, and its end becomes free unless it is retired.
     """
     heap = get(source, _HEAP)
     is_forked = get(heap, _IS_FORKED) != 0
@@ -115,7 +116,7 @@ def resize(source, address, size_bytes):
     else:
         if size_bytes < get(source, _FROM_BYTES) or is_forked:
             return _realloc(address, max(1, size_bytes))
-        old_bytes = _usable_size(address)  # NumPy does not say
+        old_bytes = _usable_size(address)  # NumPy does not pass it
     moved = _malloc(size_bytes) if is_forked else _allocate(source, size_bytes)
     if moved != 0:
         _memcpy(moved, address, min(old_bytes, size_bytes))

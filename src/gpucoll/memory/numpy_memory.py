@@ -1,10 +1,10 @@
-"""Where NumPy takes memory for new arrays: its allocation handler (NEP 49), set from Python.
+"""NumPy's allocation handlers (NEP 49), set from Python: they decide where new arrays are.
 
-NumPy's C API has the two functions that are needed, in a table of pointers whose places do not
-change, and no Python ones. A handler is current in a context (`contextvars`), so in one thread or
-asyncio task; an array keeps the one that it was made with. What arrays are made of must outlive
-the last of them, which may be freed when the interpreter has already taken its modules apart: a
-handler, its context and the compiled functions are kept for ever.
+NumPy's C API has the two functions needed for this, in a table of pointers whose order does not
+change, but no Python functions. A handler is current in a context (`contextvars`), that is in one
+thread or asyncio task; an array keeps the handler with which it was made. Handlers must outlive the
+last of their arrays, which may be freed when the interpreter has already cleared its modules. A
+handler, its context and the compiled functions are therefore kept for ever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpucoll.memory.numpy_handler import Source
 _API_VERSION = 211
 _SET_HANDLER = 304
 _GET_HANDLER = 305
-"""Places in the table: ``numpy/__multiarray_api.h``, the same since NumPy 1.22."""
+"""Indices in the table of ``numpy/__multiarray_api.h``, the same since NumPy 1.22."""
 _FEATURE_VERSION = 0xF
 """NumPy 1.22, the first that has handlers."""
 _CAPSULE_NAME = b"mem_handler"
@@ -42,12 +42,12 @@ _increase_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", _p
 
 
 def keep_for_ever(thing: object) -> None:
-    """Keep an object alive, the end of the interpreter included."""
+    """Keep an object alive, even at the end of the interpreter."""
     _increase_reference(thing)
 
 
 class _HandlerStruct(ctypes.Structure):
-    """``PyDataMem_Handler`` of NumPy's ``ndarraytypes.h``, its allocator's fields in line."""
+    """``PyDataMem_Handler`` of NumPy's ``ndarraytypes.h``, with its allocator's fields in line."""
 
     _fields_ = (
         ("name", ctypes.c_char * 127),
@@ -77,8 +77,9 @@ def _numpy_internals() -> Any:
 
 def _unavailable(reason: str) -> BackendUnavailableError:
     return BackendUnavailableError(
-        f"NumPy {np.__version__} does not let gpucoll choose where arrays lie ({reason}), so empty "
-        "and shared_arrays cannot serve; all else can. NumPy 1.25 to 2.x has what they need"
+        f"NumPy {np.__version__} does not let gpucoll choose the memory of arrays ({reason}), so "
+        "empty and shared_arrays are not available. They need NumPy 1.25 to 2.x; everything else "
+        "works"
     )
 
 
@@ -103,23 +104,23 @@ def _handler_functions() -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=16)
 def _setter(capsule: Any) -> Callable[[], Any]:
-    """Return what makes a handler the current one.
+    """Return a function that makes a handler the current one.
 
-    The C function takes the handler as its first argument, where a built-in gets the object that it
-    is bound to: so this needs no code in between, and takes 50 ns.
+    The C function takes the handler as its first argument, and a built-in passes the object that it
+    is bound to as its first argument. No code is needed in between, and a call takes 50 ns.
     """
     return builtin(_handler_functions()[0], METH_NOARGS, capsule)  # type: ignore[no-any-return]
 
 
 class MemoryHandler:
-    """NumPy's memory functions over a heap.
+    """NumPy's memory functions on top of a heap.
 
     Parameters
     ----------
     name : str
-        What NumPy's ``get_handler_name`` says of its arrays.
+        The name that NumPy's ``get_handler_name`` returns for its arrays.
     heap : ndarray
-        The state (`gpucoll.memory.heap.Heap`); kept for ever, its memory must be too.
+        The state (`gpucoll.memory.heap.Heap`). It is kept for ever, and its memory must be, too.
     from_bytes : int
         Smaller arrays get ordinary memory.
     falls_back : bool
@@ -128,7 +129,7 @@ class MemoryHandler:
     Raises
     ------
     BackendUnavailableError
-        This NumPy has no such handlers.
+        This NumPy does not support handlers.
     """
 
     def __init__(self, name: str, heap: Any, *, from_bytes: int, falls_back: bool) -> None:
@@ -149,7 +150,7 @@ class MemoryHandler:
 
     def make(self, shape: Any, dtype: np.dtype[Any]) -> Any:
         """Return ``np.empty(shape, dtype)`` made with this handler."""
-        restore = _setter(self._current())  # known before it is needed: Ctrl-C may come any time
+        restore = _setter(self._current())  # made in advance: Ctrl-C may come at any time
         try:
             self._set()
             return np.empty(shape, dtype)
@@ -158,7 +159,7 @@ class MemoryHandler:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the handler of every array made inside, in this thread."""
+        """Make this the handler of all arrays made in the context, in this thread."""
         restore = _setter(self._current())
         try:
             self._set()

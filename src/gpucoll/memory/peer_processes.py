@@ -1,8 +1,8 @@
-"""The other processes of this host, once for all communicators with the same ranks.
+"""The other processes of this host, shared by all communicators with the same ranks.
 
-Of each its arena, mapped as far as it is used, and a descriptor that says when it has ended. A
-process is known by the memory of its arena: as long as that is mapped here nothing else has its
-number.
+For each process this has its arena, mapped as far as it is used, and a descriptor that becomes
+readable when the process has ended. A process is identified by its arena's memory: as long as that
+is mapped here, no other arena has the same number.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ __all__ = ["PeerProcess", "arena_words", "meet"]
 
 _known: dict[tuple[int, int], PeerProcess] = {}
 _lock = threading.RLock()
-"""Communicators may be made and closed in several threads; and a user's finalizer, which a garbage
-collection calls anywhere, may close one."""
+"""Reentrant. Several threads may make and close communicators; and a user's finalizer, which a
+garbage collection runs anywhere, may close one."""
 
 
 def arena_words(size_bytes: int) -> npt.NDArray[np.int64]:
     """Return the `PeerArena` words of an arena that is not mapped yet."""
-    # Not NumPy's memory: that may be shared with a forked child, who writes here.
+    # Not NumPy's memory: a forked child may share that, and would write here.
     words = np.frombuffer(bytearray(8 * ARENA_WORDS), np.int64)
     words[PeerArena.SIZE_BYTES] = size_bytes
     return words
 
 
 class PeerProcess:
-    """Another process of this host: its arena, and whether it has ended.
+    """Another process of this host: its arena, and a descriptor of its end.
 
     Attributes
     ----------
     life_fd : int
-        Readable when the process has ended.
+        Becomes readable when the process has ended.
     arena : array of int64
         The `PeerArena` words.
     """
@@ -53,12 +53,12 @@ class PeerProcess:
 
     @property
     def arena_address(self) -> int:
-        """Where the words are that compiled code gets."""
+        """The address of the words, for compiled code."""
         address: int = self.arena.ctypes.data
         return address
 
     def release(self) -> None:
-        """Let go of it; the last communicator unmaps and closes what there is."""
+        """Release it; the last communicator that does so unmaps and closes everything."""
         with _lock:
             self._uses -= 1
             if self._uses > 0:
@@ -72,7 +72,7 @@ class PeerProcess:
 
 
 def meet(arena_fd: int, arena_bytes: int, life_fd: int) -> PeerProcess:
-    """Return the process with this arena, once more in use; `life_fd` belongs to it."""
+    """Return the process with this arena, and count one more use. It takes over `life_fd`."""
     status = os.fstat(arena_fd)
     key = (status.st_dev, status.st_ino)
     with _lock:

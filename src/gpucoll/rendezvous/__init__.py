@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other, and agree on what all must know."""
+"""The rendezvous: how the ranks of a job find each other and agree on what all must know."""

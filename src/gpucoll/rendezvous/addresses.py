@@ -23,21 +23,21 @@ def split_address(text: str) -> tuple[str, int]:
     Raises
     ------
     ValueError
-        It is not an address; says why, as the rest of a sentence about it.
+        The text is not an address; the error's text completes a sentence about it.
     """
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError("an IPv6 address stands in brackets: [fd00::1]:29500")
+            raise ValueError("an IPv6 address must stand in brackets: [fd00::1]:29500")
         digits = rest[1:]
     elif text.count(":") > 1:
-        raise ValueError("an IPv6 address stands in brackets: [fd00::1]:29500")
+        raise ValueError("an IPv6 address must stand in brackets: [fd00::1]:29500")
     else:
         host, _, digits = text.partition(":")
     if not host:
         raise ValueError("it names no host")
     if len(host) > LONGEST_HOST or any(c in "/@?# \\" or not c.isprintable() for c in host):
-        raise ValueError("what stands before the port is no host name")
+        raise ValueError("the part before the port is not a host name")
     if not digits:
         raise ValueError("it has no port: HOST:PORT, with a port that is free on that host")
     if not (digits.isascii() and digits.isdecimal()) or not 0 < int(digits[:6]) < 65536:
@@ -46,22 +46,23 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def is_place(told: object) -> bool:
-    """Return whether another rank can have told this as where it listens: ``[number, port]``."""
+    """Return whether a value from another rank can be where it listens: ``[address, port]``."""
     if not isinstance(told, list) or [type(part) for part in told] != [str, int]:
         return False
     host, port = told
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # a name would have to be asked for, which takes long
+    except ValueError:  # a name would have to be resolved, which may take long
         return False
     return bool(0 < port < 65536)
 
 
 def derived_port(word: str) -> int:
-    """Return the port that a job's name stands for, the same on every host: 10240 to 32767.
+    """Return the port that is derived from a job's name, the same on every host: 10240 to 32767.
 
-    Below that, daemons have theirs; above it, Linux gives ports to outgoing connections (32768 to
-    60999, unless ``ip_local_port_range`` says otherwise), where one might be taken by chance.
+    Daemons use lower ports. Linux gives higher ports to outgoing connections (32768 to 60999,
+    unless ``ip_local_port_range`` is set otherwise), where one of them might take the job's port by
+    chance.
     """
     number = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "big")
     return _LOWEST_DERIVED + number % (_END_DERIVED - _LOWEST_DERIVED)

@@ -1,7 +1,8 @@
-"""Who comes to rank 0's socket: connections that have not introduced themselves yet.
+"""Connections to rank 0's socket that have not introduced themselves yet.
 
-Any process of this user may connect and send what it likes. So a process has one connection at a
-time, all together have few, and each has a while for an introduction of limited size.
+Any process of this user may connect and send anything. So each process may have one connection at a
+time, the number of connections is limited, and each has limited time for an introduction of limited
+size.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpucoll.rendezvous.frames import BadMessageError, LostDescriptorsError, enc
 
 _INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
 _MOST_WAITING = 64
-_LEAST_S = 0.1  # that each has, however many others there are
+_LEAST_S = 0.1  # time that each connection has, however many others there are
 _AT_ONCE = 128  # connections accepted before ranks that have come are served again
 _SHOWN = 5
 AGAIN = encode({"again": True})
@@ -30,7 +31,7 @@ AGAIN = encode({"again": True})
 
 @dataclass
 class Arrival:
-    """A connection, and since when it is there."""
+    """A connection, and the time at which it was accepted."""
 
     connection: PeerConnection
     since: float
@@ -51,11 +52,11 @@ class Arrivals:
     Parameters
     ----------
     listener : socket
-        Belongs to this from here on.
+        Rank 0's listening socket; belongs to this object from here on.
     endpoint : Endpoint
-        What it is.
+        The endpoint that the socket belongs to.
     n_fds : int
-        How many descriptors come with an introduction.
+        How many descriptors must come with an introduction.
     """
 
     def __init__(self, listener: socket.socket, endpoint: Endpoint, n_fds: int) -> None:
@@ -65,23 +66,23 @@ class Arrivals:
         self._n_fds = n_fds
         self._waiting: dict[int, Arrival] = {}
         self._turned_away: dict[str, tuple[int, str]] = {}
-        """By whom: how often, and why the last time."""
+        """By peer: how often it was turned away, and why the last time."""
         self._note = ""
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def register(self, poll: select.poll) -> None:
-        """Have a poll look for connections, and for what the accepted ones send."""
+        """Register the listener and the accepted connections with a poll."""
         if self._has_room():
             poll.register(self._listener, select.POLLIN)
         for fd in self._waiting:
             poll.register(fd, select.POLLIN)
 
     def serve(self, ready: set[int]) -> list[Introduced]:
-        """Accept and read what there is; return the introductions that are complete."""
+        """Accept connections and read from them; return the introductions that are complete."""
         introduced = []
         for arrival in [self._waiting[fd] for fd in ready & self._waiting.keys()]:
-            # The one before may have been the last for which there were descriptors.
+            # Reading from the one before may have run out of descriptors, which closes all.
             if arrival.connection.fileno() in self._waiting and (found := self._read(arrival)):
                 introduced.append(found)
         for arrival in list(self._waiting.values()):
@@ -109,7 +110,7 @@ class Arrivals:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._free_descriptors()
                     return
-                continue  # who connected is gone again
+                continue  # the peer is gone again
             self._take_in(end)
 
     def _take_in(self, end: socket.socket) -> None:
@@ -128,7 +129,7 @@ class Arrivals:
         self._waiting[connection.fileno()] = Arrival(connection, time.monotonic())
 
     def _free_descriptors(self) -> None:
-        """Let go of all who have not introduced themselves: there may be a rank behind them."""
+        """Close all connections that have not introduced themselves: ranks may wait behind them."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._note = f"rank 0 had no file descriptor left (ulimit -n is {limit})"
         for arrival in list(self._waiting.values()):
@@ -158,25 +159,25 @@ class Arrivals:
         self._say_and_close(arrival.connection, message or _refusal(why))
 
     def refuse(self, guest: Introduced, why: str) -> None:
-        """Turn somebody away whose introduction is none."""
+        """Turn a peer away whose introduction is not a rank's."""
         self.note(guest.connection.peer, why)
         self._say_and_close(guest.connection, _refusal(why))
 
     @staticmethod
     def _say_and_close(connection: PeerConnection, message: bytes) -> None:
-        if connection.is_known:  # strangers are told nothing
-            with contextlib.suppress(OSError, AuthenticationError):  # it need not listen
+        if connection.is_known:  # strangers get no message
+            with contextlib.suppress(OSError, AuthenticationError):  # it may be gone
                 connection.send(message)
         connection.close()
 
     def note(self, peer: str, why: str) -> None:
-        """Remember who was turned away, for the error if the meeting fails."""
+        """Remember why a peer was turned away, for the error if the meeting fails."""
         times, _ = self._turned_away.get(peer, (0, ""))
         if times or len(self._turned_away) < 1000:
             self._turned_away[peer] = times + 1, why
 
     def strangers(self) -> str:
-        """Say who was turned away, and what else went wrong here; empty where nothing did."""
+        """Return which peers were turned away, and what else went wrong here; empty: nothing."""
         for arrival in self._waiting.values():
             self.note(arrival.connection.peer, "had not introduced itself")
         by_reason: dict[str, list[tuple[str, int]]] = {}
@@ -194,7 +195,7 @@ class Arrivals:
         return f"{text} {self._note}." if self._note else text
 
     def close(self, message: bytes) -> None:
-        """Tell everybody who is still here something, and go."""
+        """Send a message to all connections that are left, and close them."""
         if self._listener.fileno() >= 0:
             self._accept()
             self._listener.close()

@@ -1,7 +1,7 @@
-"""Ranks that have ended before all have met: the launcher sees it, and tells who waits for them.
+"""Learn from the launcher which ranks ended before all ranks had met.
 
-A launcher listens at an abstract socket that is named after the job's token, and sends whoever
-connects a line of JSON for each rank that has ended, also for those that end later.
+The launcher listens at an abstract socket that is named after the job's token. To each connection
+it sends a line of JSON for each rank that has ended, and for each that ends later.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MOST_BYTES = 1 << 20
 
 
 class LauncherWatch(Watch):
-    """Watches a meeting with what the launcher knows.
+    """Watches a meeting with the launcher's notices of ended ranks.
 
     Parameters
     ----------
     meeting : Job
-        Who meets.
+        The job whose ranks meet.
     token : str
-        The job's token, as the launcher gave it.
+        The job's token, as the launcher set it.
     """
 
     def __init__(self, meeting: Job, token: str) -> None:
@@ -44,7 +44,7 @@ class LauncherWatch(Watch):
             self._has_asked = True
             self._connect()
         self._read()
-        for rank in (rank for rank in self._ended if rank in awaited):  # who ended first
+        for rank in (rank for rank in self._ended if rank in awaited):  # the first that ended
             return rank, f"it {self._ended[rank]} without having come"
         return None
 
@@ -53,7 +53,7 @@ class LauncherWatch(Watch):
         try:
             connection.connect(notices_address(self._token))
             peer_process(connection)
-        except (OSError, AuthenticationError):  # then there is the deadline
+        except (OSError, AuthenticationError):  # without notices, the deadline ends the meeting
             connection.close()
         else:
             self._connection = connection
@@ -82,7 +82,7 @@ class LauncherWatch(Watch):
             self._ended[rank] = manner
 
     def close(self) -> None:
-        """Ask the launcher no more."""
+        """Close the connection to the launcher."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,6 +1,6 @@
 """Messages with file descriptors over a Unix socket: lengths, JSON, then the descriptors.
 
-Nothing here waits: whoever has several connections serves them all, and no other end can hold it.
+Nothing here waits, so a rank can serve several connections, and no other end can hold it up.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from gpucoll.errors import AuthenticationError
 _LENGTH = struct.Struct("<II")  # bytes of JSON, count of descriptors
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 _UNKNOWN = 65534
-"""The kernel's number for users that have none in this user namespace (overflowuid)."""
+"""The kernel's number for users that are unknown in this user namespace (overflowuid)."""
 _KNOWS_ALL = ["0", "0", "4294967295"]
-"""How a user namespace maps users that has a number for each."""
+"""The user map of a namespace that has a number for every user."""
 DESCRIPTORS_AT_ONCE = 200  # the kernel takes 253 (SCM_MAX_FD)
 INTRODUCTION_BYTES = 64 << 10
-"""Room for the CPUs of the largest machines; more is nobody's introduction."""
+"""Limit of an introduction: it has room for the CPUs of the largest machines."""
 
 
 class BadMessageError(ValueError):
-    """The other end does not keep to the protocol; says how, after "process 123 "."""
+    """The other end violates the protocol; the text completes "process 123 ..."."""
 
 
 class LostDescriptorsError(BadMessageError):
-    """Descriptors came that this process has no room for."""
+    """Descriptors came for which this process has no room."""
 
 
 def peer_process(connection: socket.socket) -> int:
-    """Return the process at the other end; 0 where this PID namespace does not know it.
+    """Return the process at the other end; 0: this PID namespace does not show it.
 
     Raises
     ------
     AuthenticationError
-        It is another user's, or may be.
+        The process belongs, or may belong, to another user.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(raw)
@@ -52,21 +52,21 @@ def peer_process(connection: socket.socket) -> int:
         )
     if user == _UNKNOWN and not _is_of_this_namespace(process):
         raise AuthenticationError(
-            f"process {process} is at the job's socket, and nothing says whose it is: this rank "
-            f"runs as user {user}, by which its user namespace calls everybody whom it does not "
+            f"process {process} is at the job's socket, and its user is unknown: this rank runs as "
+            f"user {user}, the number that its user namespace gives to all users that it does not "
             "know. Run the ranks as another user"
         )
     return int(process)
 
 
 def _is_of_this_namespace(process: int) -> bool:
-    """Return whether a process's user namespace is this one's, or this one knows all users."""
+    """Return whether a process is of this user namespace, or this namespace knows all users."""
     here = _user_namespace("self")
     return here.split() == _KNOWS_ALL or _user_namespace(process) == here
 
 
 def _user_namespace(process: int | str) -> str:
-    """Return what tells a process's user namespace from others: which users it knows."""
+    """Return what identifies a process's user namespace: the map of the users that it knows."""
     try:
         with open(f"/proc/{process}/uid_map") as file:
             return file.read()
@@ -81,7 +81,7 @@ def encode(content: dict[str, Any], n_fds: int = 0) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """Return what a message's JSON says."""
+    """Return the content of a message's JSON."""
 
     def refuse(text: str) -> None:
         raise BadMessageError(f"sent {text} as a number")
@@ -100,7 +100,7 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def decode_whole(message: bytes) -> dict[str, Any]:
-    """Return what an encoded message says that came whole, without descriptors."""
+    """Return the content of a whole encoded message, which has no descriptors."""
     if len(message) < _LENGTH.size or _LENGTH.unpack_from(message) != (
         len(message) - _LENGTH.size,
         0,
@@ -110,16 +110,16 @@ def decode_whole(message: bytes) -> dict[str, Any]:
 
 
 class Connection:
-    """One end of a connection: what is still to be sent, and what has come of the next message.
+    """One end of a connection, with its unsent data and the received part of the next message.
 
     Parameters
     ----------
     end : socket
-        Belongs to the connection from here on.
+        The socket; belongs to the connection from here on.
     most_bytes, most_fds : int
         How much JSON, and how many descriptors, a message from the other end may have.
     peer : str
-        Who is at the other end, for messages.
+        The other end, for messages.
     """
 
     def __init__(self, end: socket.socket, most_bytes: int, most_fds: int, peer: str = "") -> None:
@@ -137,22 +137,22 @@ class Connection:
         return self._end.fileno()
 
     is_known = True
-    """Whether the other end has shown who it is: the kernel says it."""
+    """Whether the other end has been authenticated: always, by the kernel."""
 
     @property
     def is_sending(self) -> bool:
-        """Whether something is still to be sent."""
+        """Whether there is unsent data."""
         return bool(self._sending)
 
     @property
     def events(self) -> int:
-        """What to poll for while it `is_sending`."""
+        """The events to poll for while it `is_sending`."""
         return select.POLLOUT
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Send an encoded message, or as much of it as the other end takes now.
 
-        The descriptors stay the caller's, who keeps them open while the connection `is_sending`.
+        The caller keeps the descriptors, and leaves them open while the connection `is_sending`.
         """
         fds = fds or []
         self._sending.append((memoryview(message), []))
@@ -161,7 +161,7 @@ class Connection:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the other end takes now of what is still to be sent; OSError: it is gone."""
+        """Send the unsent data that the other end takes now; OSError: the other end is gone."""
         while self._sending:
             data, fds = self._sending[0]
             try:
@@ -172,7 +172,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno == errno.ETOOMANYREFS:  # many are on the way to other ranks
+                if error.errno == errno.ETOOMANYREFS:  # too many are in flight to other ranks
                     return
                 raise
             if sent < len(data):
@@ -181,7 +181,7 @@ class Connection:
                 self._sending.popleft()
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Take what has come; return the next message and its descriptors once it is complete.
+        """Read what has come; return the next message and its descriptors once it is complete.
 
         The descriptors then belong to the caller.
 
@@ -190,7 +190,7 @@ class Connection:
         OSError
             The other end is gone.
         BadMessageError
-            It did not keep to the protocol.
+            The other end violated the protocol.
         """
         while not self._is_complete():
             if not self._take():
@@ -204,7 +204,7 @@ class Connection:
         return self._lengths == (len(self._data), len(self._fds))
 
     def _take(self) -> bool:
-        """Take some of the next message; return whether anything had come."""
+        """Read some of the next message; return whether anything had come."""
         try:
             if self._lengths is None:
                 self._add(self._end.recv(_LENGTH.size - len(self._data)))
@@ -228,7 +228,7 @@ class Connection:
             (n_bytes, n_fds), self._most, ("bytes", "descriptors"), strict=True
         ):
             if number > most:
-                raise BadMessageError(f"announced {number} {what} where {most} are the most")
+                raise BadMessageError(f"announced {number} {what}, but the limit is {most}")
         self._lengths = n_bytes, n_fds
         self._data.clear()
 
@@ -246,7 +246,7 @@ class Connection:
             raise BadMessageError("sent no file descriptors where it had announced them")
 
     def close(self) -> None:
-        """Close the socket, and descriptors that nobody has taken."""
+        """Close the socket, and received descriptors that no caller has taken."""
         self._end.close()
         close_all(self._fds)
         self._fds = []

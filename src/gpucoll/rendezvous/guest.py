@@ -1,4 +1,4 @@
-"""The other ranks' side of a meeting: each goes to rank 0, and does what that decides."""
+"""The side of all ranks but 0 in a meeting: each connects to rank 0 and follows its decision."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
 
 _RETRY_S = (0.001, 0.02)  # first and longest pause between two tries to connect
 _TURNED_AWAY = 5
-"""How often rank 0 may close a connection before it is known, until that is its answer."""
-_LONGER_S = 1.0  # rank 0's own deadline explains more
+"""How often rank 0 may close a connection unauthenticated before this counts as its answer."""
+_LONGER_S = 1.0  # rank 0's own deadline error explains more, so let it come first
 
 
 class Guest(Generic[T]):
-    """Another rank, for the length of a meeting."""
+    """A rank other than 0, for the length of a meeting."""
 
     def __init__(self, terms: Terms[T]) -> None:
         self.terms = terms
@@ -29,10 +29,10 @@ class Guest(Generic[T]):
         self._turned_away = 0
         self.made: T | None = None
         self.has_heard = False
-        """Whether rank 0 itself said that the meeting failed."""
+        """Whether rank 0 itself has reported that the meeting failed."""
 
     def run(self) -> T:
-        """Meet the others; return what was made of it."""
+        """Meet the other ranks; return the result of `settle`."""
         try:
             answer = None
             while answer is None:
@@ -54,7 +54,7 @@ class Guest(Generic[T]):
                 self.connection.close()
 
     def _ask(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Introduce this rank to rank 0 and return its answer; None: ask again."""
+        """Introduce this rank to rank 0 and return its answer; None: try again."""
         terms = self.terms
         most_fds = terms.job.world_size * len(terms.fds) + 16
         most_bytes = (terms.job.world_size + 1) * INTRODUCTION_BYTES
@@ -73,7 +73,7 @@ class Guest(Generic[T]):
         return None
 
     def _turn_back(self) -> None:
-        """Come again in a moment: rank 0 had no room."""
+        """Disconnect and wait a moment, because rank 0 had no room."""
         assert self.connection is not None
         self.connection.close()
         self.connection = None
@@ -91,7 +91,7 @@ class Guest(Generic[T]):
             or n_shared != len(fds) - world_size * each
         ):
             frames.close_all(fds)
-            raise self.terms.watch.left(0, "what is no answer")
+            raise self.terms.watch.left(0, "an unknown error: its answer is invalid")
         starts = range(n_shared, len(fds), each) if each else [0] * world_size
         by_rank = [fds[start : start + each] for start in starts]
         job = self.terms.job
@@ -101,7 +101,7 @@ class Guest(Generic[T]):
         return self.terms.settle(meeting)
 
     def _hear_meanwhile(self) -> None:
-        """Raise where rank 0 has said meanwhile that nothing comes of this."""
+        """Raise if rank 0 has reported a failure in the meantime."""
         assert self.connection is not None
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
@@ -109,10 +109,10 @@ class Guest(Generic[T]):
             self._receive()
 
     def _withdraw(self, error: BaseException) -> None:
-        """Tell rank 0 why this rank gives up, and let go of what was made."""
+        """Report to rank 0 why this rank gives up, and undo what was made."""
         message = told(error, self.terms.job.rank)
         if self.connection is not None and self.connection.is_known and not self.has_heard:
-            with contextlib.suppress(OSError, AuthenticationError):  # it is gone itself
+            with contextlib.suppress(OSError, AuthenticationError):  # rank 0 is gone itself
                 self.connection.send(frames.encode(message))
             self.terms.watch.is_told = self.is_answered and message["kind"] == "refused"
         if self.made is not None:
@@ -130,11 +130,11 @@ class Guest(Generic[T]):
                 return connection
             late = f"rank {terms.watch.number(0)}, which did not come"
             self._look(others, 0.0, f"waited {terms.timeout_s:g} s for {late}")
-            time.sleep(pause_s)  # nobody can be told when an address appears
+            time.sleep(pause_s)  # nothing announces that an address appears
             pause_s = min(2 * pause_s, longest_s)
 
     def _look(self, awaited: set[int], longer_s: float, what: str) -> None:
-        """Raise where nothing can come of this any more."""
+        """Raise if the meeting can no longer succeed."""
         terms = self.terms
         terms.signals.check()
         if time.monotonic() > terms.deadline + longer_s:
@@ -144,7 +144,7 @@ class Guest(Generic[T]):
                 f"{terms.who} {what}.{trouble} Did every rank start, and call {call}?"
             )
         if self.made is not None:
-            return  # the others may have been told that all is well: this rank cannot know better
+            return  # rank 0 may have confirmed the meeting to the others already
         if (found := terms.watch.check(awaited)) is not None:
             raise terms.watch.lost(*found)
 
@@ -158,17 +158,17 @@ class Guest(Generic[T]):
         except OSError:
             if not self.connection.is_known:
                 raise TurnedAwayError(self._where("closed the connection at once")) from None
-            # Rank 0 is gone; it may have said why.
+            # Rank 0 is gone; a message from it may explain why.
         except AuthenticationError as error:
             raise type(error)(self._where(str(error))) from None
 
     def _where(self, text: str) -> str:
-        """Return what the other end has done as a sentence of this rank's."""
+        """Return a text about the other end as a sentence of this rank."""
         assert self.connection is not None
         return f"{self.terms.who} in {self.terms.watch.call}: {self.connection.peer} {text}"
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        """Wait for rank 0's next message, and return it unless it is a failure."""
+        """Wait for rank 0's next message; return it, or raise the failure that it reports."""
         assert self.connection is not None
         watch = self.terms.watch
         while True:
@@ -179,7 +179,7 @@ class Guest(Generic[T]):
                     raise TurnedAwayError(self._where("closed the connection")) from None
                 raise watch.lost(0, f"its {self.connection.peer} ended, or left") from None
             except BadMessageError as error:
-                raise watch.left(0, f"what is no answer: it {error}") from error
+                raise watch.left(0, f"an unknown error: it {error}") from error
             except AuthenticationError as error:
                 raise type(error)(self._where(str(error))) from None
             if received is not None:

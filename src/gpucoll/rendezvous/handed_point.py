@@ -1,4 +1,4 @@
-"""A meeting point that a communicator hands to a part of its ranks: rank 0 listens already."""
+"""A meeting point that a communicator hands to some of its ranks: rank 0 is listening already."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gpucoll.transport.tcp.credentials import Credentials
 
 
 class HandedPoint:
-    """Where some ranks of a communicator meet; a `meeting_points.MeetingPoint`.
+    """The point at which some ranks of a communicator meet; a `meeting_points.MeetingPoint`.
 
     Parameters
     ----------
     address : str
-        Rank 0's, as ``host:port``.
+        Rank 0's address, as ``host:port``.
     credentials : Credentials
-        The communicator's.
+        The communicator's credentials.
     listener : socket, optional
-        Rank 0's, which listens there; belongs to whoever takes it.
+        Rank 0's listening socket, on rank 0; it belongs to the code that takes it.
     """
 
     trouble = ""
@@ -40,7 +40,7 @@ class HandedPoint:
         return split_address(self._address)
 
     def publish(self, address: str) -> None:
-        """Do nothing: all have been told."""
+        """Do nothing: all ranks have the address already."""
 
     def find(self) -> str:
         """Return the address."""

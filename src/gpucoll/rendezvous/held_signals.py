@@ -1,8 +1,8 @@
-"""Signals that a program handles itself, held back while descriptors change hands.
+"""Hold back signals that the program handles itself, while descriptors change hands.
 
 Python runs a handler between any two instructions, so a KeyboardInterrupt could come between the
-system call that makes a descriptor and the line that remembers it. While signals are held, handlers
-run only where `HeldSignals.check` is called: in every wait, which is short.
+system call that makes a descriptor and the line that stores it. While signals are held, handlers
+run only where `HeldSignals.check` is called, which is in every wait; waits are short.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class HeldSignals:
-    """The signals that arrived, and what their handlers are."""
+    """The signals that have arrived, and the program's handlers."""
 
     def __init__(self) -> None:
         self._arrived: list[int] = []
@@ -25,7 +25,7 @@ class HeldSignals:
         self._is_holding = True
 
     def check(self) -> None:
-        """Run the handlers of what has arrived, now; they may raise, and every one runs."""
+        """Run the handlers of the signals that have arrived: all of them, even if one raises."""
         if self._arrived:
             number = self._arrived.pop(0)
             try:
@@ -36,14 +36,14 @@ class HeldSignals:
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         if self._is_holding:
             self._arrived.append(number)
-        else:  # a handler that raised has kept this one from being put back
+        else:  # a handler that raised kept `_release` from putting this one's back
             self._handlers[number](number, frame)
 
     def _hold(self) -> None:
         for number in range(1, signal.NSIG):  # quicker than signal.valid_signals, SIGINT first
             handler = signal.getsignal(number)
             if isinstance(before := getattr(handler, "__self__", None), HeldSignals):
-                handler = before._handlers[number]  # it was not put back
+                handler = before._handlers[number]  # an earlier one was not put back
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._arrive)
@@ -62,9 +62,9 @@ _current: HeldSignals | None = None
 
 @contextmanager
 def held_signals() -> Iterator[HeldSignals]:
-    """Hold signals back within the block; those that nobody has checked for are handled after it.
+    """Hold signals back within the block; run the handlers of those left unchecked after it.
 
-    Python runs handlers in the main thread only: in others nothing is held.
+    Python runs handlers in the main thread only, so other threads hold nothing back.
     """
     global _current
     if threading.current_thread() is not threading.main_thread():

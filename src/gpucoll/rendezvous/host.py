@@ -1,4 +1,4 @@
-"""Rank 0's side of a meeting: it gathers the others, and tells all of them how it went."""
+"""Rank 0's side of a meeting: it gathers the other ranks and tells all of them the outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
 from gpucoll.wording import list_ranks
 
 _REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
-_TELLING_S = 0.5  # how long it stays to tell a failure to ranks that are slow to listen
+_TELLING_S = 0.5  # how long it stays to report a failure to ranks that are slow to read
 
 
 class Host(Generic[T]):
@@ -31,17 +31,17 @@ class Host(Generic[T]):
         self.arrivals: Arrivals | None = None
         self.guests: dict[int, PeerConnection] = {}
         self.also_told: list[PeerConnection] = []
-        """Connections of processes that do not belong here."""
+        """Connections of ranks that do not belong to the job, which get the outcome too."""
         self.ready: set[int] = set()
         self.introductions = {0: terms.introduction}
         self.fds: dict[int, list[int]] = {}
         self.refusal: RendezvousError | None = None
         self.verdict: dict[str, Any] | None = None
-        """What the others are told of the failure."""
+        """The message about the failure for the other ranks."""
         self.made: T | None = None
 
     def run(self) -> T:
-        """Meet the others; return what was made of it."""
+        """Meet the other ranks; return the result of `settle`."""
         try:
             self.fds[0] = [os.dup(fd) for fd in self.terms.fds]
             listener = self.terms.endpoint.listen(f"rank 0 of {self.world_size}")
@@ -65,7 +65,7 @@ class Host(Generic[T]):
                 connection.close()
 
     def _settle(self) -> T:
-        """Decide, tell every rank, and make this rank's part of it."""
+        """Decide, send the decision to every rank, and make this rank's part."""
         job = self.terms.job
         introductions = [self.introductions[rank] for rank in range(self.world_size)]
         decision, shared = self.terms.decide(introductions)
@@ -88,17 +88,17 @@ class Host(Generic[T]):
         try:
             guest.send(message, fds)
         except OSError:
-            self._hear(rank, guest)  # it may have said why it left
+            self._hear(rank, guest)  # a message may explain why it left
             self._lose(rank)
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def _hear_meanwhile(self) -> None:
-        """Take what the others have sent meanwhile; raise where one of them gave up."""
+        """Handle what the others have sent in the meantime; raise if one of them has given up."""
         self._serve(0.0)
 
     def _serve(self, wait_s: float = SLICE_S) -> None:
-        """Wait a moment for the others, and take what they sent."""
+        """Wait a moment for the others, and handle what they have sent."""
         self._look()
         poll = select.poll()
         if self.arrivals is not None and len(self.introductions) < self.world_size:
@@ -114,7 +114,7 @@ class Host(Generic[T]):
                 self._admit(introduced)
 
     def _look(self) -> None:
-        """Raise where nothing can come of this any more."""
+        """Raise if the meeting can no longer succeed."""
         self.terms.signals.check()
         missing = set(range(self.world_size)) - self.introductions.keys()
         if time.monotonic() > self.deadline:
@@ -137,7 +137,7 @@ class Host(Generic[T]):
         )
 
     def _hear(self, rank: int, guest: PeerConnection) -> None:
-        """Take what a rank that has come sends: that it is ready, or that it gives up."""
+        """Handle the message of a rank that has come: it is ready, or it gives up."""
         try:
             received = guest.receive()
             if received is None:
@@ -157,7 +157,7 @@ class Host(Generic[T]):
         self._give_up({"kind": "lost", "rank": rank, "error": how})
 
     def _give_up(self, verdict: dict[str, Any]) -> NoReturn:
-        """End the meeting with what is told to all."""
+        """End the meeting with a message for all ranks."""
         if self.refusal is not None:
             raise self.refusal
         self.verdict = verdict
@@ -166,7 +166,7 @@ class Host(Generic[T]):
     # --- admission --------------------------------------------------------------------------------
 
     def _admit(self, guest: Introduced) -> None:
-        """Take an introduction; where a rank does not belong here, stay a little to tell others."""
+        """Handle an introduction; if the rank does not belong here, wait a little for others."""
         assert self.arrivals is not None
         try:
             refusal = self._examine(guest)
@@ -189,13 +189,13 @@ class Host(Generic[T]):
             raise self.refusal
 
     def _examine(self, guest: Introduced) -> RendezvousError | None:
-        """Return why a rank does not belong here; BadMessageError: it is none."""
+        """Return why a rank does not belong here; BadMessageError: the peer is not a rank."""
         rank, same = guest.introduction.get("rank"), guest.introduction.get("same")
         ours: dict[str, Any] = self.terms.introduction["same"]
         if type(rank) is not int or rank < 0 or not isinstance(same, dict):
             raise BadMessageError("did not say which rank it is")
         if not same.keys() & ours.keys():
-            raise BadMessageError("said nothing of what all ranks must agree on")
+            raise BadMessageError("left out what all ranks must agree on")
         for name, value in ours.items():
             if same.get(name) != value:
                 theirs = str(same.get(name))[:100]
@@ -205,7 +205,7 @@ class Host(Generic[T]):
                 )
         if not 0 < rank < self.world_size:
             others = list_ranks(list(range(1, self.world_size)))
-            raise BadMessageError(f"says that it is rank {rank}, but {others} is to come")
+            raise BadMessageError(f"claims to be rank {rank}, but {others} is expected")
         if len(guest.fds) != len(self.terms.fds):
             raise BadMessageError(f"sent {len(guest.fds)} file descriptors")
         try:
@@ -214,18 +214,18 @@ class Host(Generic[T]):
             raise BadMessageError(f"introduced itself wrongly: {error}") from None
         if rank in self.introductions:
             return RendezvousError(
-                f"two processes say that they are rank {rank} of this job. Where some of its ranks "
-                f"meet by themselves, {HAVE_NAMES}"
+                f"two processes claim to be rank {rank} of this job. If only some of its ranks "
+                f"meet, {HAVE_NAMES}"
             )
         return None
 
     # --- telling ----------------------------------------------------------------------------------
 
     def _tell(self, message: bytes) -> None:
-        """Send everybody who has come a message, and wait a little for those who do not listen."""
+        """Send a message to every rank that has come; wait a little for those that read slowly."""
         connections = [*self.guests.values(), *self.also_told]
         for connection in connections:
-            # Gone; the others still want to know.
+            # This one is gone; the others still need the message.
             with contextlib.suppress(OSError, AuthenticationError):
                 connection.send(message)
         stop = time.monotonic() + _TELLING_S
@@ -241,7 +241,7 @@ class Host(Generic[T]):
                     connection.flush()
 
     def _fail(self, error: BaseException) -> None:
-        """Tell everybody why there is no meeting, and let go of everything."""
+        """Report to every rank why the meeting failed, and release everything."""
         watch = self.terms.watch
         message = self.verdict or told(error, 0)
         is_complete = len(self.introductions) == self.world_size

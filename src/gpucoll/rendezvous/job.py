@@ -1,4 +1,4 @@
-"""Who this process is: rank and world size, from arguments or from what started it."""
+"""Find this process's rank and world size, from arguments or from its launcher's environment."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _TORCHRUN_MEETS = ("MASTER_ADDR", "MASTER_PORT")
 _ALONE, _ARGUMENTS = "no launcher", "arguments"
 _LONGEST_NAME = 200
 HAVE_NAMES = "each group of them needs a name of its own: init(name=...)"
-"""What mends two groups that met as if they were one."""
+"""The remedy if two groups of ranks have met as if they were one."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A rank's place, and what it meets the others by."""
+    """A rank's number, and the means by which it meets the other ranks."""
 
     rank: int
     world_size: int
     token: str
-    """The same on all ranks of the job that run on one host: they meet by it there."""
+    """The same on all ranks of the job on one host, which meet by it there."""
     origin: str
-    """What it was read from, for messages."""
+    """Where rank and world size come from, for messages."""
     is_launched: bool = False
-    """Whether a launcher started this process, and ends the job when it fails."""
+    """Whether a launcher started this process, and ends the job if the process fails."""
     meet: MeetingPoint | None = None
     """How ranks on several hosts learn where rank 0 listens; None: all are on this host."""
     name: str = ""
-    """What the user calls those that meet; empty: all that the launcher started."""
+    """The user's name for the ranks that meet; empty: all that the launcher started."""
     title: str = ""
-    """Of one meeting: the same on all of its ranks, on whatever host, where they meet over TCP."""
+    """Identifies one meeting over TCP: the same on all of its ranks, on all hosts."""
     numbers: tuple[int, ...] = ()
-    """What errors call the ranks, where these are one host's part of more; empty: as they are.
+    """The ranks' numbers for errors, if these are one host's part of a larger group; or empty.
 
-    Behind them those of other hosts.
+    The numbers of the ranks of other hosts follow.
     """
     total: int = 0
-    """How many there are then."""
+    """The number of ranks of that larger group."""
 
     def number(self, rank: int) -> int:
-        """Return what errors call a rank."""
+        """Return the number by which errors name a rank."""
         return self.numbers[rank] if self.numbers else rank
 
     def who(self, rank: int) -> str:
@@ -62,12 +62,15 @@ class Job:
 
     @property
     def is_gpucolls(self) -> bool:
-        """Whether that is gpucoll's launcher, and these are all ranks that it started."""
+        """Whether gpucoll's launcher started the ranks, and the job has all of them."""
         return self.origin == _GPUCOLL
 
     def next_meeting(self) -> Job:
-        """Return the job as it meets now, and count that: ranks meet by one name equally often."""
-        # A name from outside has no NUL, so that no token reads like another one with a name.
+        """Return the job for its next meeting, and count the meeting.
+
+        Ranks that meet by the same name do so equally often, so their counts agree.
+        """
+        # A name from a user has no NUL, so no token equals another token with a name.
         series = f"{self.token}\0{self.name}" if self.name else self.token
         count = meeting_number(series)
         meet = None if self.meet is None else self.meet.numbered(count)
@@ -81,31 +84,31 @@ def find_job(
     meet: Any = None,
     name: str | None = None,
 ) -> Job:
-    """Return this process's job: what the arguments or the launcher say, or one rank alone.
+    """Return this process's job: from the arguments or the launcher, or else a single rank.
 
-    Where one launcher runs inside of another one's job, the first of these holds: gpucoll-run,
+    If one launcher runs inside another one's job, the first of these is used: gpucoll-run,
     torchrun, Open MPI, hydra (MPICH, Intel MPI), Slurm.
 
     Parameters
     ----------
     rank, world_size : int, optional
-        Go before what a launcher says. With fewer ranks than it started, these are ranks of this
-        host unless `meet` or `name` is given.
+        Take precedence over the launcher. If they are fewer ranks than it started, these are ranks
+        of this host unless `meet` or `name` is given.
     meet : str or store, optional
         Where the ranks of several hosts meet (`meeting_points.parse_meet`). Default:
-        ``GPUCOLL_MEET``, then what the launcher says. It counts for nothing where the launcher
-        started all ranks, and no others are meant, on this host.
+        ``GPUCOLL_MEET``, then the launcher's meeting point. It is ignored if the launcher started
+        all ranks, and no others are meant, on this host.
     name : str, optional
-        Of those that meet, where these are not all that the launcher started, or meet apart from
-        those that do.
+        Name of the group of ranks that meet, if these are not all that the launcher started, or
+        meet separately from a meeting of all.
 
     Raises
     ------
     ArgumentError
-        Only one of rank and world_size is there, or they contradict each other; or the meeting
-        point or the name is none.
+        Only one of rank and world_size is given, or they contradict each other; or the meeting
+        point or the name is invalid.
     RendezvousError
-        The environment is incomplete, or has nothing that names the job or the meeting point.
+        The environment is incomplete, or names neither the job nor a meeting point.
     """
     name = _checked_name(name)
     if rank is None and world_size is None:
@@ -115,7 +118,7 @@ def find_job(
             launchers.check_no_other()
             if meet is not None:
                 raise ArgumentError(
-                    "meet says where ranks meet, but nothing says which of how many this one is: "
+                    "meet is given, but neither the rank of this process nor the number of ranks: "
                     "give rank and world_size too, or start the ranks with a launcher"
                 )
             return Job(0, 1, "", _ALONE, name=name)
@@ -123,7 +126,7 @@ def find_job(
             meet = None
         rank, world_size, origin = started.rank, started.world_size, started.origin
         if not 0 <= rank < world_size:
-            raise RendezvousError(f"{origin} says rank {rank} of {world_size}, which cannot be")
+            raise RendezvousError(f"{origin} gives rank {rank} of {world_size}, which cannot be")
     else:
         if rank is None or world_size is None:
             raise ArgumentError("rank and world_size go together: give both or none")
@@ -137,7 +140,8 @@ def find_job(
 
 
 def _is_launched(origin: str, world_size: int) -> bool:
-    # A task alone is often a shell: what is called there by hand must not be ended with the task.
+    # A single task is often a shell, which must not end with a program that is called there by
+    # hand.
     return origin != _ARGUMENTS and (world_size > 1 or origin in _OWN_TOKENS)
 
 
@@ -169,15 +173,15 @@ def _find_started() -> Started | None:
 
 
 def started_ranks() -> tuple[str, int] | None:
-    """Return what says so and how many ranks a launcher has started; None: there is none."""
+    """Return the source of the information, and how many ranks a launcher started; or None."""
     started = _find_started()
     return None if started is None else (started.origin, started.world_size)
 
 
 def spread_by_mpi() -> Started | None:
-    """Return what says that an MPI's launcher, or srun, has started this rank among several hosts.
+    """Return how an MPI's launcher, or srun, has started this rank on one of several hosts.
 
-    None where it has not, or where what else is needed to meet has been said.
+    None if none has, or if everything else that the ranks need to meet is set.
     """
     if config.variable(config.MEET):
         return None
@@ -194,13 +198,13 @@ def spread_by_mpi() -> Started | None:
 def _meeting_point(
     given: Any, started: Started | None, world_size: int, name: str
 ) -> MeetingPoint | None:
-    """Return where ranks of several hosts meet; None where all are on this one."""
+    """Return where ranks of several hosts meet; None: all ranks are on this host."""
     text = config.variable(config.MEET)
     if given is None:
         if started is None and not text:
             return None
         if started is not None:
-            # With fewer, and no name that says which, they are those of one host alone.
+            # Fewer ranks, and no name for their group: they are ranks of one host.
             is_of_one_host = world_size != started.world_size and not name
             if not started.elsewhere or is_of_one_host:
                 return None
@@ -218,13 +222,13 @@ def _launchers_point(started: Started, name: str) -> MeetingPoint:
         f"{started.origin}: the job has {started.world_size} ranks, {started.elsewhere}, and "
         f"nothing says where they meet: set {config.MEET} to tcp://HOST:PORT on each rank, HOST "
         "being rank 0's host and PORT a port that is free there (mpiexec of Open MPI: -x "
-        f"{config.MEET}=..., of MPICH and Intel MPI: -genv {config.MEET} ...), or say "
+        f"{config.MEET}=..., of MPICH and Intel MPI: -genv {config.MEET} ...), or call "
         "init(meet=...); or install mpi4py: then they meet over MPI"
     )
 
 
 def _token(started: Started | None, rank: int, world_size: int, meet: MeetingPoint | None) -> str:
-    """Return what the ranks meet by: the launcher's name for the job, or the user's."""
+    """Return the token by which the ranks meet: the launcher's name for the job, or the user's."""
     if world_size == 1:
         return ""
     if started is not None and started.origin in _OWN_TOKENS and started.token:
@@ -236,13 +240,13 @@ def _token(started: Started | None, rank: int, world_size: int, meet: MeetingPoi
     word = f"set {config.JOB} to the same word on each rank"
     if started is None:
         raise RendezvousError(
-            f"rank {rank} of {world_size} has nothing to meet the others by: start the ranks "
+            f"rank {rank} of {world_size} has nothing by which to find the others: start the ranks "
             f"with gpucoll-run, torchrun, mpiexec or srun, or {word}"
         )
     why = f" ({started.why_no_token})" if started.why_no_token else ""
     raise RendezvousError(
-        f"rank {rank} of {world_size} has nothing to meet the others by: {started.origin} does "
-        f"not name the job{why}. For each job {word}, or start the ranks with gpucoll-run"
+        f"rank {rank} of {world_size} has nothing by which to find the others: {started.origin} "
+        f"does not name the job{why}. For each job {word}, or start the ranks with gpucoll-run"
     )
 
 
@@ -253,7 +257,7 @@ def _from_gpucoll() -> Started | None:
     world_size = number(config.WORLD_SIZE)
     elsewhere = _elsewhere(config.LOCAL_WORLD_SIZE, world_size)
     if not config.variable(config.MEET):
-        elsewhere = ""  # so they were never told of another host
+        elsewhere = ""  # the variables never named another host
         if world_size > 1 and not token:
             raise RendezvousError(
                 f"{config.RANK} is set but {config.JOB} is not: set it to the same word on each "
@@ -263,20 +267,20 @@ def _from_gpucoll() -> Started | None:
 
 
 def _elsewhere(local_size: str, world_size: int) -> str:
-    """Say how many ranks a variable counts on this host; empty: all, as far as is known."""
+    """Return how many ranks a variable counts on this host; empty: all, as far as is known."""
     if local_size in os.environ:
         local = number(local_size)
         return "" if local == world_size else f"{local} of them on this host"
-    return "on who knows how many hosts" if config.variable(config.MEET) else ""
+    return "on an unknown number of hosts" if config.variable(config.MEET) else ""
 
 
 def _check_not_half_told() -> None:
-    """Raise where the environment says that there are others, but not how to meet them."""
+    """Raise if the environment tells that there are other ranks, but not how to meet them."""
     if {"RANK", "WORLD_SIZE"} <= os.environ.keys() and number("WORLD_SIZE") > 1:
         missing = " and ".join(name for name in _TORCHRUN_MEETS if name not in os.environ)
         raise RendezvousError(
             f"RANK and WORLD_SIZE={os.environ['WORLD_SIZE']} are set but {missing} not: start the "
-            "ranks with gpucoll-run or torchrun, or, for one rank alone, say "
+            "ranks with gpucoll-run or torchrun, or, for one rank alone, call "
             "init(rank=0, world_size=1)"
         )
 
@@ -292,10 +296,10 @@ def _from_torchrun() -> Started | None:
 
 
 def _torchruns_point(name: str) -> MeetingPoint:
-    """Return the store that torchrun's agents met by, or a port of our own on its host.
+    """Return the store by which torchrun's agents met, or a port of our own on its host.
 
-    The store is there with ``TORCHELASTIC_USE_AGENT_STORE=True``, and torch can ask it. Where there
-    is none, ``MASTER_PORT`` is left to torch's own: ours is another one that it stands for.
+    With ``TORCHELASTIC_USE_AGENT_STORE=True`` there is a store, which torch can read. Without a
+    store, ``MASTER_PORT`` is left to torch, and our port is another one that is derived from it.
     """
     import importlib.util
 

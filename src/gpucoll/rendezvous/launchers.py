@@ -1,4 +1,4 @@
-"""What the launchers of MPIs and Slurm say in the environment: who this process is, in which job.
+"""What the launchers of MPIs and Slurm set in the environment: this process's rank and its job.
 
 ========================  ====================  ====================  ===========================
 started by                rank, number          all on this host?     what names the job
@@ -12,17 +12,17 @@ Slurm (srun)              SLURM_PROCID,         SLURM_STEP_NUM_NODES  SLURM_JOB_
                           SLURM_STEP_NUM_TASKS  is 1                  SLURM_STEP_ID
 ========================  ====================  ====================  ===========================
 
-What names the job does so on one host. On several, Slurm's ranks meet on the first host of the
-step's node list, at a port that the ids of job and step stand for; the MPIs say nothing of the sort
-(``GPUCOLL_MEET`` does, and goes before what Slurm says).
+The last column names the job on one host. On several hosts, Slurm's ranks meet on the first host of
+the step's node list, at a port that is derived from the ids of job and step. The MPIs provide no
+meeting point; ``GPUCOLL_MEET`` does, and takes precedence over Slurm's.
 
 Seen with Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and 5.0.2, Intel MPI 2021.18 and Slurm 22.05.
 
-Each of the MPIs may itself run inside a Slurm job, whose variables its ranks then inherit: so they
-come first. Slurm's hold only for the tasks of a step, which srun starts. In a batch script, and in
-the shell of salloc, there are SLURM_JOB_ID and SLURM_NTASKS (in a batch script SLURM_PROCID=0, too)
-but no step: what runs there is alone. A shell that srun started for one task (``srun --pty bash``,
-or salloc's interactive step) is a step of one task, whatever SLURM_NTASKS says.
+An MPI may itself run inside a Slurm job, and its ranks then inherit Slurm's variables. So the MPIs
+come first. Slurm's variables are valid only for the tasks of a step, which srun starts. A batch
+script and the shell of salloc have SLURM_JOB_ID and SLURM_NTASKS (a batch script has SLURM_PROCID=0
+too) but no step: a program that runs there is a single rank. A shell that srun started for one task
+(``srun --pty bash``, or salloc's interactive step) is a step of one task, whatever SLURM_NTASKS is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["Started", "check_no_other", "find", "number"]
 
 _HYDRA = ("hydra_pmi_proxy",)
 _GFORKER = ("mpiexec.gforker",)
-_SLURM_PMIX = "slurm."  # how PMIX_NAMESPACE begins where Slurm is the PMIx server
+_SLURM_PMIX = "slurm."  # how PMIX_NAMESPACE begins if Slurm is the PMIx server
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class Started:
     """A process that a launcher started as one rank of a job."""
 
     origin: str
-    """What says so, for messages."""
+    """Where this is known from, for messages."""
     rank: int
     world_size: int
     token: str
-    """The same on every rank of the job, and on no other job's; empty where nothing is."""
+    """The same on every rank of the job, and different for every other job; or empty."""
     elsewhere: str = ""
-    """Where ranks run on other hosts: how many do not."""
+    """If ranks run on other hosts: a phrase with the number of ranks here, or of hosts."""
     why_no_token: str = ""
     meet: Callable[[str], MeetingPoint] | None = None
-    """Returns where ranks on several hosts meet, by a name; None: the launcher does not say."""
+    """Returns where ranks on several hosts meet, given a name; None: the launcher does not tell."""
 
 
 def number(name: str) -> int:
@@ -74,17 +74,17 @@ def number(name: str) -> int:
 
 
 def find() -> Started | None:
-    """Return what an MPI's launcher or srun says of this process; None where there is none."""
+    """Return how an MPI's launcher or srun has started this process; None: there is none."""
     return _open_mpi() or _hydra() or _slurm() or _gforker()
 
 
 def check_no_other() -> None:
-    """Raise where a launcher has left its mark that says too little.
+    """Raise if a launcher has left traces that tell too little.
 
     Raises
     ------
     RendezvousError
-        This process is one of several ranks, and nobody knows of how many.
+        This process is one of several ranks, and their number is unknown.
     """
     size = config.variable(config.PMI_SIZE)
     if size == "1":
@@ -94,11 +94,11 @@ def check_no_other() -> None:
     for name in (config.PMI_RANK, config.PMI_ID, config.PMIX_RANK):
         if name in os.environ:
             raise RendezvousError(
-                f"{name}={os.environ[name]} says that a launcher started this process as one of "
+                f"{name}={os.environ[name]} shows that a launcher started this process as one of "
                 f"{several}, but not {unsaid}what names their job: start them "
                 "with gpucoll-run, with the mpiexec of Open MPI, MPICH or Intel MPI, or with srun; "
                 f"or set {config.RANK}, {config.WORLD_SIZE} and {config.JOB} (a word of the job's "
-                "own) on each; or, for one rank alone, say init(rank=0, world_size=1)"
+                "own) on each; or, for one rank alone, call init(rank=0, world_size=1)"
             )
 
 
@@ -106,7 +106,8 @@ def _open_mpi() -> Started | None:
     if config.OPEN_MPI_WORLD_SIZE not in os.environ:
         return None
     world_size = number(config.OPEN_MPI_WORLD_SIZE)
-    # Version 4 numbers its jobs by 16 bits of a hash: the server's port keeps equal ones apart.
+    # Version 4 numbers its jobs with 16 bits of a hash; the server's port tells jobs of one number
+    # apart.
     parts = [config.variable(name) for name in (config.PMIX_NAMESPACE, config.PMIX_SERVER)]
     token = f"openmpi:{':'.join(parts)}" if parts[0] else ""
     return Started(
@@ -135,7 +136,7 @@ def _gforker() -> Started | None:
 
 
 def _child_of(names: tuple[str, ...], origin: str, elsewhere: str) -> Started:
-    """Return what PMI says of a process below a launcher; no variable names the job."""
+    """Return what PMI's variables tell of a process below a launcher; none names the job."""
     world_size = number(config.PMI_SIZE)
     token = _ancestor(names) if world_size > 1 else ""
     why = f"no process above this one is called {names[0]}"
@@ -150,7 +151,7 @@ def _slurm() -> Started | None:
     namespace = config.variable(config.PMIX_NAMESPACE)
     is_inner = config.variable(config.PMI_SIZE) not in ("", str(world_size))
     if is_inner or (namespace and not namespace.startswith(_SLURM_PMIX)):
-        return None  # of another launcher, which a task of the step has started
+        return None  # the variables are of another launcher, which a task of the step has started
     nodes = number(config.SLURM_STEP_NODES)
     token = f"slurm:{config.variable(config.SLURM_JOB_ID)}.{config.variable(config.SLURM_STEP_ID)}"
     return Started(
@@ -189,10 +190,9 @@ def _others(world_size: int, local_size: int) -> str:
 
 
 def _ancestor(names: tuple[str, ...]) -> str:
-    """Return what identifies the nearest process above this one with such a name; empty: none.
+    """Return an identifier of the nearest ancestor process with one of these names; empty: none.
 
-    Through a shell or a wrapper, which the launcher may have been told to start, it is not the
-    parent.
+    It is not always the parent: the launcher may have started a shell or a wrapper.
     """
     pid = os.getppid()
     try:
@@ -201,10 +201,10 @@ def _ancestor(names: tuple[str, ...]) -> str:
             name = status[status.index(b"(") + 1 : status.rindex(b")")]
             fields = status[status.rindex(b")") + 2 :].split()
             if name.decode(errors="replace") in names:
-                # Numbers of processes count within a namespace, and come round.
+                # Process numbers are unique within a namespace only, and are reused.
                 started, namespace = int(fields[19]), os.readlink("/proc/self/ns/pid")
                 return f"{names[0]}:{namespace}:{pid}:{started}"
             pid = int(fields[1])
     except (OSError, ValueError, IndexError):
-        pass  # /proc is not there, or is hidden
+        pass  # /proc does not exist, or is hidden
     return ""

@@ -1,10 +1,10 @@
-"""All ranks of a job meet: they have what they share, or none of them has.
+"""Let all ranks of a job meet: either all have what they share afterwards, or none has.
 
-Rank 0 listens, the others connect and introduce themselves with their file descriptors; rank 0
-checks that all belong together, decides what all must agree on, and hands everybody's descriptors
-to everybody. Each rank makes its part of what all share and says so; rank 0 tells all when the last
-one has. So either all ranks have it or none, and whoever is lost or gives up on the way ends the
-others: its connection says so.
+Rank 0 listens. The others connect and introduce themselves with their file descriptors. Rank 0
+checks that all belong together, decides what all must agree on, and sends all ranks' descriptors to
+all ranks. Each rank makes its part of what they share and reports that. Once the last one has, rank
+0 confirms the meeting to all. So either all ranks have it or none. If a rank is lost or gives up on
+the way, its connection shows that, and the meeting ends for all.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ def meet(
     Parameters
     ----------
     job : Job
-        Who meets. Its token names the Unix socket; two meetings at the same time need different
-        ones.
+        The ranks that meet. The job's token names the Unix socket; two meetings at the same time
+        need different tokens.
     introduction : dict
         Sent to every rank. ``introduction["same"]`` must be equal on all of them.
     fds : list of int
-        Sent with it, the same number on every rank. They stay the caller's.
+        Sent with the introduction; the same number on every rank. The caller keeps them.
     check : callable
-        Called on rank 0 with every other introduction and its descriptors: raises ValueError, with
-        the end of a sentence, where they cannot be a rank's.
+        Called on rank 0 with every other introduction and its descriptors; raises ValueError, with
+        the end of a sentence, if they cannot be a rank's.
     decide : callable
-        Called on rank 0 with every introduction: returns the decision and descriptors for all.
+        Called on rank 0 with all introductions; returns the decision and descriptors for all.
     settle : callable
         Called on every rank with the `Meeting`, whose descriptors it takes over.
     undo : callable
-        Called with what `settle` returned where another rank has failed since.
+        Called with what `settle` returned if another rank fails after that.
     timeout_s : float
         How long to wait for the others, in seconds.
     watch : Watch, optional
-        What else says that a rank can never come.
+        Knows, beyond the meeting's own connections, which ranks can never come.
     endpoint : Endpoint, optional
         How the ranks reach rank 0; default: the Unix socket of this host.
 
@@ -71,7 +71,7 @@ def meet(
     RendezvousError
         A rank does not belong to the job.
     PeerLostError, AbortedError
-        A rank is gone, or gave up.
+        A rank's process has ended, or a rank has given up.
     """
     watch = watch or Watch(job.rank, job.world_size)
     watch.has_begun = True

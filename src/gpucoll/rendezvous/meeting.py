@@ -1,4 +1,4 @@
-"""What both sides of a meeting share: its terms, its outcome, and the ways in which it fails."""
+"""The parts that both sides of a meeting share: terms, outcome, and the ways in which it fails."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ SLICE_S = 0.02
 
 @dataclass
 class Meeting:
-    """What a rank knows once the ranks have met. The descriptors belong to whoever settles it."""
+    """What a rank knows once the ranks have met. The descriptors belong to `settle`."""
 
     job: Job
     introductions: list[dict[str, Any]]
-    """By rank."""
+    """The ranks' introductions, by rank."""
     decision: dict[str, Any]
     """What rank 0 decided for all."""
     shared_fds: list[int]
-    """What rank 0 made for all."""
+    """The descriptors that rank 0 made for all."""
     rank_fds: list[list[int]]
     """By rank: the descriptors that came with its introduction."""
     look: Callable[[], None] = lambda: None
-    """For whoever settles it and has to wait: raises where another rank has failed meanwhile."""
+    """To be called by `settle` while it waits: raises if another rank has failed meanwhile."""
 
     @property
     def fds(self) -> list[int]:
-        """All of them."""
+        """All descriptors."""
         return self.shared_fds + [fd for group in self.rank_fds for fd in group]
 
 
 class Watch:
-    """Who can still come, as far as this process knows, and how the errors are worded.
+    """Knows which ranks can still come, and makes the errors of a meeting.
 
-    This one knows nothing beside the meeting's own connections.
+    This base class knows nothing beyond the meeting's own connections.
     """
 
     call = "init"
     """The call in which the ranks meet, for messages."""
     has_begun = False
-    """Whether other ranks wait for this one, so that they must be told if it fails."""
+    """Whether other ranks wait for this one, so that a failure must be reported to them."""
     is_told = False
-    """Whether it failed and every other rank is told so: nobody waits for this one."""
+    """Whether the meeting failed and all ranks know, so that none of them waits for this one."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.who = rank_of(rank, world_size)
         """This rank, for messages."""
 
     def number(self, rank: int) -> int:
-        """Return what errors call a rank."""
+        """Return the number by which errors name a rank."""
         return rank
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
-        """Return one of these ranks that can never come, and why; may raise what went wrong."""
+        """Return one of these ranks that can never come, and why; it may raise an error instead."""
         return None
 
     def lost(self, rank: int, how: str) -> GpucollError:
@@ -81,9 +81,9 @@ class Watch:
         )
 
     def left(self, rank: int, why: str) -> GpucollError:
-        """Return the error for a rank that gave the meeting up: something was raised there."""
+        """Return the error for a rank that gave the meeting up because of an exception."""
         return AbortedError(
-            f"{self.who}: {self.call} was given up: rank {self.number(rank)} raised {why} in it. "
+            f"{self.who}: {self.call} was given up: rank {self.number(rank)} raised {why}. "
             "There is no communicator"
         )
 
@@ -92,19 +92,19 @@ class Watch:
         return RendezvousDeadlineError(text)
 
     def commit(self) -> None:
-        """Take, on rank 0, that all ranks have their part; raises where it is too late for that."""
+        """On rank 0: note that all ranks have their part; raise if it is too late for that."""
 
     def is_committed(self) -> bool:
-        """Return whether all have it, though rank 0 did not say so; if not, they never will."""
+        """Return whether all have their part, without rank 0's word; if not, they never will."""
         return False
 
     def close(self) -> None:
-        """Let go of what is watched."""
+        """Release the watch's resources."""
 
 
 @dataclass
 class Terms(Generic[T]):
-    """What a rank brings to a meeting. `meet.meet` says what each means."""
+    """A rank's arguments to a meeting; `meet.meet` describes them."""
 
     job: Job
     introduction: dict[str, Any]
@@ -127,11 +127,11 @@ class Terms(Generic[T]):
         return self.watch.who
 
 
-# --- failures, as they are told to other ranks ----------------------------------------------------
+# --- failures, as they are reported to other ranks ------------------------------------------------
 
 
 def told(error: BaseException, rank: int) -> dict[str, Any]:
-    """Return the message that tells others what was raised on a rank."""
+    """Return the message that reports to others what was raised on a rank."""
     if isinstance(error, DeadlineError):
         return {"error": str(error), "kind": "late"}
     is_final = isinstance(error, PeerLostError | AbortedError)
@@ -142,7 +142,7 @@ def told(error: BaseException, rank: int) -> dict[str, Any]:
 
 
 def heard(message: dict[str, Any], watch: Watch) -> GpucollError:
-    """Return the error that such a message stands for."""
+    """Return the error for a message that reports a failure."""
     text, kind, rank = str(message.get("error")), message.get("kind"), message.get("rank", 0)
     if type(rank) is not int or rank < 0:
         rank = 0

@@ -1,9 +1,10 @@
 """A meeting point in a file: rank 0 writes where it listens, the others read it.
 
-The file is there for the length of the meeting, readable by its owner alone, so that it can hand
-out a secret, too. A job that was killed leaves its file behind; nothing in it tells a later job's
-ranks that it is stale. They connect in vain, read again, and find what their own rank 0 has put in
-its place. Rank 0 replaces what is there whatever it is: two jobs at a time need two files or names.
+The file exists for the length of the meeting, readable by its owner alone, so it can also carry a
+secret. A job that was killed leaves its file behind, and nothing in it tells the ranks of a later
+job that it is stale. They connect in vain and read again, until they find the file with which their
+own rank 0 has replaced it. Rank 0 replaces any file that it finds, so two jobs at a time need two
+files or names.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class FilePoint:
     Parameters
     ----------
     path : str
-        Absolute. A meeting with a name has a file of its own beside it: ``path.name``.
+        Absolute path. A meeting with a name has a file of its own next to it: ``path.name``.
     name : str
-        The meeting's name; a file of another one is not taken.
+        The meeting's name; a file of a meeting with another name is ignored.
     number : int
-        Which of the meetings of this name.
+        The meeting's number among those of this name.
     """
 
     def __init__(self, path: str, name: str = "", number: int = 0) -> None:
@@ -58,11 +59,11 @@ class FilePoint:
         return hash((self.path, self._number))
 
     def numbered(self, number: int) -> FilePoint:
-        """Return another meeting's point at the same file."""
+        """Return the point of another meeting in the same file."""
         return FilePoint(self._path, self._name, number)
 
     def listen_at(self) -> None:
-        """Return None: rank 0 listens where it likes."""
+        """Return None: rank 0 may listen at any port."""
 
     def leads_to(self) -> str | None:
         """Return rank 0's host, once it is known."""
@@ -71,12 +72,12 @@ class FilePoint:
     # --- rank 0 ---------------------------------------------------------------------------------
 
     def publish(self, address: str) -> None:
-        """Write the address, in one step: who reads finds all of it, or what was there before.
+        """Write the address in one step: a reader finds all of it, or what was there before.
 
         Raises
         ------
         RendezvousError
-            It cannot be written.
+            The file cannot be written.
         """
         content = {
             "gpucoll": 1,
@@ -122,12 +123,12 @@ class FilePoint:
     # --- the others -----------------------------------------------------------------------------
 
     def find(self) -> str | None:
-        """Return the address in the file; None where there is none, or another meeting's.
+        """Return the address in the file; None: there is no file, or it is another meeting's.
 
         Raises
         ------
         AuthenticationError
-            The file is another user's, or others can write or read it.
+            The file belongs to another user, or other users can read or write it.
         """
         try:
             data = self._read()
@@ -140,7 +141,7 @@ class FilePoint:
                     f"the meeting point {self.text} is a symbolic link, which is not followed: it "
                     "must be a file that rank 0 has written"
                 ) from None
-            self._forget(f"cannot be read here: {error.strerror}")  # a file server that is away
+            self._forget(f"cannot be read here: {error.strerror}")  # the file server may be away
             return None
         try:
             self._take(data)
@@ -149,7 +150,7 @@ class FilePoint:
         return self._address
 
     def secret(self) -> bytes | None:
-        """Return the secret that is in the file; on rank 0, make the one that will be."""
+        """Return the secret in the file; on rank 0, make the one that `publish` will write."""
         if self._secret is None and self._address is None:
             self._secret = os.urandom(_SECRET_BYTES)
         return self._secret

@@ -1,4 +1,4 @@
-"""Which meeting of its name this is: ranks that meet by the same name do so equally often."""
+"""Number the meetings of each name: ranks that meet by the same name do so equally often."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _lock = threading.Lock()
 def meeting_number(name: str) -> int:
     """Return how many meetings of this name this process has begun before, and count this one.
 
-    Name by name, since a rank that takes no part in the meetings of another name need not know of
-    them. A meeting that fails counts: it failed on all of its ranks.
+    Each name has its own count, because a rank may know nothing of meetings in which it takes no
+    part. A meeting that fails counts too, because it has failed on all of its ranks.
     """
     with _lock:
         number = _begun.get(name, 0)
@@ -23,6 +23,6 @@ def meeting_number(name: str) -> int:
 
 
 def forget_meetings() -> None:
-    """Begin to count anew: what follows is another job, which this process is a rank of."""
+    """Begin to count anew, for another job in which this process is a rank."""
     with _lock:
         _begun.clear()

@@ -1,14 +1,14 @@
 """How the ranks of several hosts learn where rank 0 listens.
 
 =================  ===========================================================================
-``tcp://h:p``      said to every rank beforehand: rank 0 listens at port p of host h
-``file://path``    rank 0 listens where it likes and writes it into a file that all can read
-a store            the same with a key of a store that all share; torch's, or any with set and get
-torchrun           the store that torchrun's agents met by
+``tcp://h:p``      every rank knows beforehand that rank 0 listens at port p of host h
+``file://path``    rank 0 listens at any port and writes the address to a file that all can read
+a store            rank 0 sets a key of a store that all share: torch's, or any with set and get
+torchrun           a key of the store by which torchrun's agents met
 =================  ===========================================================================
 
-No more than an address is learned here. How the ranks meet there, and prove that they belong to the
-job, is not these classes' business.
+These classes only provide an address. Other modules handle how the ranks meet there, and how they
+prove that they belong to the job.
 """
 
 from __future__ import annotations
@@ -27,61 +27,65 @@ __all__ = ["MeetingPoint", "TcpPoint", "parse_meet"]
 
 _RESOLVE_AGAIN_S = 0.5
 _MAY_NOT_RESOLVE_S = 20.0
-"""A container's name may get into the DNS only once its first process runs."""
+"""How long a name may fail to resolve: the DNS may learn a container's name only once it runs."""
 
 
 class MeetingPoint(Protocol):
     """A way to learn rank 0's TCP address.
 
-    Rank 0 asks `listen_at`, listens, calls `publish`, and `withdraw` when the meeting is over,
-    however it ended. The others call `find` until they are connected to who proves to be rank 0: an
-    address that refuses them may be one that a killed job left behind, so they ask again.
+    Rank 0 calls `listen_at`, listens, calls `publish`, and calls `withdraw` when the meeting is
+    over, however it ended. The others call `find` until they are connected to a rank that proves to
+    be rank 0. An address that refuses them may have been left behind by a killed job, so they call
+    `find` again.
     """
 
     text: str
-    """What it is, for messages: ``tcp://10.0.0.1:29500``, ``file:///shared/x``."""
+    """The meeting point, for messages: ``tcp://10.0.0.1:29500``, ``file:///shared/x``."""
     trouble: str
-    """What was in the way of the last `find` that gave None, as a sentence without its full stop;
-    empty where rank 0 has just not come."""
+    """Why the last `find` returned None, as a sentence without its full stop.
+
+    Empty if rank 0 has not come yet, and nothing else is wrong.
+    """
 
     def numbered(self, number: int) -> MeetingPoint:
-        """Return the same for another meeting of the same job and name."""
+        """Return the point for another meeting of the same job and name."""
 
     def listen_at(self) -> tuple[str, int] | None:
         """Return where rank 0 must listen; None: at any port of the interface that it chooses."""
 
     def publish(self, address: str) -> None:
-        """Say where rank 0 listens, as ``host:port``."""
+        """Publish where rank 0 listens, as ``host:port``."""
 
     def find(self) -> str | None:
-        """Return rank 0's address as ``host:port``, the host a number; None: not known yet.
+        """Return rank 0's address as ``host:port``, with a numeric host; None: not known yet.
 
-        Does not wait for rank 0. May be called again and again; a name with several addresses gives
-        one after the other.
+        It does not wait for rank 0. It may be called again and again; if a name has several
+        addresses, it returns one after the other.
         """
 
     def withdraw(self) -> None:
-        """Take back what rank 0 has published: the meeting is over. Raises nothing."""
+        """Remove what rank 0 has published, because the meeting is over. It raises nothing."""
 
     def leads_to(self) -> str | None:
-        """Return a host on the way to which the default interface lies; None: nothing says."""
+        """Return a host; the interface that leads to it is the default. None: there is none."""
 
     def secret(self) -> bytes | None:
-        """Return a secret that only this job's ranks can know; None where it hands none out.
+        """Return a secret that only this job's ranks can know; None: the point provides none.
 
-        On rank 0 before `publish`; on the others after a `find` that gave an address.
+        On rank 0 it is called before `publish`, on the others after a `find` that returned an
+        address.
         """
 
 
 class TcpPoint:
-    """``tcp://host:port``: rank 0's own address, which all ranks have been told.
+    """``tcp://host:port``: rank 0's own address, which all ranks know beforehand.
 
     Parameters
     ----------
     host : str
-        A name, or an IPv4 or IPv6 address, of rank 0's host.
+        The name, or an IPv4 or IPv6 address, of rank 0's host.
     port : int
-        Free on that host.
+        A port that is free on that host.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -104,12 +108,12 @@ class TcpPoint:
         return TcpPoint(self.host, self.port)
 
     def listen_at(self) -> tuple[str, int]:
-        """Return the address of this host that is meant.
+        """Return the local address at which to listen, and the port.
 
         Raises
         ------
         RendezvousError
-            The name does not resolve, or to no address of this host.
+            The name does not resolve, or resolves to no address of this host.
         """
         try:
             found = reachable_addresses(self.host)
@@ -117,20 +121,20 @@ class TcpPoint:
             raise self._unresolved(error) from None
         if local := [address for address in found if is_local(address)]:
             return local[0], self.port
-        if chosen := chosen_addresses():  # reached by way of a router that forwards the port
+        if chosen := chosen_addresses():  # a router forwards the port to this host
             return chosen[0], self.port
         raise RendezvousError(
-            f"rank 0 cannot listen at {self.text}: {', '.join(found)} is no address of the host "
-            f"that rank 0 runs on ({socket.gethostname()}). Name rank 0's host there on every "
-            f"rank, or, where a router hands that address on to it, set {config.INTERFACES} to the "
+            f"rank 0 cannot listen at {self.text}: {', '.join(found)} is not an address of the "
+            f"host that rank 0 runs on ({socket.gethostname()}). Name rank 0's host there on every "
+            f"rank or, if a router forwards that address to it, set {config.INTERFACES} to the "
             "interface to listen at"
         )
 
     def publish(self, address: str) -> None:
-        """Do nothing: all have been told."""
+        """Do nothing: all ranks have the address already."""
 
     def find(self) -> str | None:
-        """Return the address, the next one each time where the name has several.
+        """Return the address; if the name has several, the next one each time.
 
         Raises
         ------
@@ -178,13 +182,13 @@ class TcpPoint:
         )
 
 
-# --- from what the user says --------------------------------------------------------------------
+# --- from the user's argument -------------------------------------------------------------------
 
 _KINDS = "tcp://HOST:PORT of rank 0's host, or file:///PATH on a file system that all hosts share"
 
 
 def parse_meet(meet: Any, name: str = "", where: str = "meet") -> MeetingPoint:
-    """Return the meeting point that a user means.
+    """Return the meeting point that a user has specified.
 
     Parameters
     ----------
@@ -193,14 +197,14 @@ def parse_meet(meet: Any, name: str = "", where: str = "meet") -> MeetingPoint:
         ``set(key, value)`` and ``get(key)``, and better also ``check([key])`` or
         ``wait([key], timedelta)``, as torch's have.
     name : str
-        Of the meeting: what keeps it apart from others at the same place.
+        Name of the meeting, which tells it apart from others at the same place.
     where : str
-        What said it, for messages.
+        The name of the argument or variable, for messages.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        It is nothing of that kind.
+        It is none of these.
     """
     if not isinstance(meet, str):
         if not (callable(getattr(meet, "set", None)) and callable(getattr(meet, "get", None))):
@@ -229,8 +233,8 @@ def parse_meet(meet: Any, name: str = "", where: str = "meet") -> MeetingPoint:
         raise ArgumentError(f"{where} must be {_KINDS}; got {meet!r}: {error}") from None
     if _is_unspecified(host):
         raise ArgumentError(
-            f"{where}: {meet!r} is the address of every interface, and of none that another host "
-            "could connect to: name rank 0's host"
+            f"{where}: {meet!r} is the address of every interface, so no other host can connect to "
+            "it: name rank 0's host"
         )
     return TcpPoint(host, port)
 

@@ -22,25 +22,25 @@ _CONNECT = datetime.timedelta(seconds=2)
 class StorePoint:
     """The key ``gpucoll/NAME#NUMBER/address`` of a store.
 
-    The store needs ``set(key, value)`` and ``get(key)``; values come back as bytes or str. Whether
-    the key is there is asked by ``check([key])``; where there is none, by ``wait([key],
-    timedelta)``, which raises when the time is over; where there is neither, by ``get``, which may
-    then block for as long as the store pleases (it should return None or raise at once where the
-    key is not there). Errors of gpucoll's own that it raises end the meeting; others are a store
-    that cannot be asked now.
+    The store needs ``set(key, value)`` and ``get(key)``; values come back as bytes or str.
+    ``check([key])`` finds out whether the key is there. If the store has no ``check``,
+    ``wait([key], timedelta)`` does, which raises when the time is over. If it has neither, ``get``
+    does. A ``get`` that finds no key may block for as long as the store's own limit; it should
+    return None or raise at once. Errors of gpucoll's own that the store raises end the meeting. Any
+    other error means that the store cannot be read at the moment.
 
-    Where the store has ``secret()``, that returns the job's secret, bytes or str, or None.
+    If the store has ``secret()``, this returns the job's secret, as bytes or str, or None.
 
     Parameters
     ----------
     store : object
-        Stays the caller's.
+        The store; the caller keeps it.
     name : str
         The meeting's name.
     number : int
-        Which of the meetings of this name.
+        The meeting's number among those of this name.
     text : str
-        What it is, for messages.
+        A description of the store, for messages.
     """
 
     def __init__(self, store: Any, name: str = "", number: int = 0, text: str = "") -> None:
@@ -53,19 +53,19 @@ class StorePoint:
 
     @property
     def key(self) -> str:
-        """What rank 0's address is kept under."""
+        """The key of rank 0's address."""
         return f"gpucoll/{self._name}#{self._number}/address"
 
     def numbered(self, number: int) -> StorePoint:
-        """Return another meeting's point in the same store."""
+        """Return the point of another meeting in the same store."""
         return StorePoint(self._store, self._name, number, self._given_text)
 
     def named(self, word: str) -> StorePoint:
-        """Return a point for one meeting, which a word tells from all others of this name."""
+        """Return a point for one meeting, which `word` tells apart from all others of this name."""
         return StorePoint(self._store, f"{self._name}/{word}", 0, self._given_text)
 
     def listen_at(self) -> None:
-        """Return None: rank 0 listens where it likes."""
+        """Return None: rank 0 may listen at any port."""
 
     def publish(self, address: str) -> None:
         """Set the key.
@@ -73,43 +73,44 @@ class StorePoint:
         Raises
         ------
         RendezvousError
-            The store raised something.
+            The store raised an error.
         """
         self._set(self.key, address)
 
     def find(self) -> str | None:
-        """Return the key's value; None where it is not set, or the store cannot be asked."""
+        """Return the key's value; None: it is not set, or the store cannot be read."""
         self._address = None
         if text := self._get(self.key):
             self._take(text)
         return self._address
 
     def withdraw(self) -> None:
-        """Delete the key; where the store deletes none, set it to nothing."""
+        """Delete the key; if the store cannot delete keys, set it to nothing."""
         self._delete(self.key)
 
     def write(self, key: str, text: str) -> None:
-        """Set another key of this name, which no meeting's number tells apart.
+        """Set another key of this name, which all meetings of this name share.
 
         Raises
         ------
         RendezvousError
-            The store raised something.
+            The store raised an error.
         """
         self._set(f"gpucoll/{self._name}/{key}", text)
 
     def read(self, key: str) -> str:
-        """Return what it holds; empty where it is not set, or the store cannot be asked."""
+        """Return the value of such a key; empty: it is not set, or the store cannot be read."""
         return self._get(f"gpucoll/{self._name}/{key}")
 
     def erase(self, key: str) -> None:
-        """Take it away. Raises nothing."""
+        """Delete such a key. It raises nothing."""
         self._delete(f"gpucoll/{self._name}/{key}")
 
     def leads_to(self) -> str | None:
-        """Return the store's own host where it has one; else rank 0's, once it is known.
+        """Return the store's own host if it has one; else rank 0's, once it is known.
 
-        The loopback is what rank 0 calls a store in its own process: it leads to nobody else.
+        Rank 0 may give a store in its own process the loopback address, which leads to no other
+        host.
         """
         host = getattr(self._store, "host", None)
         if isinstance(host, str) and host and not means_loopback(host):
@@ -117,14 +118,15 @@ class StorePoint:
         return split_address(self._address)[0] if self._address else None
 
     def secret(self) -> bytes | None:
-        """Return the secret that the store's maker has put into it.
+        """Return the secret that the store's creator has put into it.
 
-        None where it has none: who can read what is set in a store is not known.
+        None if it has none. gpucoll itself puts no secret into a store, because it is not known who
+        can read the store.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            What the store returns is no secret.
+            The store returns something that is not a secret.
         """
         if self._secret is None and callable(ask := getattr(self._store, "secret", None)):
             given = ask()
@@ -162,7 +164,7 @@ class StorePoint:
         return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
     def _delete(self, key: str) -> None:
-        with contextlib.suppress(Exception):  # it may be gone, with the job
+        with contextlib.suppress(Exception):  # the store may be gone, with the job
             store = self._opened()
             for name in ("delete_key", "delete"):
                 if callable(delete := getattr(store, name, None)):
@@ -186,13 +188,13 @@ class TorchrunPoint(StorePoint):
     Parameters
     ----------
     host, port
-        Of the store.
+        Address of the store.
     name : str
         The meeting's name.
     attempt : str
-        Which of torchrun's attempts this is: the store outlives them.
+        The number of torchrun's attempt; the store outlives attempts.
     number : int
-        Which of the meetings of this name.
+        The meeting's number among those of this name.
     """
 
     def __init__(
@@ -210,11 +212,11 @@ class TorchrunPoint(StorePoint):
 
     @property
     def key(self) -> str:
-        """What rank 0's address is kept under."""
+        """The key of rank 0's address."""
         return f"gpucoll/{self._attempt}/{self._name}#{self._number}/address"
 
     def numbered(self, number: int) -> TorchrunPoint:
-        """Return another meeting's point in the same store."""
+        """Return the point of another meeting in the same store."""
         point = TorchrunPoint(self._host, self._port, self._name, self._attempt, number)
         point._store = self._store
         return point
@@ -224,7 +226,7 @@ class TorchrunPoint(StorePoint):
         return None if means_loopback(self._host) else self._host
 
     def _opened(self) -> Any:
-        """Connect to the store. torch is imported here and nowhere before."""
+        """Connect to the store. torch is imported only here."""
         if self._store is None:
             from torch.distributed import TCPStore
 
@@ -235,7 +237,7 @@ class TorchrunPoint(StorePoint):
 
 
 def given_secret(point: object) -> bytes | None:
-    """Return the job's secret: a store's own, which is in the program, before the variables'."""
+    """Return the job's secret: the store's own, set by the program, or else the variables'."""
     return (point.secret() if isinstance(point, StorePoint) else None) or job_secret()
 
 
@@ -246,7 +248,7 @@ def _is_there(store: Any, key: str) -> bool:
     if callable(wait) and _takes_two(wait):
         try:
             wait([key], _WAIT)
-        except Exception:  # each store has its own for a time that is over
+        except Exception:  # each store has its own error for a timeout
             return False
     return True
 
@@ -261,7 +263,7 @@ def _described(store: Any) -> str:
 
 
 def _takes_two(wait: Any) -> bool:
-    """Return whether a store's wait can be told how long; a compiled one says so in its text."""
+    """Return whether a store's wait takes a timeout; a compiled one tells it by its docstring."""
     try:
         inspect.signature(wait).bind([""], _WAIT)
     except TypeError:
@@ -272,7 +274,7 @@ def _takes_two(wait: Any) -> bool:
 
 
 def _checked(given: Any, where: str) -> bytes:
-    """Return a secret that a store handed out."""
+    """Return the secret that a store has returned, checked."""
     if isinstance(given, str):
         given = given.encode()
     if not isinstance(given, bytes):

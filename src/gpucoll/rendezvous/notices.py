@@ -1,4 +1,4 @@
-"""Addresses at which the processes of a job meet, and how a launcher says that a rank has ended."""
+"""The addresses at which a job's processes meet, and a launcher's notices of ended ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["address", "notice", "notices_address"]
 
 
 def address(token: str) -> bytes:
-    """Return the abstract address at which the ranks meet that have this token."""
-    # Hashed, because a name has at most 107 bytes and tokens that differ must not meet.
+    """Return the abstract address at which the ranks with this token meet."""
+    # Hashed: a name has at most 107 bytes, and different tokens must give different names.
     return b"\0gpucoll-" + blake2b(token.encode(), digest_size=32).hexdigest().encode()
 
 
 def notices_address(token: str) -> bytes:
-    """Return the abstract address at which the launcher of a job tells which ranks have ended."""
+    """Return the abstract address at which a job's launcher reports which ranks have ended."""
     return address(f"{token}/ended")
 
 
 def notice(rank: int, manner: str) -> bytes:
-    """Return what is sent of a rank that has ended; `manner` is the rest of a sentence."""
+    """Return the notice of a rank that has ended; `manner` is the rest of a sentence."""
     return json.dumps([rank, manner]).encode() + b"\n"

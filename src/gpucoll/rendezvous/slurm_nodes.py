@@ -15,20 +15,21 @@ _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 def node_names(text: str) -> Iterator[str]:
     """Yield the names in a node list, in its order.
 
-    A name may have several brackets (the last one changes fastest), and text behind them; numbers
-    keep the zeros in front of them. Taken one by one, a long list costs nothing.
+    A name may have several brackets (the last one changes fastest) and text after them. Numbers
+    keep their leading zeros. The names are made one by one, so taking the first names of a long
+    list is cheap.
 
     Raises
     ------
     ValueError
-        It is no node list; says why, as the rest of a sentence.
+        The text is not a node list; the error's text completes a sentence.
     """
     for group in list(_groups(text)):  # all of them, so that half a list gives no name
         yield from _expanded(group)
 
 
 def _groups(text: str) -> Iterator[str]:
-    """Yield what stands between the commas outside of brackets."""
+    """Yield the parts between the commas that are outside of brackets."""
     position = 0
     while True:
         group = _GROUP.match(text, position)
@@ -44,7 +45,7 @@ def _groups(text: str) -> Iterator[str]:
 
 
 def _expanded(group: str) -> Iterator[str]:
-    """Yield what a name with brackets stands for."""
+    """Yield the names that a name with brackets stands for."""
     before, bracket, rest = group.partition("[")
     if not bracket:
         yield group

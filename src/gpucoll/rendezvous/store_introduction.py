@@ -1,12 +1,13 @@
-"""Ranks that share a store learn by it whether they are on one host, and a word to meet by.
+"""Let ranks that share a store find out whether they are on one host, and agree on a word.
 
-Each rank but 0 leaves a key that says who it is and on which host; rank 0 waits for all of them and
-writes whom it has seen; each that finds itself there empties its key; when all have, rank 0 writes
-what all go by, with a word that nobody has used before. Whoever is new has a nonce of its own, so
-what a killed job has left is no harm: who does not live does not empty its key, and what is
-written of others is not for this rank. Nor need the ranks have met by this store equally often. A
-key is taken away only when nobody can be about to read it: torch's stores let a reader wait who
-finds that a key is there and then gone.
+Each rank but 0 sets a key with its nonce and its host. Rank 0 waits for all of these keys and
+writes which nonces it has seen. Each rank that finds its own nonce there empties its key. Once all
+keys are empty, rank 0 writes the decision for all, with a new random word by which they meet.
+
+Each new rank has a nonce of its own, so the leftovers of a killed job do no harm: a dead rank does
+not empty its key, and a decision with other nonces is not for this rank. Nor need the ranks have
+met by this store equally often. A key is deleted only when no rank can be about to read it, because
+torch's stores block a reader that finds a key which is deleted before it is read.
 """
 
 from __future__ import annotations
@@ -28,37 +29,38 @@ from gpucoll.wording import list_ranks, rank_of
 
 _SEEN, _DECISION = "seen", "decision"
 _LEAST_SLEEP_S, _MOST_SLEEP_S, _GROWTH = 0.0002, 0.02, 1.2
-"""Between two looks into the store: a look over TCP takes 0.05 ms, and members may be late.
+"""Pauses between two looks into the store: a look over TCP takes 0.05 ms, and ranks may be late.
 
-So a rank notices a sixth of its wait late at most, 20 ms where it has waited long."""
+So a rank notices news late by a sixth of its wait at most, and by 20 ms at most.
+"""
 
 
 @contextlib.contextmanager
 def introduced(job: Job, timeout_s: float) -> Iterator[Job]:
-    """Give the job as its ranks meet now: on one host where all are there, else over TCP.
+    """Yield the job with which its ranks meet: on one host if all are there, else over TCP.
 
     Parameters
     ----------
     job : Job
-        Its `meet` is a `StorePoint`. The ranks meet in the body: where that succeeds, all have read
-        what is in the store, and nothing is left there.
+        The job; its `meet` is a `StorePoint`. The ranks meet in the body of the block. If that
+        succeeds, all have read what is in the store, and nothing is left there.
     timeout_s : float
         How long to wait for the others, in seconds.
 
     Raises
     ------
     RendezvousDeadlineError
-        A rank did not come in time; rank 0 names those.
+        A rank did not come in time; rank 0's error names the missing ranks.
     RendezvousError
         The store cannot be written.
     AuthenticationError
         The ranks are on several hosts, and some have no secret: raised on all of them.
     ArgumentError, ArgumentTypeError
-        What the store hands out is no secret.
+        The store provides something that is not a secret.
     """
     store = job.meet
     assert isinstance(store, StorePoint)
-    given_secret(store)  # what is wrong with it is said before anybody is waited for
+    given_secret(store)  # raises for an invalid secret before this rank waits for others
     waiting = _Waiting(job, store, time.monotonic() + timeout_s, timeout_s)
     decision = _ask(waiting) if job.rank else _decide(waiting)
     if decision["without_secret"] and not decision["one_host"]:
@@ -74,7 +76,7 @@ def introduced(job: Job, timeout_s: float) -> Iterator[Job]:
 
 @dataclass
 class _Waiting:
-    """Looks into the store again and again, less often the longer it takes."""
+    """Pauses between looks into the store, longer and longer ones."""
 
     job: Job
     store: StorePoint
@@ -96,7 +98,7 @@ class _Waiting:
 
 
 def _ask(waiting: _Waiting) -> dict[str, Any]:
-    """Say who this rank is; return what rank 0 decides for all."""
+    """Introduce this rank in the store; return rank 0's decision."""
     job, store = waiting.job, waiting.store
     nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
     store.write(mine, json.dumps({"nonce": nonce, **_introduction(store)}))
@@ -113,7 +115,7 @@ def _ask(waiting: _Waiting) -> dict[str, Any]:
 
 
 def _decide(waiting: _Waiting) -> dict[str, Any]:
-    """Wait until all ranks have said who they are and have seen that this rank knows."""
+    """Wait until all ranks have introduced themselves and seen that rank 0 knows; decide."""
     job, store = waiting.job, waiting.store
     others = range(1, job.world_size)
     said: dict[int, dict[str, Any]] = {}
@@ -144,7 +146,7 @@ def _introduction(store: StorePoint) -> dict[str, Any]:
 
 
 def _decided(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return what all must agree on, from what each rank has said."""
+    """Return what all ranks must agree on, from their introductions."""
     return {
         "nonces": [one.get("nonce") for one in said.values()],
         "one_host": len({one.get("host") for one in said.values()}) == 1,
@@ -153,7 +155,7 @@ def _decided(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Return what a key holds; nothing where it holds something else."""
+    """Return the content of a key; empty if it is anything but a dictionary in JSON."""
     try:
         found = json.loads(text)
     except ValueError:

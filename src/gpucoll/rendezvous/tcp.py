@@ -1,4 +1,4 @@
-"""Ranks of several hosts meet at rank 0's TCP port; each shows that it knows the job's secret."""
+"""Let ranks of several hosts meet at rank 0's TCP port; each proves that it knows the secret."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["TROUBLES", "TcpConnection", "TcpEndpoint", "listen_at"]
 
 _BACKLOG = 4096
 _CONNECTING_S = 2.0
-"""How long one try to connect may take: a host that drops packets answers none."""
+"""How long one attempt to connect may take: a host that drops packets never answers."""
 _SLICE_S = 0.02
 _NO_ANSWER = errno.ETIMEDOUT
 TROUBLES = {
@@ -37,7 +37,7 @@ TROUBLES = {
     errno.EHOSTUNREACH: "no way there from this host: is it the right interface?",
     errno.ENETUNREACH: "no way there from this host: is it the right interface?",
 }
-"""What may be behind a connection that cannot be made."""
+"""Possible causes of a connection that cannot be made."""
 
 
 class TcpConnection:
@@ -53,17 +53,17 @@ class TcpConnection:
 
     @property
     def is_known(self) -> bool:
-        """Whether the other end has shown who it is."""
+        """Whether the other end has been authenticated."""
         return self._connection.is_known
 
     @property
     def is_sending(self) -> bool:
-        """Whether something is still to be sent."""
+        """Whether there is unsent data."""
         return self._connection.is_sending
 
     @property
     def events(self) -> int:
-        """What to poll for while it `is_sending`."""
+        """The events to poll for while it `is_sending`."""
         return self._connection.events
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
@@ -75,14 +75,14 @@ class TcpConnection:
             raise TurnedAwayError(str(error)) from None
 
     def flush(self) -> None:
-        """Send what the other end takes now; OSError: it is gone."""
+        """Send what the other end takes now; OSError: the other end is gone."""
         try:
             self._connection.flush()
         except ClosedEarlyError as error:
             raise TurnedAwayError(str(error)) from None
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """Return the next message once it is complete; of who is not known, nothing."""
+        """Return the next message once it is complete; None until the peer is authenticated."""
         try:
             message = self._connection.receive()
         except ClosedEarlyError as error:
@@ -95,23 +95,23 @@ class TcpConnection:
 
 
 class TcpEndpoint:
-    """Rank 0's port, wherever the meeting point says that it is.
+    """Rank 0's port, at the place that the meeting point provides.
 
     Parameters
     ----------
     point : MeetingPoint
-        Says it.
+        Provides rank 0's address.
     secret : bytes or None
-        The job's; None: the meeting point hands it out, or there is none.
+        The job's secret; None: the meeting point provides it, or there is none.
     what : str
-        Of the meeting: all ranks of it say the same, and nobody of another one.
+        Identifies the meeting: the same on all of its ranks, and different for every other meeting.
     who : str
         This rank, for messages.
 
     Raises
     ------
     ArgumentError
-        Certificates are set, and cannot serve.
+        Certificates are set, but cannot be used.
     """
 
     def __init__(self, point: MeetingPoint, secret: bytes | None, what: str, who: str) -> None:
@@ -121,11 +121,11 @@ class TcpEndpoint:
         self._who = who
         self._tls = job_tls(who)
         if self._tls is None and isinstance(point, HandedPoint):
-            self._tls = point.credentials.tls  # whatever has become of the variables since
+            self._tls = point.credentials.tls  # even if the variables have changed since
         self._trouble = ""
         self._is_published = False
         self._connecting: tuple[str, socket.socket, float] | None = None
-        """Where to, by which socket, since when."""
+        """The address, the socket, and when it began to connect."""
 
     @property
     def secret(self) -> bytes:
@@ -137,11 +137,11 @@ class TcpEndpoint:
 
     @property
     def credentials(self) -> Credentials:
-        """By what the ranks of the job know each other; AuthenticationError: there is no secret."""
+        """By which the job's ranks authenticate each other; AuthenticationError: no secret."""
         return Credentials(self.secret, self._tls)
 
     def listen(self, who: str) -> socket.socket:
-        """Return rank 0's listening socket, and say where it is."""
+        """Return rank 0's listening socket, and publish its address."""
         _ = self.secret
         if isinstance(self._point, HandedPoint) and self._point.listener is not None:
             return self._point.listener
@@ -156,16 +156,16 @@ class TcpEndpoint:
         return listener
 
     def own_address(self) -> str:
-        """Return this host's address on the interface asked for, or on the way to rank 0."""
+        """Return this host's address on the chosen interface, or on the one towards rank 0."""
         return own_address(self._point.leads_to())
 
     def accept(self, end: socket.socket, n_fds: int) -> TcpConnection:
-        """Return a connection whose other end still has to show who it is."""
+        """Return a connection whose other end is not authenticated yet."""
         tune_socket(end)
         try:
             return TcpConnection(self._connection(end, Role.ACCEPTS, INTRODUCTION_BYTES))
-        except OSError:  # it is gone already
-            raise AuthenticationError("somebody connected and left") from None
+        except OSError:  # the peer is gone already
+            raise AuthenticationError("a peer connected and left") from None
 
     def _connection(self, end: socket.socket, role: Role, most_bytes: int) -> SealedConnection:
         return SealedConnection(end, self.credentials, role, self._purpose, most_bytes + 8)
@@ -181,7 +181,7 @@ class TcpEndpoint:
         poll.register(end, select.POLLOUT)
         is_over = bool(poll.poll(1000 * _SLICE_S))
         if not is_over and time.monotonic() - since < _CONNECTING_S:
-            return None  # whoever asks again looks for signals, and at the clock, meanwhile
+            return None  # before calling again, the caller checks for signals and its deadline
         self._connecting = None
         try:
             number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else _NO_ANSWER
@@ -197,11 +197,11 @@ class TcpEndpoint:
             raise
 
     def _begin(self) -> None:
-        """Begin to connect to where rank 0 is, as far as that is known."""
+        """Begin to connect to rank 0, if its address is known."""
         address = self._point.find()
         if address is None:
             trouble = self._point.trouble
-            self._trouble = f" {trouble}." if trouble else f" Nobody is at {self._point.text} yet."
+            self._trouble = f" {trouble}." if trouble else f" No rank is at {self._point.text} yet."
             return
         host, port = split_address(address)
         end = socket.socket(_family(host), socket.SOCK_STREAM)
@@ -224,11 +224,11 @@ class TcpEndpoint:
         self._trouble = f" Connecting to {address}: {reason}{f' ({hint})' if hint else ''}."
 
     def trouble(self) -> str:
-        """Say what the last tries to connect met."""
+        """Return why the last attempts to connect failed."""
         return self._trouble
 
     def close(self) -> None:
-        """Take back what was published, and give up connecting."""
+        """Remove what was published, and give up connecting."""
         if self._connecting is not None:
             self._connecting[1].close()
             self._connecting = None
@@ -242,12 +242,13 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def listen_at(host: str, port: int, what: str, backlog: int = 64) -> socket.socket:
-    """Return a socket that listens at an address of this host, and at that alone.
+    """Return a socket that listens at one address of this host only.
 
     Raises
     ------
     RendezvousError
-        It cannot; `what` begins the sentence. Or it is a link-local address of IPv6.
+        The socket cannot listen; `what` begins the sentence. Or the address is a link-local one of
+        IPv6.
     """
     check_not_link_local(host)
     listener = socket.socket(_family(host), socket.SOCK_STREAM)

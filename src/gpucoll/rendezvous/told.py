@@ -1,4 +1,4 @@
-"""Ranks that can already tell each other something, over MPI say, meet by that."""
+"""Let ranks meet that can exchange bytes already, over MPI for example."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _BACKLOG = 4096
 def told_job(rank: int, world_size: int, tell: Callable[[bytes], list[bytes]], origin: str) -> Job:
     """Return the job of ranks that are about to meet; each of them calls this.
 
-    On one host they meet there, by a word that rank 0 makes; else at a port of rank 0's, which
-    listens when this returns, with a secret that it makes. Nobody has to be given one beforehand:
-    it is as safe as what `tell` goes through.
+    On one host they meet by a word that rank 0 makes. Otherwise they meet at a port of rank 0,
+    which listens already when this returns, with a secret that rank 0 makes. So no secret has to be
+    distributed beforehand: the meeting is as safe as the channel of `tell`.
 
     Parameters
     ----------
     rank, world_size : int
         This rank's place.
     tell : callable
-        Gives every rank these bytes and returns theirs, by rank.
+        Sends this rank's bytes to every rank; returns all ranks' bytes, by rank.
     origin : str
-        What that goes through, for messages.
+        The channel of `tell`, for messages.
     """
     hosts = [part.decode() for part in tell(host_id().encode())]
     spans_hosts = len(set(hosts)) > 1

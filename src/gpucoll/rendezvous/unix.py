@@ -1,6 +1,6 @@
 """The ranks of one host meet at an abstract Unix socket: no file, no port, no secret.
 
-The kernel vouches for the other end's user (SO_PEERCRED), in both directions.
+The kernel certifies the other end's user (SO_PEERCRED), in both directions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, Connection
 from gpucoll.rendezvous.job import HAVE_NAMES, Job
 from gpucoll.rendezvous.notices import address
 
-_BACKLOG = 4096  # the kernel takes less where it must: strangers are not to keep ranks out
+_BACKLOG = 4096  # large, so that strangers cannot keep ranks out; the kernel may reduce it
 
 
 class UnixEndpoint:
@@ -22,7 +22,7 @@ class UnixEndpoint:
     Parameters
     ----------
     job : Job
-        Whose.
+        The job whose ranks meet.
     """
 
     def __init__(self, job: Job) -> None:
@@ -38,14 +38,14 @@ class UnixEndpoint:
             listener.close()
             raise RendezvousError(
                 f"{who} cannot take the job's socket: {error.strerror}{self._holder()}. Is "
-                f"another job running with the same token ({self._job.origin})? Where some ranks "
-                f"of one job meet by themselves, {HAVE_NAMES}"
+                f"another job running with the same token ({self._job.origin})? If only some ranks "
+                f"of one job meet, {HAVE_NAMES}"
             ) from error
         listener.listen(_BACKLOG)
         return listener
 
     def accept(self, end: socket.socket, n_fds: int) -> Connection:
-        """Return a connection of this user's process."""
+        """Return the connection of a process, which must be this user's."""
         process = frames.peer_process(end)
         peer = f"process {process}" if process else ""
         return Connection(end, INTRODUCTION_BYTES, n_fds, peer)
@@ -65,14 +65,14 @@ class UnixEndpoint:
             raise
 
     def trouble(self) -> str:
-        """Say nothing: an address that is not there yet is all that can be."""
+        """Return nothing: the only trouble can be that the address does not exist yet."""
         return ""
 
     def close(self) -> None:
-        """Do nothing: sockets belong to whoever got them."""
+        """Do nothing: sockets belong to the code that received them."""
 
     def _holder(self) -> str:
-        """Say which process has the job's socket, where it can be asked."""
+        """Return which process has the job's socket, if it can be found out."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
             try:
                 asking.connect(self._address)

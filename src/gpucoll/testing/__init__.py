@@ -1,7 +1,7 @@
-"""A pytest plugin: tests whose body runs on several ranks, each in its own process.
+"""A pytest plugin for tests whose body runs on several ranks, each in its own process.
 
-pytest finds it by itself where gpucoll is installed (entry point ``gpucoll``); elsewhere say
-``-p gpucoll.testing.plugin``. What users see is described in ``docs/testing.md``.
+pytest finds the plugin where gpucoll is installed (entry point ``gpucoll``); elsewhere pass ``-p
+gpucoll.testing.plugin``. ``docs/testing.md`` describes its use.
 
 PYTEST_DONT_REWRITE
 """
@@ -12,16 +12,16 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-# The entry point names this package, which only passes on: so the plugin has one name, its
-# module's, whether pytest comes to it from here or by ``-p``, and is never registered twice.
+# The entry point names this package, which only forwards to the module. So the plugin has one name,
+# and pytest registers it only once, whether it comes from here or from ``-p``.
 pytest_plugins = ["gpucoll.testing.plugin"]
 
 
 class _AsInstalled:
     """Finds gpucoll's modules before pytest's own finder does.
 
-    That one compiles every module of a distribution with a plugin anew, to rewrite its asserts, and
-    keeps the result only where bytecode may be written. A process that is forked by a test would
+    pytest's finder compiles every module of a distribution with a plugin again, to rewrite its
+    asserts, and keeps the result only if bytecode may be written. A process forked by a test would
     spend most of a second on it (docs/testing.md).
     """
 

@@ -1,4 +1,4 @@
-"""What the driver of a test and its ranks tell each other."""
+"""The messages between the driver of a test and its ranks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 import pytest
 
 RANK_PLUGIN = "gpucoll-rank"
-"""The plugin that a pytest session in a rank has, and no other session."""
+"""The name of a plugin that only the pytest session of a rank has."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One test, as each of its ranks is told of it."""
+    """One test, as each of its ranks receives it."""
 
     key: str
     file: str
     world_size: int
     timeout_s: float
     token: str
-    """What the ranks of this test, and of no other, meet by."""
+    """The name by which the ranks of this test, and no others, meet."""
     tmp_path: str
     next_key: str | None
-    """The next test: what it shares with this one is not torn down. None: everything is."""
+    """The next test. Fixtures that it shares with this one are not torn down; None: all are."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a test went on one rank: pytest's reports, as plain data, and the warnings."""
+    """The outcome of a test on one rank: pytest's reports as plain data, and the warnings."""
 
     reports: list[dict[str, Any]]
     warnings: list[dict[str, Any]]
 
 
 def key_of(item: pytest.Item) -> str:
-    """Return what names a test in every process (its nodeid may get additions, as by xdist)."""
+    """Return a name of a test that is the same in every process; plugins may change nodeids."""
     assert item.parent is not None
     return f"{item.parent.nodeid}::{item.name}"

@@ -1,4 +1,4 @@
-"""Arrays on Host devices, for tests where there is no GPU (docs/host_device.md).
+"""Arrays on Host devices, for tests without a GPU (docs/host_device.md).
 
     from gpucoll.testing import device_arrays as da
 
@@ -9,7 +9,7 @@
     stream.synchronize()
     x.get()
 
-What is done to an array comes onto the thread's current stream and runs later, as on a GPU.
+Operations on an array are enqueued on the thread's current stream and run later, as on a GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def device_of(number: int) -> HostDevice:
-    """Return a Host device, with what only tests do to it: `HostDevice.faults`, `counts`."""
+    """Return a Host device, with its functions for tests: `HostDevice.faults`, `counts`."""
     return cast(HostDevice, devices.open_device("host", number))
 
 
@@ -52,7 +52,7 @@ def device_of(number: int) -> HostDevice:
 
 
 class _Current(threading.local):
-    """Streams that this thread has made current, by device; the last one counts."""
+    """Streams that this thread has made current, with their devices; the last one counts."""
 
     def __init__(self) -> None:
         self.streams: dict[int, list[int]] = {}
@@ -62,7 +62,7 @@ _current = _Current()
 
 
 def use(device: int) -> None:
-    """Make a device the thread's current one: where new arrays and streams go."""
+    """Make a device the thread's current one, on which new arrays and streams are made."""
     device_of(device).use()
 
 
@@ -72,28 +72,28 @@ def current_device() -> int:
 
 
 def current_stream(device: int | None = None) -> int:
-    """Return the handle of the stream on which the thread works; 0: the device's default one."""
+    """Return the handle of the thread's current stream; 0 for the device's default stream."""
     number = current_device() if device is None else device
     streams = _current.streams.get(number)
     return streams[-1] if streams else 0
 
 
 def synchronize(device: int | None = None) -> None:
-    """Wait for everything on a device; memory of arrays that are gone is free afterwards."""
+    """Wait for everything on a device; this frees the memory of arrays that are gone."""
     number = current_device() if device is None else device
     device_of(number).synchronize()
     _pool(number).collect()
 
 
 class Stream:
-    """A stream of a device; in a ``with`` statement the thread's current one.
+    """A stream of a device. In a ``with`` block it is the thread's current stream.
 
     Attributes
     ----------
     ptr : int
-        Its handle.
+        The stream's handle.
     device : int
-        Number of the device.
+        The device's number.
     """
 
     def __init__(self, device: int | None = None) -> None:
@@ -111,16 +111,16 @@ class Stream:
         _current.streams[self.device].pop()
 
     def synchronize(self) -> None:
-        """Wait for everything on it."""
+        """Wait for everything on the stream."""
         device_of(self.device).synchronize_stream(self.ptr)
 
     @property
     def done(self) -> bool:
-        """Whether everything on it is done."""
+        """Whether everything on the stream is done."""
         return device_of(self.device).is_stream_done(self.ptr)
 
     def close(self) -> None:
-        """Destroy it; what is on it still runs."""
+        """Destroy the stream; work that is on it still runs."""
         if self._finalizer.detach():
             _destroy(device_of(self.device), self.ptr)
 
@@ -134,17 +134,17 @@ def _destroy(device: HostDevice, stream: int) -> None:
 
 
 class _Pool:
-    """Memory of arrays that are gone, until what was on their device's streams is done."""
+    """Memory of arrays that are gone, kept until the work on their device's streams is done."""
 
     def __init__(self, device: HostDevice) -> None:
         self._device = device
         self.left: deque[int] = deque()
-        """The garbage collector puts it here, anywhere: appending takes no lock."""
+        """Memory that the garbage collector returns, at any time: appending takes no lock."""
         self._waiting: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> int:
-        """Return memory; what is gone is waited for where there is none else."""
+        """Return memory; if there is none, wait for memory of arrays that are gone."""
         self.collect()
         try:
             return self._device.allocate(size_bytes)
@@ -154,7 +154,7 @@ class _Pool:
             return self._device.allocate(size_bytes)
 
     def collect(self) -> None:
-        """Give back what nothing uses any more."""
+        """Free memory that is no longer in use."""
         with self._lock:
             if self.left:
                 marks = self._device.marks()
@@ -176,7 +176,7 @@ def _pool(number: int) -> _Pool:
 
 
 class _Memory:
-    """Memory of an array and its views."""
+    """The memory of an array and its views."""
 
     def __init__(self, number: int, size_bytes: int) -> None:
         pool = _pool(number)
@@ -188,17 +188,17 @@ class _Memory:
 
 
 class Array:
-    """An array on a Host device; made by `asarray`, `empty` and `zeros`.
+    """An array on a Host device, made by `asarray`, `empty` or `zeros`.
 
     Attributes
     ----------
     device : int
-        Number of the device.
+        The device's number.
     """
 
     def __init__(self, where: npt.NDArray[Any], device: int, owner: object) -> None:
         self._where = where
-        """The memory as NumPy sees it: asked for shapes and addresses, never read."""
+        """The memory as a NumPy array, used for shapes and addresses but never read."""
         self._owner = owner
         self.device = device
 
@@ -206,7 +206,7 @@ class Array:
     def over(
         cls, address: int, shape: Sequence[int], dtype: Any, device: int, owner: object
     ) -> Array:
-        """Return an array over memory that `owner` keeps."""
+        """Return an array over memory that `owner` keeps alive."""
         kind, wanted = np.dtype(dtype), tuple(shape)
         count = int(np.prod(wanted, dtype=np.int64))
         memory = (ctypes.c_uint8 * max(count * kind.itemsize, 1)).from_address(address)
@@ -216,7 +216,7 @@ class Array:
     def empty(
         cls, shape: Sequence[int] | int, dtype: Any = float, device: int | None = None
     ) -> Array:
-        """Return a new array of undefined values."""
+        """Return a new array with undefined values."""
         number = current_device() if device is None else device
         wanted = (shape,) if isinstance(shape, int) else tuple(shape)
         size_bytes = int(np.prod(wanted, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -225,7 +225,7 @@ class Array:
 
     @staticmethod
     def current_stream(device: int) -> int:
-        """Return the handle of the stream on which the thread works."""
+        """Return the handle of the thread's current stream."""
         return current_stream(device)
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ class Array:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The array's shape."""
         return self._where.shape
 
     @property
@@ -259,17 +259,17 @@ class Array:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its dtype, NumPy's."""
+        """The array's dtype, as in NumPy."""
         return self._where.dtype
 
     @property
     def ndim(self) -> int:
-        """Count of dimensions."""
+        """Number of dimensions."""
         return self._where.ndim
 
     @property
     def size(self) -> int:
-        """Count of elements."""
+        """Number of elements."""
         return self._where.size
 
     @property
@@ -284,21 +284,23 @@ class Array:
 
     def _view(self, where: npt.NDArray[Any]) -> Array:
         if where.size and self._where.size and not np.may_share_memory(where, self._where):
-            raise ArgumentError(f"{self} cannot be seen so without a copy: copy() it first")
+            raise ArgumentError(
+                f"{self} cannot be viewed in this way without a copy: copy() it first"
+            )
         return type(self)(where, self.device, self._owner)
 
     def __getitem__(self, place: Any) -> Array:
         parts = place if isinstance(place, tuple) else (place,)
         if not all(part is None or part is ... or isinstance(part, int | slice) for part in parts):
             raise ArgumentTypeError(
-                f"an array of a Host device takes slices and ints, not {place!r}"
+                f"an array on a Host device supports only slices and ints as indices; got {place!r}"
             )
         if ... not in parts:
-            parts = (*parts, ...)  # a view also of a single element
+            parts = (*parts, ...)  # the view of a single element is an array, too
         return self._view(self._where[parts])
 
     def reshape(self, *shape: Any) -> Array:
-        """Return a view of another shape; ArgumentError where that needs a copy."""
+        """Return a view with another shape; raise ArgumentError if that needs a copy."""
         return self._view(self._where.reshape(*shape))
 
     def view(self, dtype: Any) -> Array:
@@ -326,7 +328,7 @@ class Array:
             source = np.broadcast_to(values._where, target.shape)
             owners: tuple[object, ...] = (values._owner, target._owner)
         else:
-            # A copy of its own: what is given may be changed as soon as this returns.
+            # A copy, because the caller may change the values as soon as this returns.
             source = np.broadcast_to(np.array(values, target.dtype), target.shape)
             owners = (source, target._owner)
         device = device_of(self.device)
@@ -334,13 +336,13 @@ class Array:
             copy_elements(device, target._where, source, current_stream(self.device), owners)
 
     def set(self, values: Any) -> None:
-        """Overwrite it."""
+        """Overwrite the array."""
         self[...] = values
 
     def get(self) -> npt.NDArray[Any]:
-        """Return a NumPy array of its values, when all that is on the current stream is done."""
+        """Return a NumPy array of the values, when all work on the current stream is done."""
         device = device_of(self.device)
-        with device:  # stream 0 is the current device's
+        with device:  # stream 0 belongs to the current device
             device.synchronize_stream(current_stream(self.device))
         return self._where.copy()
 
@@ -348,7 +350,7 @@ class Array:
 
 
 def empty(shape: Sequence[int] | int, dtype: Any = float, device: int | None = None) -> Array:
-    """Return a new array of undefined values, on the current device if no other is given."""
+    """Return a new array with undefined values, by default on the current device."""
     return Array.empty(shape, dtype, device)
 
 
@@ -362,7 +364,7 @@ def zeros(shape: Sequence[int] | int, dtype: Any = float, device: int | None = N
 
 
 def asarray(values: Any, device: int | None = None) -> Array:
-    """Return a copy of a NumPy array, or of what becomes one, on a device."""
+    """Return a copy of a NumPy array, or of anything that NumPy converts to one, on a device."""
     host = np.asarray(values)
     made = Array.empty(host.shape, host.dtype, device)
     if host.size:

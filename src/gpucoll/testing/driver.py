@@ -1,4 +1,4 @@
-"""Runs tests on ranks, from pytest's own process."""
+"""Run tests on ranks, from pytest's own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpucoll.testing.session_setup import SessionSetup
 
 
 class RankDriver:
-    """The ranks of a pytest session, kept from test to test: rank r is always the same process."""
+    """The ranks of a pytest session. They are kept, so rank r is the same process in every test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -40,9 +40,9 @@ class RankDriver:
         item : pytest.Item
             The test.
         world_size : int
-            On how many ranks.
+            The number of ranks.
         timeout_s : float
-            How long it may take, from when every rank has imported it.
+            How long the test may take, once every rank has imported it, in seconds.
         following : pytest.Item, optional
             The next test that runs on ranks.
         """
@@ -60,7 +60,7 @@ class RankDriver:
         try:
             pool = self._ready_pool(world_size)
             answers = self._answers(pool, asked)
-        except EOFError:  # the server has gone, and the ranks with it
+        except EOFError:  # the server is gone, and with it the ranks
             self._abandon()
             raise
         except BaseException:
@@ -72,7 +72,7 @@ class RankDriver:
         return results.reports(self._sections(pool, world_size))
 
     def close(self) -> None:
-        """Let all ranks leave."""
+        """Let all ranks end."""
         pool, server = self._pool, self._server
         self._pool = self._server = None
         try:
@@ -80,7 +80,7 @@ class RankDriver:
                 pool.close()
         except TimeoutError as error:
             warnings.warn(
-                pytest.PytestWarning(f"ranks hang in their last teardown and are ended: {error}"),
+                pytest.PytestWarning(f"ranks hang in their last teardown and are killed: {error}"),
                 stacklevel=1,
             )
         finally:
@@ -99,7 +99,7 @@ class RankDriver:
     # --- ranks ------------------------------------------------------------------------------------
 
     def _ready_pool(self, world_size: int) -> Pool:
-        """Return at least so many ranks, each a pytest session."""
+        """Return at least `world_size` ranks, each with a pytest session."""
         if self._server is None:
             self._server = RankServer()
         if self._pool is not None and self._pool.is_damaged:
@@ -126,7 +126,9 @@ class RankDriver:
             if answer != Reply("ready"):
                 text = answer.trace if isinstance(answer, Reply) else str(answer)
                 written = pool.ranks[rank].stderr.text()
-                raise RuntimeError(f"rank {rank} is no pytest session: {text}\n{written}")
+                raise RuntimeError(
+                    f"rank {rank} could not start a pytest session: {text}\n{written}"
+                )
 
     def _answers(self, pool: Pool, asked: Assignment) -> list[Answer]:
         places = range(asked.world_size)
@@ -142,14 +144,14 @@ class RankDriver:
                 pool.kill()
         return answers
 
-    # --- what they leave --------------------------------------------------------------------------
+    # --- output and warnings of ranks -------------------------------------------------------------
 
     def _basetemp(self) -> Path:
         folder: Path = self._config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         return folder
 
     def _sections(self, pool: Pool, world_size: int) -> list[tuple[str, str]]:
-        """Return what the ranks wrote, equal texts once."""
+        """Return what the ranks wrote, without repeating equal texts."""
         found: dict[tuple[str, str], list[int]] = {}
         for rank, handle in enumerate(pool.ranks[:world_size]):
             for stream, recording in (("stdout", handle.stdout), ("stderr", handle.stderr)):
@@ -161,13 +163,13 @@ class RankDriver:
         ]
 
     def _repeat_warnings(self, item: pytest.Item, answers: list[Answer]) -> None:
-        """Hand on the ranks' warnings, equal ones once."""
+        """Forward the ranks' warnings, without repeating equal ones."""
         seen: set[Any] = set()
         for answer in answers:
             if not isinstance(answer, Reply) or not isinstance(answer.result, Outcome):
                 continue
             for shown in answer.result.warnings:
-                text = re.sub(r"\d+", "", str(shown["message"]))  # ranks, process ids
+                text = re.sub(r"\d+", "", str(shown["message"]))  # remove ranks and process ids
                 identity = (text, shown["filename"], shown["lineno"])
                 if identity in seen:
                     continue

@@ -1,10 +1,9 @@
-"""The warm process that ranks are forked from.
+"""The warm process from which ranks are forked.
 
-It has loaded every compiled loop and has neither a communicator nor a thread nor any code of the
-tests, so a fork of it is a rank that starts in milliseconds. A rank serves calls until its socket
-is closed, runs what is registered for the exit and leaves; one whose call raises SystemExit goes
-through the interpreter's whole end. When the process that started the server has gone, the server
-ends all ranks and itself.
+It has loaded every compiled loop, but has no communicator, no thread and no code of the tests, so a
+fork of it is a rank that starts in milliseconds. A rank serves calls until its socket is closed,
+then runs its exit handlers and ends. A rank whose call raises SystemExit ends the interpreter
+completely. If the process that started the server is gone, the server ends all ranks and itself.
 """
 
 from __future__ import annotations
@@ -16,12 +15,15 @@ import pickle
 import select
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import pytest  # noqa: F401  (every rank needs it: imported here once)
 
 import gpucoll
+from gpucoll import progress
+from gpucoll.kernels.cpu import cache
 from gpucoll.kernels.cpu.addresses import reduce_kernel
 from gpucoll.launcher.exec_rank import die_with
 from gpucoll.testing.rank import RankLoop, Reply, Request
@@ -31,17 +33,17 @@ MAX_DESCRIPTORS = 250
 
 
 class ForkServer:
-    """Forks ranks when asked to, and says when one has ended.
+    """Forks ranks on request, and reports when one has ended.
 
-    One that has ended is waited for only when the owner lets go of it: until then nobody else gets
-    its process number, so that the owner's signals and questions mean that rank.
+    A rank that has ended is reaped only when the owner releases it. Until then no other process can
+    get its process id, so the owner's signals and queries reach that rank.
     """
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._pid = os.getpid()
         self._children: set[int] = set()
-        """Ranks that nobody has waited for."""
+        """Ranks that have not been reaped."""
         self._running: set[int] = set()
         self._wake_reading, self._wake_writing = os.pipe()
         for end in (self._wake_reading, self._wake_writing):
@@ -50,7 +52,7 @@ class ForkServer:
         signal.set_wakeup_fd(self._wake_writing)
         self._own = [self._wake_reading, self._wake_writing]
         self._owner: int | None = None
-        try:  # a child of the owner may hold the channel open when the owner has gone
+        try:  # a child of the owner may keep the channel open after the owner has ended
             self._owner = os.pidfd_open(os.getppid())
             self._own.append(self._owner)
         except (OSError, AttributeError):
@@ -58,7 +60,7 @@ class ForkServer:
         self._sources: list[Any] = [channel, *self._own[0::2]]
 
     def serve(self) -> RankLoop | None:
-        """Serve until the owner has gone; in a forked child, return what the child is to do."""
+        """Serve until the owner is gone; in a forked child, return the loop that it is to run."""
         while True:
             ready: list[Any]
             ready, _, _ = select.select(self._sources, [], [])
@@ -81,11 +83,8 @@ class ForkServer:
                 return loop
 
     def tell(self, kind: str, content: Any) -> None:
-        """Send the owner a message."""
-        try:
-            self._channel.send(cloudpickle.dumps((kind, content)))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the owner has gone: the next read says so
+        """Send a message to the owner."""
+        tell(self._channel, kind, content)
 
     def _call(self, data: bytes) -> None:
         request: Request = cloudpickle.loads(data)
@@ -114,6 +113,7 @@ class ForkServer:
     def _become_rank(self, others: list[int]) -> None:
         die_with(self._pid)
         lead_group(0)
+        progress.show_by()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._channel.close()
@@ -133,7 +133,7 @@ class ForkServer:
                 self.tell("ended", (pid, -end.si_status if is_killed else end.si_status))
 
     def _let_go(self, pids: list[int]) -> None:
-        """Wait for ranks whose end has been told: their numbers are free then."""
+        """Reap ranks whose end has been reported, which frees their process ids."""
         for pid in pids:
             self._children.discard(pid)
             os.waitpid(pid, 0)
@@ -145,26 +145,59 @@ class ForkServer:
             os.waitpid(pid, 0)
 
 
+def tell(channel: socket.socket, kind: str, content: Any) -> None:
+    """Send a message to the owner of the server."""
+    try:
+        channel.send(cloudpickle.dumps((kind, content)))
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the owner is gone: the next read reports it
+
+
 def lead_group(pid: int) -> None:
-    """Let a rank be ended together with what its tests started; done by both sides, at once."""
+    """Give a rank its own process group, to end it with its children; both sides do this."""
     try:
         os.setpgid(pid, pid)
-    except ProcessLookupError:  # it has ended already
+    except ProcessLookupError:  # the rank has ended already
         pass
 
 
-def main(descriptor: int) -> None:
-    """Be the server, or a rank forked from it."""
-    faulthandler.enable()
-    with gpucoll.init(rank=0, world_size=1) as alone:  # loads what every communicator needs
+def apart(function: Callable[..., object], *args: Any) -> bool:
+    """Call a function that compiles in a forked child; return whether it succeeded.
+
+    A compiler leaves half a gigabyte in the process that has used it. A rank forked from such a
+    server takes 40 ms of CPU time; one forked from a server that only loads takes 15.
+    """
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] == 0
+    try:
+        die_with(server)
+        function(*args)
+        os._exit(0)
+    finally:
+        os._exit(1)  # the server then fails in the same way, and says why
+
+
+def load() -> None:
+    """Load what every communicator needs, and the usual kernels, which take 30 ms each."""
+    with gpucoll.init(rank=0, world_size=1) as alone:
         alone.barrier()
     for dtype in ("float32", "float64", "int64"):
-        reduce_kernel(
-            dtype, "sum"
-        )  # the usual ones: 30 ms each, once instead of once in every rank
-    server = ForkServer(socket.socket(fileno=descriptor))
+        reduce_kernel(dtype, "sum")
+
+
+def main(descriptor: int) -> None:
+    """Run the server, or a rank forked from it."""
+    faulthandler.enable()
+    channel = socket.socket(fileno=descriptor)
+    progress.show_by(lambda text, stays: tell(channel, "progress", (text, stays)))
+    if not cache.is_complete():
+        apart(load)
+    load()
+    server = ForkServer(channel)
     server.tell("ready", None)
     if loop := server.serve():
         loop.serve()
         atexit._run_exitfuncs()
-        os._exit(0)  # to take a copy of the compiler apart object by object takes half a second
+        os._exit(0)  # freeing a copy of the compiler object by object takes half a second

@@ -1,13 +1,13 @@
-"""What tests have Host devices do: be late, fail, be full (docs/host_device.md).
+"""Faults of Host devices for tests: delays, failures, full memory (docs/host_device.md).
 
     from gpucoll.testing import host_device
 
     with host_device.failing("copy", at=3):
-        ...  # the third copy to be enqueued from here on raises BackendError
+        ··...  # the third copy that is enqueued from here on raises BackendError
     with host_device.delayed("launch", 0.1), host_device.held(stream):
         ...
 
-All of it is of one device in this process, by default number 0.
+Everything applies to one device in this process, by default number 0.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ __all__ = ["KINDS", "counts", "delayed", "device", "failing", "filled", "held", 
 
 
 def device(number: int = 0) -> HostDevice:
-    """Return a Host device; the same object that gpucoll uses."""
+    """Return a Host device: the same object that gpucoll uses."""
     return cast(HostDevice, devices.open_device("host", number))
 
 
 @contextlib.contextmanager
 def failing(kind: str, at: int = 1, number: int = 0) -> Iterator[None]:
-    """Let the `at`-th attempt of a kind fail in the block: once, counted from 1.
+    """Make the `at`-th operation of a kind in the block fail, counted from 1, once.
 
     Parameters
     ----------
     kind : str
-        "launch", "copy" (fills too), "allocation" or "ipc" (exporting or opening memory): the call
-        raises; "run": the call of that kernel returns, and the device fails when it comes to it.
+        "launch", "copy" (and fill), "allocation" or "ipc" (exporting or opening memory): the call
+        raises. "run": the kernel's launch returns, and the device fails when it runs the kernel.
     at : int
     number : int
-        The device's.
+        The device's number.
     """
     if kind not in KINDS or at < 1:
-        raise ArgumentError(f"kind must be one of {', '.join(KINDS)}, at 1 or more: {kind!r}, {at}")
+        raise ArgumentError(
+            f"kind must be one of {', '.join(KINDS)}, and at must be at least 1; got {kind!r}, {at}"
+        )
     failing = device(number).faults.failing
     failing[kind] = at - 1
     try:
@@ -56,10 +58,10 @@ def failing(kind: str, at: int = 1, number: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def delayed(kind: str, seconds: float, number: int = 0) -> Iterator[None]:
-    """Let what is enqueued in the block begin later: "launch" or "copy"."""
+    """Delay the start of "launch" or "copy" operations that are enqueued in the block."""
     if kind not in ("launch", "copy") or seconds < 0:
         raise ArgumentError(
-            f"kind must be launch or copy, seconds not below 0: {kind!r}, {seconds}"
+            f"kind must be launch or copy, and seconds at least 0; got {kind!r}, {seconds}"
         )
     delays = device(number).faults.delays_ns
     delays[kind] = int(seconds * 1e9)
@@ -71,7 +73,7 @@ def delayed(kind: str, seconds: float, number: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(stream: Any = 0, number: int = 0) -> Iterator[None]:
-    """Let nothing that comes on a stream run before the block ends."""
+    """Hold back work that is enqueued on a stream until the block ends."""
     owner, handle = device(number), address_of(stream)
     word = owner.allocate_pinned(4)
     value = ctypes.c_uint32.from_address(word)
@@ -88,7 +90,7 @@ def held(stream: Any = 0, number: int = 0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def filled(but_bytes: int = 0, number: int = 0) -> Iterator[None]:
-    """Take all of a device's memory within the block, but for so many bytes."""
+    """Allocate all of a device's memory within the block, except for `but_bytes`."""
     owner, taken = device(number), []
     free, _ = owner.memory_bytes()
     size_bytes = free - but_bytes
@@ -106,10 +108,10 @@ def filled(but_bytes: int = 0, number: int = 0) -> Iterator[None]:
 
 
 def reset(number: int = 0) -> None:
-    """Let a device work again after a kernel has failed, which a GPU would never do."""
+    """Make a device work again after a kernel has failed; real GPUs cannot do this."""
     device(number).reset_failure()
 
 
 def counts(number: int = 0) -> dict[str, int]:
-    """Return how much there is: of the device streams and bytes, of the process the rest."""
+    """Return counts: streams and bytes are the device's, all others the process's."""
     return device(number).counts()

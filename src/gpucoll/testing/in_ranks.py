@@ -1,6 +1,6 @@
-"""What the driver of a test calls in its ranks, and only names itself.
+"""Functions that the driver of a test calls in its ranks.
 
-What these functions stand on is imported there, so that pytest's own process loads no Numba.
+Their dependencies are imported in the ranks, so that pytest's own process does not load Numba.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def start(loop: RankLoop, setup: SessionSetup) -> None:
-    """Be a pytest session until the driver hangs up."""
+    """Run a pytest session until the driver closes the connection."""
     from gpucoll.testing import session
 
     session.start(loop, setup)
 
 
 def collect(loop: RankLoop, assignment: Assignment) -> None:
-    """Import the test's file and find the test in it."""
+    """Import the test's file and find the test."""
     loop.session.collect(assignment)
 
 
 def run(loop: RankLoop, assignment: Assignment) -> Outcome:
-    """Run a test that was collected: setup, call and teardown."""
+    """Run a collected test: setup, call and teardown."""
     outcome: Outcome = loop.session.run(assignment)
     return outcome

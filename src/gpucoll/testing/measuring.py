@@ -1,4 +1,4 @@
-"""Coverage of what ranks execute, where the driver is being measured."""
+"""Coverage of the code that ranks run, if coverage of the driver is being measured."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ STARTED_BY_ENVIRONMENT = (
     "COV_CORE_CONFIG",
     "COV_CORE_DATAFILE",
 )
-"""They would measure the fork server, and each of its forks a second time."""
+"""Settings that would measure the fork server, and each of its forks a second time."""
 
 
 def current() -> dict[str, Any] | None:
-    """Return how this process is measured; None if it is not."""
+    """Return the settings with which this process is measured; None if it is not."""
     module = sys.modules.get("coverage")
     measured = module and module.Coverage.current()
     if not measured:
         return None
     return {
         "data_file": os.path.abspath(measured.get_option("run:data_file")),
-        "data_suffix": True,  # a file for each process; pytest-cov combines them in the end
+        "data_suffix": True,  # one file for each process; pytest-cov combines them at the end
         "config_file": measured.config.config_file or False,
         "branch": measured.get_option("run:branch"),
         "source": measured.get_option("run:source"),
@@ -35,7 +35,7 @@ def current() -> dict[str, Any] | None:
 
 @contextmanager
 def measured(settings: dict[str, Any] | None) -> Iterator[None]:
-    """Measure this process for a while."""
+    """Measure this process within the block."""
     if settings is None:
         yield
         return

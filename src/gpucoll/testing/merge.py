@@ -1,4 +1,4 @@
-"""One report for pytest from the reports of all ranks of a test."""
+"""Merge the reports of all ranks of a test into one report for pytest."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ STRICT = "[XPASS(strict)]"
 
 
 class RankResults:
-    """How a test went on each of its ranks.
+    """The results of a test on each of its ranks.
 
     Parameters
     ----------
     item : pytest.Item
         The test.
     answers : sequence of Answer
-        By rank.
+        The answers in rank order.
     trace : callable
-        Returns the traceback that a rank's crash has left.
+        Returns the traceback that a crashed rank has written.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class RankResults:
             report = config.hook.pytest_report_from_serializable(config=config, data=data)
             if type(report) is pytest.TestReport:
                 self._reports[report.when][rank] = report
-            elif report.failed:  # a part of the test (pytest's subtests); the rest went on
+            # a part of the test failed (pytest's subtests), and the rest continued
+            elif report.failed:
                 self._broken.append(Problem.of_report(rank, report))
             new = [item for item in report.user_properties if item not in self._properties]
             self._properties += new
@@ -78,7 +79,7 @@ class RankResults:
         """Return the test's reports, one for each phase."""
         setups = self._reports["setup"]
         is_set_up = all(report.passed for report in setups.values())
-        body = {**setups, **self._reports["call"]}  # the last that a rank came to
+        body = {**setups, **self._reports["call"]}  # the last phase that each rank reached
         made = []
         if is_set_up:
             made.append(self._report("setup", setups, [], ()))
@@ -119,7 +120,7 @@ class RankResults:
         )
 
     def _judge(self, reports: Mapping[int, Any], broken: list[Problem]) -> tuple[Any, Any, Any]:
-        """Return outcome, explanation and further attributes of a phase."""
+        """Return the outcome, the explanation and further attributes of a phase."""
         expected = {
             rank: report
             for rank, report in reports.items()

@@ -1,6 +1,6 @@
 """``@pytest.mark.ranks(4)``: the hooks, the marker and the fixture `comm`.
 
-Imports next to nothing but pytest until a test with the marker runs.
+Until a test with the marker runs, it imports hardly anything except pytest.
 
 PYTEST_DONT_REWRITE
 """
@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpucoll import progress
 from gpucoll.testing.assignment import RANK_PLUGIN
+from gpucoll.testing.visible_display import VisibleDisplay
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
     from gpucoll.testing.driver import RankDriver
 
 WORLD_SIZE = "_gpucoll_world_size"
-"""The parameter of a test that runs on several numbers of ranks."""
+"""The name of the parameter of a test that runs with several numbers of ranks."""
 DEFAULT_TIMEOUT_S = 60.0
 
+_shown_before: pytest.StashKey[progress.Show] = pytest.StashKey()
 _driver: pytest.StashKey[RankDriver] = pytest.StashKey()
 
 
@@ -30,23 +33,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the ini option."""
     parser.addini(
         "gpucoll_timeout_s",
-        "how long a test with the marker `ranks` may take, in seconds (60)",
+        "time limit of a test with the marker `ranks`, in seconds (60)",
         default=str(DEFAULT_TIMEOUT_S),
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name the marker."""
+    """Register the marker, and let what takes long show itself in spite of captured output."""
+    config.stash[_shown_before] = progress.show_by(VisibleDisplay(config))
     config.addinivalue_line(
         "markers",
-        "ranks(*world_sizes, timeout_s=60): run the test on so many ranks, each in its own "
-        "process, once for each number given; the fixture `comm` is their communicator",
+        "ranks(*world_sizes, timeout_s=60): run the test on this many ranks, each in its own "
+        "process, once for each given number; the fixture `comm` is their communicator",
     )
 
 
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
-    """Return the communicator of the ranks of this test."""
+    """Return the communicator of this test's ranks."""
     session = request.config.pluginmanager.get_plugin(RANK_PLUGIN)
     if session is None:
         pytest.fail("the fixture comm needs @pytest.mark.ranks(number of ranks)", pytrace=False)
@@ -54,7 +58,8 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
 
     with gpucoll.init() as communicator:
         yield communicator
-        if session.has_failed:  # then what it left under way failed, which is no news
+        # the test has failed already, so failures of pending works are not news
+        if session.has_failed:
             with contextlib.suppress(gpucoll.GpucollError):
                 communicator.close()
 
@@ -77,10 +82,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def problem_of(mark: pytest.Mark) -> str:
-    """Return what is wrong with a marker; empty where nothing is.
+    """Return what is wrong with a marker; empty if it is correct.
 
-    The test fails with it when its turn comes. An error while tests are collected would not say
-    which test it is, and no other test of the file would run.
+    A test with a wrong marker fails when it runs. An error during collection would not name the
+    test, and no other test of the file would run.
     """
     counts = all(type(count) is int and count >= 1 for count in mark.args)
     timeout_s = mark.kwargs.get("timeout_s", 1)
@@ -96,7 +101,7 @@ def problem_of(mark: pytest.Mark) -> str:
 
 
 def world_size_of(item: pytest.Item) -> int | None:
-    """Return on how many ranks a test runs; None for one without ranks, or with a wrong marker."""
+    """Return the number of ranks of a test; None without a marker or with a wrong one."""
     mark = item.get_closest_marker("ranks")
     if mark is None or problem_of(mark):
         return None
@@ -105,24 +110,25 @@ def world_size_of(item: pytest.Item) -> int | None:
 
 
 def timeout_of(item: pytest.Item) -> float:
-    """Return how long a test may take, in seconds."""
+    """Return the time limit of a test, in seconds."""
     mark = item.get_closest_marker("ranks")
     assert mark is not None
     return float(mark.kwargs.get("timeout_s") or item.config.getini("gpucoll_timeout_s"))
 
 
-# --- running them ---------------------------------------------------------------------------------
+# --- running tests ----------------------------------------------------------------------------
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test that has the marker on ranks; fixtures, body and teardown all run there."""
+    """Run a test with the marker on ranks; fixtures, body and teardown all run there."""
     mark = item.get_closest_marker("ranks")
     if mark is None or item.config.pluginmanager.has_plugin(RANK_PLUGIN):
         return None
     hook = item.ihook
     if hasattr(hook, "pytest_timeout_cancel_timer"):
-        hook.pytest_timeout_cancel_timer(item=item)  # it keeps the time in each rank
+        # pytest-timeout measures the time in each rank instead
+        hook.pytest_timeout_cancel_timer(item=item)
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in run_on_ranks(item, mark, nextitem):
         hook.pytest_runtest_logreport(report=report)
@@ -141,7 +147,7 @@ def run_on_ranks(
         if world_size is None:
             pytest.fail(problem_of(mark), pytrace=False)
         if len(mark.args) > 1 and not hasattr(item, "callspec"):
-            pytest.fail("a test of unittest has no parameters: give one number of ranks")
+            pytest.fail("a unittest test cannot have parameters: give a single number of ranks")
         driver = item.config.stash.get(_driver, None)
         if driver is None:
             from gpucoll.testing.driver import RankDriver
@@ -151,7 +157,7 @@ def run_on_ranks(
         reports.extend(driver.run(item, world_size, timeout_of(item), following))
 
     def tear_down() -> None:
-        # Nothing was set up for this test here; what tests before it left has its end now.
+        # Nothing was set up here for this test; what earlier tests have left is torn down now.
         item.session._setupstate.teardown_exact(nextitem)
 
     stopping = (pytest.exit.Exception, KeyboardInterrupt)
@@ -176,18 +182,19 @@ def next_on_ranks(item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Ite
 
 @pytest.hookimpl(hookwrapper=True, trylast=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[None]:
-    """Let the ranks leave before others look at what they left (pytest-cov does)."""
+    """Let the ranks end before other plugins collect their results, such as pytest-cov."""
     yield
     close(session.config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Let the ranks leave, if they have not."""
+    """Let the ranks end, unless they already have."""
     close(config)
+    progress.show_by(config.stash[_shown_before])
 
 
 def close(config: pytest.Config) -> None:
-    """Let the ranks leave."""
+    """Let the ranks end."""
     driver = config.stash.get(_driver, None)
     if driver is not None:
         del config.stash[_driver]

@@ -1,4 +1,4 @@
-"""Ranks that are called together, seen from the process that asked for them."""
+"""Ranks that are called together, as their owner sees them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ POLL_S = 0.01
 
 @dataclass(frozen=True)
 class Ended:
-    """In the place of a reply: the rank's process ended, with this exit code (-N: by signal N)."""
+    """Takes the place of a reply: the rank's process ended with this code (-N: by signal N)."""
 
     exit_code: int
 
 
 @dataclass(frozen=True)
 class Silent:
-    """In the place of a reply: the rank did not answer in time, and was ended."""
+    """Takes the place of a reply: the rank did not answer in time, and was killed."""
 
     limit_s: float
     trace: str
-    """Where it stood: a traceback of each thread, or why there is none."""
+    """A traceback of each of its threads, or why there is none."""
 
 
 Answer = Reply | Ended | Silent
@@ -51,14 +51,14 @@ class RankHandle:
     trace: Recording
 
     def send(self, number: int, *, group: bool = False) -> None:
-        """Send a signal, also to what the rank started; a process that has ended gets none."""
+        """Send a signal to the rank, or its group; a process that has ended gets none."""
         try:
             (os.killpg if group else os.kill)(self.pid, number)
         except ProcessLookupError:
             pass
 
     def written_trace(self) -> str:
-        """Wait for the traceback that `TRACE_SIGNAL` asked for, and return it."""
+        """Wait for the traceback that `TRACE_SIGNAL` requests, and return it."""
         before, deadline = "", time.monotonic() + TRACE_TIMEOUT_S
         while time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -73,24 +73,24 @@ class RankHandle:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
             state = "?"
-        why = {"T": "the process is stopped (SIGSTOP)", "D": "the process waits in the kernel"}
-        return f"no traceback: {why.get(state, f'the process does not react (state {state})')}\n"
+        why = {"T": "the process is stopped (SIGSTOP)", "D": "the process is blocked in the kernel"}
+        return f"no traceback: {why.get(state, f'the process does not respond (state {state})')}\n"
 
     def close(self) -> None:
-        """Let go of the connection and of what the rank wrote."""
+        """Close the connection and the recording of the output."""
         self.connection.close()
         for recording in (self.stdout, self.stderr, self.trace):
             recording.close()
 
 
 class Parent(Protocol):
-    """The process whose children the ranks are."""
+    """The parent process of the ranks."""
 
     def exit_code(self, pid: int) -> int:
-        """Wait for a rank's end and return its exit code; TimeoutError where it does not come."""
+        """Wait for a rank's end and return its exit code; raise TimeoutError if it does not end."""
 
     def let_go(self, pids: Sequence[int]) -> None:
-        """Give up the process numbers of ranks that have ended."""
+        """Release the process ids of ranks that have ended."""
 
 
 class Pool:
@@ -99,9 +99,9 @@ class Pool:
     Attributes
     ----------
     ranks : sequence of RankHandle
-        In the order of their numbers.
+        In rank order.
     is_damaged : bool
-        Whether a rank has ended, or did not answer: not to be used again.
+        Whether a rank has ended or did not answer, so that the pool must not be used again.
     """
 
     def __init__(self, parent: Parent, ranks: Sequence[RankHandle]) -> None:
@@ -124,18 +124,18 @@ class Pool:
     def start(
         self, function: Callable[..., Any], *args: Any, only: Sequence[int] | None = None
     ) -> None:
-        """Have every rank, or `only` some, call ``function(rank, *args)``."""
+        """Make every rank, or only those in `only`, call ``function(rank, *args)``."""
         data = cloudpickle.dumps(Request(function, args))
         for place in range(self.world_size) if only is None else only:
             try:
                 self.ranks[place].connection.send_bytes(data)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # it has ended: `collect` says how
+                pass  # the rank has ended: `collect` reports how
 
     def collect(
         self, limit_s: float = CALL_TIMEOUT_S, only: Sequence[int] | None = None
     ) -> list[Answer]:
-        """Wait for the answers; ranks that do not answer in time are ended, with all the others."""
+        """Wait for the answers; if a rank does not answer in time, all ranks are killed."""
         places = range(self.world_size) if only is None else only
         answers: dict[int, Answer] = {}
         deadline = time.monotonic() + limit_s
@@ -159,13 +159,13 @@ class Pool:
         return self._parent.exit_code(self.ranks[rank].pid)
 
     def kill(self) -> None:
-        """End all ranks and what they started."""
+        """Kill all ranks and their children."""
         self.is_damaged = True
         for rank in self.ranks:
             rank.send(signal.SIGKILL, group=True)
 
     def close(self) -> list[int]:
-        """Let the ranks leave, those of a damaged pool by force; return their exit codes."""
+        """Let the ranks end, or kill those of a damaged pool; return their exit codes."""
         if self._exit_codes is not None:
             return self._exit_codes
         for rank in self.ranks:

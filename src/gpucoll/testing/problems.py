@@ -1,6 +1,6 @@
-"""What went wrong on which rank, as pytest shows it: each failure once, causes before what follows.
+"""Failures of ranks as pytest shows them: each once, causes before their consequences.
 
-The result is made of pytest's own parts (a chain of tracebacks), so that it travels through xdist
+The result consists of pytest's own parts (a chain of tracebacks), so that it passes through xdist
 and keeps its colours.
 """
 
@@ -31,15 +31,15 @@ class Problem:
 
     rank: int
     kind: str
-    """The exception's type, or what stands for it."""
+    """The exception's type, or a word in its place."""
     message: str
     shown: ExceptionChainRepr | str
     follows: bool = False
-    """Whether it came of another rank's failure."""
+    """Whether the failure of another rank caused it."""
 
     @property
     def identity(self) -> Any:
-        """Return what is equal for failures that are one: type and place, not the values."""
+        """Return a key that is equal for the same failure: type and place, but not values."""
         if isinstance(self.shown, str):
             return self.kind, without_addresses(self.shown)
         places = [
@@ -60,12 +60,12 @@ class Problem:
 
     @classmethod
     def of_report(cls, rank: int, report: pytest.TestReport) -> Problem:
-        """Return what a rank's report says."""
+        """Return the problem in a rank's report."""
         shown: Any = report.longrepr
         if not isinstance(shown, ExceptionChainRepr):
             shown = report.longreprtext
         message = ""
-        if isinstance(shown, str):  # pytest marks the line that says what is wrong
+        if isinstance(shown, str):  # pytest marks the line with the error
             marked = [line[1:] for line in shown.splitlines() if line.startswith("E ")]
             message = (marked or [shown])[0].strip()
         elif shown.reprcrash is not None:
@@ -77,16 +77,16 @@ class Problem:
 def explain(
     problems: Sequence[Problem], remarks: Iterable[str], world_size: int, place: tuple[Path, int]
 ) -> ExceptionChainRepr:
-    """Return what a failed test shows.
+    """Return the representation of a failed test.
 
     Parameters
     ----------
     problems : sequence of Problem
-        In the order of the ranks.
+        In rank order.
     remarks : iterable of str
-        Lines that stand above all.
+        Lines that precede everything else.
     world_size : int
-        On how many ranks the test ran.
+        The number of ranks of the test.
     place : (Path, int)
         File and line of the test.
     """
@@ -109,13 +109,13 @@ def explain(
         crash = first[0].shown.reprcrash if not isinstance(first[0].shown, str) else None
         if crash is not None:
             place = (Path(crash.path), crash.lineno)
-    # The last element's place and message are what the one-line summary shows.
+    # pytest's one-line summary shows the place and message of the last element.
     end = ReprFileLocation(str(place[0]), place[1], summary)
     return ExceptionChainRepr([*elements, (written(after)[0], end, None)])
 
 
 def shown_group(group: Sequence[Problem], world_size: int) -> list[Element]:
-    """Return one failure of several ranks: in full for the first, what differs for the others."""
+    """Return one failure of several ranks: in full for the first, differences for the others."""
     first = group[0]
     heading = written(f"{spans([problem.rank for problem in group])} of {world_size}:\n")
     shown = [written(first.shown)] if isinstance(first.shown, str) else list(first.shown.chain)
@@ -125,19 +125,19 @@ def shown_group(group: Sequence[Problem], world_size: int) -> list[Element]:
 
 
 def differences(first: Problem, other: Problem) -> list[str]:
-    """Return the lines of another rank's failure that are not the first one's."""
+    """Return the lines of another rank's failure that differ from the first one's."""
     lines = [] if other.message == first.message else [other.line]
     known = {without_addresses(line) for line in local_variables(first)}
     return lines + [
         line
         for line in local_variables(other)
         if without_addresses(line) not in known
-        and "<gpucoll.Communicator rank" not in line  # says what we know
+        and "<gpucoll.Communicator rank" not in line  # repeats the rank
     ]
 
 
 def local_variables(problem: Problem) -> list[str]:
-    """Return the local variables where the failure happened, one a line."""
+    """Return the local variables at the place of the failure, one on each line."""
     if isinstance(problem.shown, str) or not problem.shown.reprtraceback.reprentries:
         return []
     entry = problem.shown.reprtraceback.reprentries[-1]
@@ -146,18 +146,18 @@ def local_variables(problem: Problem) -> list[str]:
 
 
 def without_addresses(text: str) -> str:
-    """Return text that is the same in every process."""
+    """Return the text without what differs between processes."""
     return re.sub(r"0x[0-9a-f]+", "0x", text)
 
 
 def written(text: str) -> Element:
-    """Return text as a part of a chain of tracebacks."""
+    """Return the text as a part of a chain of tracebacks."""
     entries = [ReprEntryNative([text if text.endswith("\n") else f"{text}\n"])] if text else []
     return ReprTraceback(entries, None, "native"), None, None
 
 
 def spans(ranks: Iterable[int]) -> str:
-    """Return ranks for a sentence: ``rank 1``, ``ranks 0-3, 5``."""
+    """Format ranks for a sentence: ``rank 1``, ``ranks 0-3, 5``."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][-1] + 1:
@@ -169,7 +169,7 @@ def spans(ranks: Iterable[int]) -> str:
 
 
 def own_frames(trace: str) -> str:
-    """Return faulthandler's text without the frames of pytest, which called the test."""
+    """Return faulthandler's text without pytest's frames, which called the test."""
     kept, is_below = [], False
     for line in trace.splitlines():
         if not line.startswith("  "):

@@ -1,4 +1,4 @@
-"""What a rank does: it makes the calls that the process which asked for it sends."""
+"""The loop of a rank: it makes the calls that its owner requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 
 TRACE_SIGNAL = signal.SIGRTMAX
-"""Makes a rank write a traceback of each of its threads; no test uses it for anything else."""
+"""The signal that makes a rank write a traceback of each thread; tests must not use it."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """How a call went."""
+    """The outcome of a call."""
 
     result: Any = None
     error: BaseException | None = None
@@ -46,11 +46,11 @@ class RankLoop:
     rank : int
         The rank's number in its pool.
     world_size : int
-        How many ranks were forked together with this one.
+        The number of ranks that were forked together with this one.
     token : str
-        What these have in common.
+        A token that these ranks share.
     session : Any
-        What a call leaves for later ones.
+        State that a call leaves for later calls.
     """
 
     session: Any = None
@@ -66,19 +66,20 @@ class RankLoop:
         os.close(descriptors[1])
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # By whole lines, even under python -u: a crash loses none, ranks mix none.
+                # Buffer by lines, even under python -u: a crash loses no line, and lines of ranks
+                # do not mix.
                 stream.reconfigure(line_buffering=True, write_through=False)
         self._trace = descriptors[2]
         self._connection = Connection(link.detach())
         self.watch()
 
     def watch(self) -> None:
-        """Have crashes, and where the rank stands, written where they outlive the rank."""
+        """Make crashes, and tracebacks on request, go to a file that outlives the rank."""
         faulthandler.enable(self._trace)
         faulthandler.register(TRACE_SIGNAL, self._trace)
 
     def serve(self) -> None:
-        """Answer requests until the other end is closed."""
+        """Answer requests until the other end closes the connection."""
         while True:
             try:
                 data = self._connection.recv_bytes()
@@ -87,10 +88,10 @@ class RankLoop:
             self.tell(self._answer(data))
 
     def tell(self, reply: Reply) -> None:
-        """Send a reply; nobody may be there any more."""
+        """Send a reply, unless the owner is gone."""
         try:
             data = cloudpickle.dumps(reply)
-        except Exception:  # a result or an error that cannot be pickled: its text will do
+        except Exception:  # a result or error that cannot be pickled: send its text
             data = pickle.dumps(Reply(error=RuntimeError(traceback.format_exc())))
         try:
             self._connection.send_bytes(data)

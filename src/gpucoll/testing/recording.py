@@ -1,21 +1,21 @@
-"""What a rank writes, kept where it outlives the rank."""
+"""Output of a rank, kept in a file that outlives the rank."""
 
 from __future__ import annotations
 
 import os
 
 LIMIT_BYTES = 1 << 20
-"""Of what is longer, the end is shown."""
+"""Of longer output, only the end is shown."""
 
 
 class Recording:
-    """A file without a name: written by one process as its output, read by another."""
+    """An anonymous file that one process writes as its output and another one reads."""
 
     def __init__(self, name: str) -> None:
         self.descriptor = os.memfd_create(name)
 
     def clear(self) -> None:
-        """Start anew; the writer goes on from the beginning, because both share one position."""
+        """Empty the file. The writer continues at its start, because both share one position."""
         os.lseek(self.descriptor, 0, os.SEEK_SET)
         os.ftruncate(self.descriptor, 0)
 
@@ -26,5 +26,5 @@ class Recording:
         return data.decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self.descriptor)

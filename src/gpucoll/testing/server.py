@@ -1,4 +1,4 @@
-"""The owner's side of the fork server: start it, ask it for ranks, hear how they ended."""
+"""The owner's side of the fork server: start it, request ranks, receive their ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 import cloudpickle
 
-from gpucoll import config
+from gpucoll import config, progress
 from gpucoll.testing.measuring import STARTED_BY_ENVIRONMENT
 from gpucoll.testing.pool import Pool, RankHandle
 from gpucoll.testing.rank import Request
 from gpucoll.testing.recording import Recording
 
 START_TIMEOUT_S = 240.0
-"""The loops may have to be compiled, and the modules of the tests to be imported."""
+"""It may have to compile the loops and to import the tests' modules."""
 ANSWER_TIMEOUT_S = 60.0
 MAX_PACKET_BYTES = 60_000
 
@@ -45,7 +45,7 @@ LAUNCHER_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
     *config.MPI_AND_SLURM,
 )
-"""Whoever runs tests inside a job (a batch system, torchrun) must not have `init` join it."""
+"""Variables of a surrounding job (a batch system, torchrun), which `init` must not join."""
 
 ONE_THREAD = (
     "OMP_NUM_THREADS",
@@ -54,25 +54,25 @@ ONE_THREAD = (
     "BLIS_NUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-"""Several ranks share few CPUs: threads of a library in each would only be in each other's way."""
+"""Several ranks share few CPUs, where threads of a library in each rank would compete."""
 
 
 def rank_environment() -> dict[str, str]:
-    """Return the environment of the server, and so of its ranks."""
+    """Return the environment of the server, which its ranks inherit."""
     dropped = {*LAUNCHER_VARIABLES, *STARTED_BY_ENVIRONMENT}
     kept = {name: text for name, text in os.environ.items() if name not in dropped}
     return {**dict.fromkeys(ONE_THREAD, "1"), **kept, config.CPU_ONLY: "1"}
 
 
 class RankServer:
-    """The warm process that ranks are forked from; it ends with its owner, and its ranks with it.
+    """The warm process from which ranks are forked. It ends with its owner, and its ranks with it.
 
     Raises
     ------
     EOFError
-        The server has ended; with what it wrote.
+        The server has ended; the message contains its output.
     TimeoutError
-        It does not answer.
+        The server does not answer.
     """
 
     pool_type: type[Pool] = Pool
@@ -92,7 +92,8 @@ class RankServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output.descriptor,
                 stderr=self._output.descriptor,
-                start_new_session=True,  # Ctrl-C in the terminal of the tests is not for the ranks
+                # so that Ctrl-C in the tests' terminal does not reach the ranks
+                start_new_session=True,
                 env=rank_environment(),
             )
         self._exit_codes: dict[int, int] = {}
@@ -110,7 +111,7 @@ class RankServer:
         self.close()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function in the server, for all ranks that are forked from here on."""
+        """Call a function in the server, for all ranks that are forked afterwards."""
         data = cloudpickle.dumps(Request(function, args))
         self._channel.send(pickle.dumps(("call", data)))
         reply = self._expect("called", START_TIMEOUT_S)
@@ -119,16 +120,16 @@ class RankServer:
         return reply.result
 
     def fork(self, count: int, *, first_rank: int = 0, is_shown: bool = False) -> Pool:
-        """Return new ranks.
+        """Fork new ranks.
 
         Parameters
         ----------
         count : int
-            How many.
+            The number of ranks.
         first_rank : int
             The number of the first one.
         is_shown : bool
-            Their output goes where this process's goes, instead of being recorded.
+            Whether their output goes where this process's goes, instead of being recorded.
         """
         pairs = [socket.socketpair() for _ in range(count)]
         try:
@@ -157,10 +158,10 @@ class RankServer:
         return self._exit_codes[pid]
 
     def let_go(self, pids: Sequence[int]) -> None:
-        """Forget ranks that have ended; their process numbers may be given to others."""
+        """Release ranks that have ended, which frees their process ids."""
         for pid in pids:
             del self._exit_codes[pid]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended itself
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server has ended
             self._channel.send(pickle.dumps(("let go", list(pids))))
 
     def close(self) -> None:
@@ -189,4 +190,6 @@ class RankServer:
         kind, content = pickle.loads(data)
         if kind == "ended":
             self._exit_codes[content[0]] = content[1]
+        if kind == "progress":
+            progress.show(*content)
         return kind, content

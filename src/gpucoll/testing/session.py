@@ -1,8 +1,8 @@
-"""A rank as a pytest session.
+"""A pytest session in a rank.
 
-It collects and runs the tests that the driver names and hands back pytest's own reports. Fixtures,
-hooks, warnings, assertion rewriting and other plugins so work in a rank as they do anywhere; the
-driver (`gpucoll.testing.driver`) only decides which test is next.
+It collects and runs the tests that the driver names, and returns pytest's own reports. So fixtures,
+hooks, warnings, assertion rewriting and other plugins work in a rank as usual; the driver
+(`gpucoll.testing.driver`) only decides which test is next.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gpucoll.testing.rank import RankLoop, Reply
 from gpucoll.testing.session_setup import SessionSetup
 
 FOLLOWERS = (AbortedError, DeadlineError, PeerLostError)
-"""What a rank raises since another one failed, or did not come."""
+"""What a rank raises if another rank failed or did not arrive."""
 
 
 class RankSession:
-    """The plugin of a rank's session."""
+    """The plugin of a rank's pytest session."""
 
     def __init__(self, loop: RankLoop) -> None:
         self._loop = loop
@@ -43,12 +43,12 @@ class RankSession:
         self._before: set[communicator.Communicator] = set()
         self.assignment: Assignment | None = None
         self.has_failed = False
-        """Whether the test did not get through, so that its communicators were given up."""
+        """Whether the test failed, so that its communicators were aborted."""
 
-    # --- what the driver asks for -----------------------------------------------------------------
+    # --- the driver's requests --------------------------------------------------------------------
 
     def collect(self, assignment: Assignment) -> None:
-        """Import the test's file and find the test in it."""
+        """Import the test's file and find the test."""
         if assignment.file not in self._files:
             self._problems.clear()
             self._config.args = [assignment.file]
@@ -58,22 +58,22 @@ class RankSession:
             self._files.add(assignment.file)
         if assignment.key not in self._items:
             raise LookupError(
-                f"{assignment.key} is not there when this rank collects {assignment.file}: the "
+                f"{assignment.key} was not found when this rank collected {assignment.file}: the "
                 "tests of a file must be the same in every process (no random parameters)"
             )
 
     def run(self, assignment: Assignment) -> Outcome:
-        """Run a test that was collected: setup, call and teardown."""
+        """Run a collected test: setup, call and teardown."""
         item = self._items[assignment.key]
         self._reports, self._warnings = [], []
         self.assignment, self.has_failed = assignment, False
         self._before = set(communicator._open)
         forget_meetings()  # each test is a job of its own, whatever this rank did before
         following: Any = None
-        if assignment.next_key is not None:  # of another file, it shares only the session
+        if assignment.next_key is not None:  # a test of another file shares only the session
             following = self._items.get(assignment.next_key, self._session)
         with environment(self._variables(assignment)):
-            # A rank that was not in the tests between may still hold fixtures of another file.
+            # A rank without a part in the tests between may still hold fixtures of another file.
             self._session._setupstate.teardown_exact(item)
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         return Outcome(self._reports, self._warnings)
@@ -86,7 +86,8 @@ class RankSession:
             config.WORLD_SIZE: world_size,
             config.LOCAL_WORLD_SIZE: world_size,
             config.JOB: assignment.token,
-            # Half of the test's time: who waits in vain says for whom before the test is ended.
+            # Half of the test's time: a rank that waits in vain reports for which rank, before the
+            # test ends.
             config.TIMEOUT_S: repr(assignment.timeout_s / 2),
         }
 
@@ -94,26 +95,26 @@ class RankSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Serve the driver, until it hangs up."""
+        """Serve the driver until it closes the connection."""
         self._session, self._config = session, session.config
-        self._loop.watch()  # pytest had tracebacks of crashes written somewhere else
+        self._loop.watch()  # pytest has redirected tracebacks of crashes
         self._loop.tell(Reply("ready"))
         self._loop.serve()
         return True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Remember every test, before anybody deselects some: the driver has selected already."""
+        """Store every test before other plugins deselect some: the driver has already selected."""
         self._items.update((key_of(item), item) for item in items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Remember why a file could not be collected."""
+        """Store the reason why a file could not be collected."""
         if not report.passed:
             self._problems.append(report.longreprtext)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Iterator[None]:
-        """Add what the driver wants to know of an exception."""
+        """Add the driver's details about an exception."""
         outcome: Any = yield
         report = outcome.get_result()
         if call.excinfo is not None:
@@ -123,7 +124,7 @@ class RankSession:
                 opened._group.note_exception(call.excinfo.value)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep a report; a rank that does not go on lets the others know."""
+        """Store a report; a rank that failed aborts its communicators, to notify the others."""
         if type(report) is pytest.TestReport and not report.passed and report.when != "teardown":
             self.has_failed = True
             for opened in set(communicator._open) - self._before:
@@ -134,7 +135,7 @@ class RankSession:
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
     ) -> None:
-        """Keep a warning of a test."""
+        """Store a warning of a test."""
         if when != "config":
             shown = {
                 "message": warning_message.message,
@@ -145,7 +146,7 @@ class RankSession:
 
     @pytest.fixture
     def tmp_path(self) -> Path:
-        """One folder for all ranks of a test."""
+        """One folder shared by all ranks of a test."""
         assert self.assignment is not None
         path = Path(self.assignment.tmp_path)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,9 +154,9 @@ class RankSession:
 
 
 class Terminal:
-    """Where other plugins write to (pytest-timeout does): the rank's stderr.
+    """The terminal for other plugins such as pytest-timeout: writes to the rank's stderr.
 
-    Passes on to pytest's reporter, but hides its hooks: it reports nothing by itself.
+    It forwards to pytest's reporter but hides its hooks, since a rank reports nothing itself.
     """
 
     def __init__(self, rank_config: pytest.Config) -> None:
@@ -168,14 +169,14 @@ class Terminal:
 
 
 def start(loop: RankLoop, setup: SessionSetup) -> None:
-    """Be a pytest session until the driver hangs up."""
+    """Run a pytest session until the driver closes the connection."""
     from _pytest.config import Config
 
     os.chdir(setup.folder)
     sys.argv[:] = setup.argv
     with measuring.measured(setup.coverage):
         rank_config = Config.fromdictargs(setup.options_of(loop.rank), setup.arguments)
-        # Other plugins know by it that they are not the process that writes reports.
+        # Other plugins recognise by it that this process does not write reports.
         rank_config.workerinput = setup.workerinput  # type: ignore[attr-defined]
         rank_config.args = []  # files are collected when they are needed
         loop.session = RankSession(loop)
@@ -185,7 +186,7 @@ def start(loop: RankLoop, setup: SessionSetup) -> None:
 
 
 def follows_another(error: BaseException | None) -> bool:
-    """Return whether an exception, or what it was raised from, came of another rank's failure."""
+    """Return whether another rank's failure caused an exception or one in its chain."""
     while error is not None:
         if isinstance(error, FOLLOWERS):
             return True
@@ -195,7 +196,7 @@ def follows_another(error: BaseException | None) -> bool:
 
 @contextmanager
 def environment(changes: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
+    """Set environment variables within the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

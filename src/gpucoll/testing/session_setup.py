@@ -1,4 +1,4 @@
-"""What a rank's pytest session is made from: the driver's settings, with some changed."""
+"""The settings of a rank's pytest session: the driver's, with some changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from gpucoll.testing import measuring
 
 NOT_IN_RANKS: dict[str, Any] = {
-    "capture": "no",  # what a rank writes is recorded by the driver, so that it outlives a crash
+    "capture": "no",  # the driver records a rank's output, so that it outlives a crash
     "collectonly": False,
     "cov_source": [],  # pytest-cov; see `measuring`
     "dist": "no",
@@ -34,12 +34,12 @@ NOT_IN_RANKS: dict[str, Any] = {
     "usepdb": False,
     "xmlpath": None,
 }
-"""Options that are the driver's business, or that need a terminal."""
+"""Options that only concern the driver, or that need a terminal."""
 
 
 @dataclass(frozen=True)
 class SessionSetup:
-    """What every rank's session has in common."""
+    """The settings that all ranks' sessions share."""
 
     folder: str
     argv: list[str]
@@ -48,7 +48,7 @@ class SessionSetup:
     workerinput: dict[str, Any]
     coverage: dict[str, Any] | None
     basetemp: str
-    """Where each rank has a folder of its own for what it makes by itself."""
+    """The folder in which each rank has a folder of its own."""
 
     def options_of(self, rank: int) -> dict[str, Any]:
         """Return a rank's options."""
@@ -56,11 +56,12 @@ class SessionSetup:
 
     @classmethod
     def of(cls, config: pytest.Config, basetemp: Path) -> SessionSetup:
-        """Return what the ranks' sessions are made from."""
+        """Return the settings for ranks from the driver's."""
         options = {name: value for name, value in vars(config.option).items() if travels(value)}
         options.update((name, value) for name, value in NOT_IN_RANKS.items() if name in options)
         if options.get("tbstyle") in ("line", "native", "no"):
-            options["tbstyle"] = "short"  # those come as text; the driver shows what it wants of it
+            # tracebacks of ranks arrive as text, and the driver formats them
+            options["tbstyle"] = "short"
         options["plugins"] = [*options["plugins"], "no:terminal"]
         options["pythonwarnings"] = [
             *(options.get("pythonwarnings") or []),

@@ -1,10 +1,10 @@
-"""What this host is made of, and who is near whom.
+"""The parts of this host, and how near they are to each other.
 
-`cpus` says which CPUs this process may use; the launcher and the CPU backend ask it, so its names
-are here too. `sysfs` and `nccl_xml` read where GPUs and NICs sit, `distances` says how far apart
-they are, `rdma` whether a NIC can reach a GPU's memory, `default_gpu` which GPU a rank takes,
-`memory` how much the host has left. None of those is imported before it is asked for by its own
-name; none loads a library or touches a GPU.
+`cpus` finds the CPUs that this process may use. The launcher and the CPU backend need it, so its
+names are here too. `sysfs` and `nccl_xml` read where GPUs and NICs sit. `distances` tells how far
+apart they are, `rdma` whether a NIC can reach a GPU's memory, `default_gpu` which GPU a rank takes,
+and `memory` how much the host has left. These modules are imported only by their own names; none of
+them loads a library or touches a GPU.
 """
 
 from __future__ import annotations

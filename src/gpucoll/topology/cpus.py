@@ -1,10 +1,10 @@
-"""The CPUs that this process may really use, and how to share them out among ranks.
+"""Find the CPUs that this process may really use, and share them out among ranks.
 
 How long a rank spins before it sleeps depends on whether every rank has a CPU of its own. The
-machine's count does not say: an affinity mask (taskset, a batch system, a cpuset) and a cgroup's
-CPU quota (a container's ``--cpus``) both make it smaller. Everything that is read from ``/proc``
-and ``/sys`` takes the root of the file system as a parameter, so that the tests can bring machines
-of their own.
+machine's CPU count does not tell: an affinity mask (taskset, a batch system, a cpuset) and a
+cgroup's CPU quota (a container's ``--cpus``) both reduce it. All functions that read ``/proc`` and
+``/sys`` take the root of the file system as a parameter, so that tests can supply machines of their
+own.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def usable_cpus() -> frozenset[int]:
 def usable_cpu_count(root: Path = FILE_SYSTEM) -> int:
     """Return how many ranks can run at the same time, each on a CPU of its own; at least 1.
 
-    The smaller of the affinity mask and the cgroup's quota. A fractional quota is rounded down: two
-    ranks that spin on a quota of 1.5 CPUs are throttled, both of them.
+    It is the smaller of the affinity mask and the cgroup's quota. A fractional quota is rounded
+    down: two ranks that spin on a quota of 1.5 CPUs are both throttled.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def usable_cpu_count(root: Path = FILE_SYSTEM) -> int:
 
 
 def cpu_quota(root: Path = FILE_SYSTEM) -> float | None:
-    """Return the CPU time that this process's cgroups allow, in CPUs; None where nothing limits it.
+    """Return the CPU time that this process's cgroups allow, in CPUs; None: there is no limit.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ def cpu_quota(root: Path = FILE_SYSTEM) -> float | None:
     Returns
     -------
     float or None
-        The smallest quota on the way from the process's own cgroup up to the top of what is
-        mounted: a limit set further up holds for everything below it. Both cgroup versions are
-        read, since a hybrid machine mounts both.
+        The smallest quota between the process's own cgroup and the top of the mounted hierarchy: a
+        cgroup's limit applies to all cgroups below it. Both cgroup versions are read, because a
+        hybrid machine mounts both.
     """
     quotas = [
         quota for folder in cgroup_folders("cpu", root) if (quota := _quota_of(folder)) is not None
@@ -81,12 +81,12 @@ def cpu_quota(root: Path = FILE_SYSTEM) -> float | None:
 
 
 def cgroup_folders(controller: str, root: Path = FILE_SYSTEM) -> Iterator[Path]:
-    """Yield the folders of the process's own cgroups in which a limit can stand, and all above.
+    """Yield the folders that can limit this process: its own cgroups, and all above them.
 
     Parameters
     ----------
     controller : str
-        What is limited: ``"cpu"``, ``"memory"``.
+        The limited resource: ``"cpu"`` or ``"memory"``.
     root : Path
         The file system whose ``/proc`` and ``/sys`` are read.
     """
@@ -102,12 +102,12 @@ class _Mount(NamedTuple):
 
     version: int
     shown: PurePosixPath
-    """The cgroup that appears at `point`: not the top one, where a container sees only its own."""
+    """The cgroup that appears at `point`; not the top one if a container sees only its own."""
     point: PurePosixPath
 
 
 def _cgroup_mounts(root: Path, controller: str) -> Iterator[_Mount]:
-    """Yield the hierarchies in which a limit can stand, from mountinfo (proc(5))."""
+    """Yield the hierarchies that can have a limit, from mountinfo (proc(5))."""
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.split(" ")
@@ -123,7 +123,7 @@ def _cgroup_mounts(root: Path, controller: str) -> Iterator[_Mount]:
 
 
 def _unescaped(text: str) -> str:
-    r"""Undo mountinfo's octal escapes: a space stands there as ``\040``."""
+    r"""Undo mountinfo's octal escapes: it writes a space as ``\040``."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
@@ -140,7 +140,7 @@ def _cgroup_path(root: Path, version: int, controller: str) -> PurePosixPath:
 
 
 def _path_below(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
-    """Return `path` as seen from the mount, or its top where the mount does not show it."""
+    """Return `path` relative to the mount, or the mount's top if the mount does not show `path`."""
     if ".." not in path.parts and path.is_relative_to(shown):
         return path.relative_to(shown)
     return PurePosixPath()
@@ -161,33 +161,33 @@ def _quota_of(folder: Path) -> float | None:
     return quota_us / period_us if quota_us > 0 and period_us > 0 else None
 
 
-# --- which for whom -----------------------------------------------------------------------------
+# --- which ones for each rank -------------------------------------------------------------------
 
 
 def cpu_sets(ranks: int, cpus: Collection[int], root: Path = FILE_SYSTEM) -> list[frozenset[int]]:
     """Share CPUs out among ranks: disjoint sets, each as close together as the machine allows.
 
     Ranks get whole packages, NUMA nodes, level-3 caches or cores as long as there are enough of
-    them, and divide the smallest unit that must be divided: two ranks on two cores with two threads
-    each get a core each, and only a third makes two of them share one. Neighbouring ranks are
-    neighbours on the machine. Closeness goes before equal sizes: three ranks on two NUMA nodes get
-    half a node, half a node and a node. What sysfs does not tell is taken as one big unit of
-    independent cores.
+    them. Otherwise only the smallest possible unit is divided: on two cores with two threads each,
+    two ranks get one core each, and only a third rank makes two of them share a core. Neighbouring
+    ranks are neighbours on the machine. Closeness takes precedence over equal sizes: three ranks on
+    two NUMA nodes get half a node, half a node and a node. If sysfs does not describe a unit, it is
+    treated as one large unit of independent cores.
 
     Parameters
     ----------
     ranks : int
         Number of ranks, at least 1.
     cpus : collection of int
-        CPUs to share out, such as `usable_cpus` returns them. Every one of them is given to a rank.
+        The CPUs to share out, as `usable_cpus` returns them. Every CPU is given to a rank.
     root : Path
         The file system whose ``/sys`` is read.
 
     Returns
     -------
     list of frozenset of int
-        One set for each rank; empty where there are fewer CPUs than ranks, which means: bind
-        nobody.
+        One set for each rank. Empty if there are fewer CPUs than ranks; then no rank should be
+        bound.
     """
     if len(cpus) < ranks:
         return []
@@ -197,7 +197,7 @@ def cpu_sets(ranks: int, cpus: Collection[int], root: Path = FILE_SYSTEM) -> lis
 
 
 class _Place(NamedTuple):
-    """Where a CPU is: the number of each unit around it, from the largest to the CPU itself."""
+    """The position of a CPU: the number of each unit around it, from the largest to itself."""
 
     package: int
     numa_node: int
@@ -215,8 +215,8 @@ def _place(cpu: int, nodes: dict[int, int], root: Path) -> _Place:
     return _Place(
         package=int(package) if package.isdecimal() else 0,
         numa_node=nodes.get(cpu, -1),
-        # A unit that several CPUs share is numbered by the lowest of them: core_id and cache ids
-        # are unique only within a package, and missing on some machines.
+        # A unit that several CPUs share is numbered by the lowest of them, because core_id and
+        # cache ids are unique only within a package, and are missing on some machines.
         cache=min(parse_cpu_list(read_text(folder / "cache/index3/shared_cpu_list")), default=-1),
         core=min(parse_cpu_list(read_text(folder / "topology/thread_siblings_list")), default=cpu),
         cpu=cpu,
@@ -260,10 +260,11 @@ def _units(cpus: Sequence[int], places: dict[int, _Place], level: int) -> list[l
 
 
 def _shares(ranks: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `ranks` among units in proportion to their sizes: 1 to its size for each.
+    """Divide `ranks` among units in proportion to their sizes: from 1 to its size for each unit.
 
-    Rank by rank to the unit that has most room per rank (D'Hondt's method). While there are no more
-    ranks than the sizes' sum, a full unit never wins against one that is not.
+    Each further rank goes to the unit with the most room per rank (D'Hondt's method). As long as
+    the ranks are no more than the sum of the sizes, a full unit never wins against one that is not
+    full.
     """
     shares = [1] * len(sizes)
     for _ in range(ranks - len(sizes)):
@@ -283,7 +284,7 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def read_text(path: Path) -> str:
-    """Return a small file's text; nothing where it cannot be read."""
+    """Return a small file's text; empty: it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,8 +1,8 @@
-"""Which GPU a rank takes when nobody says: the one of its local rank among those that it sees.
+"""The GPU that a rank takes by default: that of its local rank among those that it sees.
 
-The vendors' drivers hide GPUs by environment variables, and number what is left from 0. Batch
-systems set these for each rank alone (it then sees one GPU, number 0) or for all alike (then each
-takes its own).
+The vendors' drivers hide GPUs by environment variables, and number the visible ones from 0. Batch
+systems set these variables either for each rank alone (it then sees one GPU, number 0) or for all
+ranks alike (each rank then takes its own GPU).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DefaultGpu(NamedTuple):
     """The GPU of a rank."""
 
     number: int
-    """Among the GPUs that the process sees: what array libraries call it."""
+    """Its number among the GPUs that the process sees, which array libraries use."""
     identity: str
     """Its number on the host in the driver's order, or its UUID as the environment names it."""
 
@@ -34,19 +34,19 @@ def visible_gpus(vendor: str, gpu_count: int, variables: Mapping[str, str]) -> l
     gpu_count : int
         How many GPUs of the vendor the host has.
     variables : mapping
-        Those of CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES that are set:
-        `gpucoll.config.visible_devices`.
+        Those of CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES that are set, as
+        `gpucoll.config.visible_devices` returns them.
 
     Returns
     -------
     list of str
-        Each by its number on the host, or by the UUID that the variable names.
+        The GPUs, each by its number on the host or by the UUID in the variable.
 
     Notes
     -----
-    NVIDIA: the first entry that is no GPU, or that is named twice, hides itself and all after it.
-    AMD: ROCR_VISIBLE_DEVICES chooses first, and HIP_VISIBLE_DEVICES among what it leaves;
-    CUDA_VISIBLE_DEVICES stands in where HIP_VISIBLE_DEVICES is not set.
+    NVIDIA: the first entry that is not a GPU, or that repeats one, hides itself and all entries
+    after it. AMD: ROCR_VISIBLE_DEVICES is applied first, then HIP_VISIBLE_DEVICES to the remaining
+    GPUs. CUDA_VISIBLE_DEVICES is used if HIP_VISIBLE_DEVICES is not set.
     """
     gpus = [str(number) for number in range(gpu_count)]
     if vendor == "nvidia":
@@ -74,9 +74,9 @@ def _chosen(gpus: list[str], text: str | None) -> list[str]:
 
 
 def default_number(local_rank: int, visible_count: int) -> int | None:
-    """Return which of the GPUs that a rank sees it takes; None where it sees none.
+    """Return the number of the visible GPU that a rank takes; None: it sees none.
 
-    Where a host has more ranks than GPUs, ranks share: rank 8 of eight GPUs takes the first one.
+    If a host has more ranks than GPUs, ranks share: rank 8 of eight GPUs takes the first one.
     """
     return local_rank % visible_count if visible_count else None
 
@@ -84,7 +84,7 @@ def default_number(local_rank: int, visible_count: int) -> int | None:
 def default_gpu(
     local_rank: int, vendor: str, gpu_count: int, variables: Mapping[str, str]
 ) -> DefaultGpu | None:
-    """Return the GPU that a rank takes (`default_number`), and which of the host's it is.
+    """Return the GPU that a rank takes (`default_number`), and its identity on the host.
 
     Parameters
     ----------

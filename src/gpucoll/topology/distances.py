@@ -1,7 +1,7 @@
-"""How far apart two devices are, and which NIC each GPU takes.
+"""The distance between two devices, and the NIC that each GPU takes.
 
-The classes are those of NCCL and of ``nvidia-smi topo -m``, by what lies on the way between two
-devices: NCCL compares them with NCCL_NET_GDR_LEVEL and NCCL_P2P_LEVEL.
+The classes are those of NCCL and of ``nvidia-smi topo -m``. They describe what lies between two
+devices; NCCL compares them with NCCL_NET_GDR_LEVEL and NCCL_P2P_LEVEL.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ class Distance(IntEnum):
     PHB = 3
     """The CPU's host bridge."""
     NODE = 4
-    """Several host bridges of one NUMA node. NCCL counts it as PHB, and so does what is read from
-    its XML, which does not name host bridges."""
+    """Several host bridges of one NUMA node.
+
+    NCCL counts this as PHB. So do machines read from NCCL's XML, which does not name host bridges.
+    """
     SYS = 5
     """The link between NUMA nodes."""
 
@@ -43,7 +45,7 @@ def distance(a: Place, b: Place) -> Distance:
     if set(a.switches) & set(b.switches):
         return Distance.PXB
     if a.numa_node != b.numa_node:
-        # Of one host bridge in spite of it? Only where firmware names a node for one of them.
+        # They may still share a host bridge, if firmware names a node for one of them only.
         is_shared = a.host_bridge is not None and a.host_bridge == b.host_bridge
         return Distance.PHB if is_shared else Distance.SYS
     return Distance.PHB if a.host_bridge == b.host_bridge else Distance.NODE
@@ -54,31 +56,32 @@ def _slot(place: Place) -> str:
 
 
 def links_between(a: Gpu, b: Gpu) -> int:
-    """Return the number of NVLinks or XGMI links between two GPUs, directly or by NVSwitches."""
+    """Return the number of NVLinks or XGMI links between two GPUs, direct or through NVSwitches."""
     direct = a.links.get(b.place.address, 0) or b.links.get(a.place.address, 0)
     return direct or min(a.links.get(SWITCH, 0), b.links.get(SWITCH, 0))
 
 
 def gpu_label(a: Gpu, b: Gpu) -> str:
-    """Return the nearest way between two GPUs: ``NV18``, ``XGMI``, or the PCI distance's name."""
+    """Return the nearest connection of two GPUs: ``NV18``, ``XGMI``, or their distance's name."""
     if a.place.address != b.place.address and (links := links_between(a, b)):
         return f"NV{links}" if a.vendor == "nvidia" else "XGMI"
     return distance(a.place, b.place).name
 
 
 def nearest_nics(gpus: Sequence[Gpu], machine: Machine) -> list[int | None]:
-    """Return the number of the NIC that each GPU takes; None where there is none.
+    """Return the number of the NIC that each GPU takes; None: there is no NIC.
 
-    RDMA devices go before plain interfaces, those that are not known to be down before others; then
+    RDMA devices are preferred to plain interfaces, then NICs that are not known to be down, then
     the nearest, then the fastest. NICs that are equal in all of this are dealt out, so that two
-    GPUs behind one switch with two NICs take one each. Every rank of a host computes the same.
+    GPUs behind one switch with two NICs take one each. Every rank of a host computes the same
+    result.
 
     Parameters
     ----------
     gpus : sequence of Gpu
-        Those that take part, in the order of their ranks.
+        The GPUs that take part, in the order of their ranks.
     machine : Machine
-        Whose NICs are dealt out.
+        The machine whose NICs are dealt out.
     """
     taken = [0] * len(machine.nics)
     choices: list[int | None] = []

@@ -1,9 +1,9 @@
-"""By which interface and which NIC the vendor's library goes between hosts, and who says so.
+"""The interface and NIC that the vendor's library uses between hosts, and where that is set.
 
 NCCL and RCCL read the same variables. NCCL_SOCKET_IFNAME names the interface over which their ranks
-find each other, and send where there is no RDMA device; by default the library takes the first that
-it likes, which on hosts with several networks is often another one than the program's.
-NCCL_IB_HCA names RDMA devices; by default all of them serve, the nearest to each GPU first.
+find each other, and over which they send if there is no RDMA device. By default the library takes
+the first interface that it considers suitable; on hosts with several networks that is often not the
+program's. NCCL_IB_HCA names RDMA devices. By default all are used, the nearest to each GPU first.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ _FILE = "etc/nccl.conf"
 
 
 class Setting(NamedTuple):
-    """What a variable of the library's says."""
+    """The value of one of the library's variables."""
 
     value: str
     source: str
-    """``"the environment"``, or the file that it is from."""
+    """``"the environment"``, or the file that the value is from."""
 
 
 def exactly(interface: str) -> str:
-    """Return the value of NCCL_SOCKET_IFNAME that names this interface and no other.
+    """Return the value of NCCL_SOCKET_IFNAME that names this interface only.
 
-    Without ``=`` it would be every interface that begins so.
+    Without ``=`` it would be a prefix, which any interface whose name begins with it matches.
     """
     return f"={interface}"
 
 
 def setting_of(name: str, variables: Mapping[str, str], root: Path = FILE_SYSTEM) -> Setting | None:
-    """Return what the user has set; None: nothing, and the library chooses.
+    """Return what the user has set; None: nothing, so the library chooses.
 
-    The library reads a file of the user's, then one of the host's, for what the environment lacks.
+    For variables missing in the environment, the library reads a file of the user, then one of the
+    host.
 
     Parameters
     ----------
     name : str
-        Of the variable.
+        Name of the variable.
     variables : mapping
         The environment.
     root : Path
@@ -68,7 +69,7 @@ def setting_of(name: str, variables: Mapping[str, str], root: Path = FILE_SYSTEM
 
 
 def machine_of(variables: Mapping[str, str], root: Path = FILE_SYSTEM) -> Machine:
-    """Return GPUs and NICs as the library sees them: from its topology file, or from sysfs."""
+    """Return GPUs and NICs as the library sees them, from its topology file or from sysfs."""
     file = variables.get(config.NCCL_TOPO_FILE)
     return read_xml(file) if file else read_machine(root)
 
@@ -76,8 +77,8 @@ def machine_of(variables: Mapping[str, str], root: Path = FILE_SYSTEM) -> Machin
 def described_nic(machine: Machine, pci_address: str) -> tuple[str, str]:
     """Return the name of the RDMA device that is nearest to a GPU, and a sentence about it.
 
-    Every rank of a host deals them out alike, so that GPUs with several equal ones take one each.
-    The name is empty where there is none.
+    Every rank of a host deals the devices out alike, so that GPUs with several equally good ones
+    take one each. The name is empty if there is no RDMA device.
     """
     places = [gpu.place.address for gpu in machine.gpus]
     if pci_address not in places:

@@ -1,4 +1,4 @@
-"""Which host this is: ranks whose answers are equal share memory, the others connect by TCP."""
+"""This host's identity: ranks with equal identities share memory, others connect over TCP."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _NAMESPACES = ("net", "uts")
 
 
 def host_id() -> str:
-    """Return this host's identity: ``GPUCOLL_HOST_ID``, or what the kernel says.
+    """Return this host's identity: ``GPUCOLL_HOST_ID``, or one from the kernel.
 
-    That is the boot id with the inodes of the network and the UTS namespace. Abstract Unix sockets,
-    by which the ranks of a host meet, belong to a network namespace: containers with one of their
-    own are hosts of their own. The boot id alone would hold for all containers of a machine, and
-    a host name for every machine that was installed from the same image.
+    The kernel's identity is the boot id with the inodes of the network and the UTS namespace. The
+    ranks of a host meet by abstract Unix sockets, which belong to a network namespace, so a
+    container with a network namespace of its own is a host of its own. The boot id alone would be
+    the same in all containers of a machine, and a host name the same on all machines that were
+    installed from one image.
     """
     if named := config.variable(config.HOST_ID):
         return named
@@ -26,9 +27,9 @@ def host_id() -> str:
 
 
 def network_id() -> str:
-    """Return which kernel and network namespace this is, whatever ``GPUCOLL_HOST_ID`` says.
+    """Return the identity of kernel and network namespace; ``GPUCOLL_HOST_ID`` does not change it.
 
-    Ranks for which this differs cannot meet at an abstract Unix socket, and so share no memory.
+    Ranks with different ones cannot meet at an abstract Unix socket, and so share no memory.
     """
     return f"{_kernel()}/{_namespace('net')}"
 
@@ -41,5 +42,5 @@ def _kernel() -> str:
 def _namespace(kind: str) -> str:
     try:
         return os.readlink(f"/proc/self/ns/{kind}")
-    except OSError:  # a kernel without this kind, or no /proc: there is one only
+    except OSError:  # a kernel without this kind, or no /proc: there is only one namespace
         return f"{kind}:"

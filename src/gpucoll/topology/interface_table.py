@@ -1,7 +1,7 @@
-"""Which network interfaces the kernel has, with their addresses and MTUs.
+"""The kernel's network interfaces, with their addresses and MTUs.
 
-By ioctl and from ``/proc/net/if_inet6``: both speak of this process's own network namespace, where
-``/sys/class/net`` speaks of the one that it was mounted in.
+They are read by ioctl and from ``/proc/net/if_inet6``, both of which show this process's own
+network namespace. ``/sys/class/net`` shows the namespace that it was mounted in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIOCGIFCONF, _SIOCGIFMTU = 0x8912, 0x8921  # Linux: include/uapi/linux/sockios.
 _NAME_BYTES = 16
 _REQUEST_BYTES = 40 if struct.calcsize("P") == 8 else 32  # struct ifreq
 _MOST_ADDRESSES = 4096
-_AF_INET_AT = struct.Struct("=H2x4s")  # family, port, address; in host order, not looked at, bytes
+_AF_INET_AT = struct.Struct("=H2x4s")  # family (host order), port (skipped), address (bytes)
 _NOT_USABLE = 0x08 | 0x40  # IFA_F_DADFAILED, IFA_F_TENTATIVE
 _LINK_SCOPE = 0x20
 
@@ -29,14 +29,14 @@ def interface_names() -> list[str]:
     """Return the names of all interfaces, in the kernel's order."""
     try:
         return [name for _, name in socket.if_nameindex()]
-    except OSError:  # where that is forbidden
+    except OSError:  # it is forbidden
         return sorted(_ipv4())
 
 
 def addresses_by_interface() -> dict[str, list[str]]:
     """Return each interface's addresses: IPv4, then IPv6, link-local ones last with their zone.
 
-    An interface that has none is not in it.
+    Interfaces without an address are left out.
     """
     found = _ipv4()
     for name, addresses in _ipv6().items():

@@ -1,4 +1,4 @@
-"""Network interfaces of this host: their addresses, and which of them leads where."""
+"""Network interfaces of this host: their addresses, and the interface that leads to a host."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 _ANY_PORT = 9  # discard; a UDP socket that is connected sends nothing
 _DOCUMENTATION = ("192.0.2.1", "2001:db8::1")
-"""Addresses that no host has (RFC 5737, 3849): what leads there is the default route."""
+"""Addresses that no host has (RFC 5737, 3849), so that only the default route leads to them."""
 
 
 class Interface(NamedTuple):
@@ -48,7 +48,7 @@ def addresses_of(interface_name: str) -> list[str]:
     Raises
     ------
     ArgumentError
-        There is no such interface; says which there are.
+        There is no such interface; the error lists those that there are.
     """
     _check_there(interface_name)
     return addresses_by_interface().get(interface_name, [])
@@ -60,7 +60,7 @@ def interface_of(address: str) -> Interface:
     Raises
     ------
     ArgumentError
-        No interface has it; says which addresses there are.
+        No interface has it; the error lists the addresses that there are.
     """
     wanted = ipaddress.ip_address(address.partition("%")[0])
     zone = address.partition("%")[2]
@@ -69,14 +69,14 @@ def interface_of(address: str) -> Interface:
             plain, _, found_zone = found.partition("%")
             if ipaddress.ip_address(plain) == wanted and zone in ("", found_zone):
                 return Interface(name, mtu_of(name))
-    for name, addresses in addresses_by_interface().items():  # all of 127.0.0.0/8 is the loopback's
+    for name, addresses in addresses_by_interface().items():  # the loopback has all of 127.0.0.0/8
         if wanted.is_loopback and any(ipaddress.ip_address(a).is_loopback for a in addresses[:1]):
             return Interface(name, mtu_of(name))
     raise ArgumentError(f"no network interface of this host has the address {address}: {_there()}")
 
 
 def is_local(address: str) -> bool:
-    """Return whether a numeric address is this host's own: whether something can listen there."""
+    """Return whether a numeric address is this host's own, so that a socket can listen there."""
     try:
         family, place = _resolved(address)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as end:
@@ -87,13 +87,13 @@ def is_local(address: str) -> bool:
 
 
 def chosen_addresses(family: socket.AddressFamily | None = None) -> list[str]:
-    """Return the addresses that ``GPUCOLL_INTERFACES`` names; an empty list where it is not set.
+    """Return the addresses that ``GPUCOLL_INTERFACES`` names; empty: it is not set.
 
     Parameters
     ----------
     family : socket.AddressFamily, optional
-        ``AF_INET`` or ``AF_INET6``. Default: of each interface the first address, IPv4 where there
-        is one.
+        ``AF_INET`` or ``AF_INET6``. Default: the first address of each interface, IPv4 if it has
+        one.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _no_such(name: str) -> str:
 
 
 def _there() -> str:
-    """Say which interfaces there are."""
+    """Return a list of the interfaces, for errors."""
     found = addresses_by_interface()
     parts = [
         f"{name} ({', '.join(found.get(name, [])) or 'no address'})" for name in interface_names()
@@ -149,24 +149,24 @@ def _there() -> str:
     return f"there are {'; '.join(parts)}"
 
 
-# --- towards others -----------------------------------------------------------------------------
+# --- towards other hosts ------------------------------------------------------------------------
 
 
 def own_address(towards: str | None = None) -> str:
-    """Return the address at which this host's ranks are to be reached by others.
+    """Return the address at which other hosts reach this host's ranks.
 
-    That is ``GPUCOLL_INTERFACES``' first, of the family of what it is to be reached from; else the
-    one on the way there; else the one on the default route.
+    It is the first address of ``GPUCOLL_INTERFACES`` in a family by which `towards` is reached. If
+    none is set, it is the address on the way to `towards`, or else the one on the default route.
 
     Parameters
     ----------
     towards : str, optional
-        A host that lies on the side of the others.
+        A host in the direction of the other hosts.
 
     Raises
     ------
     ArgumentError, RendezvousError
-        As `chosen_addresses` and `local_address_towards`.
+        Raised by `chosen_addresses` and `local_address_towards`.
     """
     if not chosen_addresses():
         return default_address() if towards is None else local_address_towards(towards)
@@ -178,19 +178,20 @@ def own_address(towards: str | None = None) -> str:
 
 
 def reachable_addresses(host: str) -> list[str]:
-    """Return the addresses at which a host can be reached from others, as numbers.
+    """Return the numeric addresses at which other hosts can reach a host.
 
-    A host's own name often leads to its loopback there, by its ``/etc/hosts`` (Debian: 127.0.1.1),
-    where the others' DNS gives them another address. So a name that is not plainly the loopback's
-    but leads there is this host, reached at ``GPUCOLL_INTERFACES`` or by its default route.
+    On the host itself, its own name often resolves to the loopback, by its ``/etc/hosts`` (Debian:
+    127.0.1.1), while the other hosts' DNS gives another address. So if a name resolves to the
+    loopback but is not plainly the loopback's, it is this host. Its addresses are then those of
+    ``GPUCOLL_INTERFACES``, or the one on its default route.
 
-    Link-local addresses of IPv6, which multicast DNS and systemd's resolver put in front of those
-    of IPv4, are left out where there are others.
+    Multicast DNS and systemd's resolver put link-local addresses of IPv6 in front of those of IPv4.
+    They are left out if there are others.
 
     Raises
     ------
     OSError
-        As `socket.getaddrinfo`: the name does not resolve.
+        The name does not resolve, as `socket.getaddrinfo` reports it.
     """
     found = numeric_addresses(host)
     if not means_loopback(host) and all(map(is_loopback, found)):
@@ -199,7 +200,7 @@ def reachable_addresses(host: str) -> list[str]:
 
 
 def _usable(addresses: list[str]) -> list[str]:
-    """Return those that other hosts can use; all where there are none, to say why not."""
+    """Return the addresses that other hosts can use; if there are none, all, to explain why."""
     return [address for address in addresses if not _is_link_local(address)] or addresses
 
 
@@ -214,12 +215,12 @@ def is_loopback(address: str) -> bool:
 
 
 def check_not_link_local(address: str) -> None:
-    """Raise RendezvousError for an address that means something on one link of one host only."""
+    """Raise RendezvousError for an address that is valid on one link of one host only."""
     if _is_link_local(address):
         raise RendezvousError(
             f"{address} is a link-local address of IPv6, which other hosts cannot use as it stands "
-            f"(each needs the name of an interface of its own beside it): give the hosts "
-            f"others, such as fd00::1, or IPv4's, and name those by {config.MEET} and "
+            f"(each would have to add the name of its own interface): give the hosts other "
+            f"addresses, such as fd00::1 or IPv4 ones, and name those in {config.MEET} and "
             f"{config.INTERFACES}; {_there()}"
         )
 
@@ -232,9 +233,10 @@ def means_loopback(host: str) -> bool:
 
 
 def local_address_towards(host: str) -> str:
-    """Return the address of this host from which packets to another one go: nothing is sent.
+    """Return this host's address from which packets to another host go, without sending any.
 
-    Where the name is this host's own, that at which others reach it (`reachable_addresses`).
+    If the name is this host's own, it is the address at which others reach it
+    (`reachable_addresses`).
 
     Parameters
     ----------
@@ -244,8 +246,8 @@ def local_address_towards(host: str) -> str:
     Raises
     ------
     RendezvousError
-        The name does not resolve, to link-local addresses of IPv6 only, or no interface leads
-        there.
+        The name does not resolve, or resolves to link-local addresses of IPv6 only, or no interface
+        leads there.
     """
     last: OSError | None = None
     for family, place in _places(host):
@@ -258,7 +260,7 @@ def local_address_towards(host: str) -> str:
 
 
 def default_address() -> str:
-    """Return this host's address on its default route; a loopback address where it has none."""
+    """Return this host's address on its default route; without one, a loopback address."""
     for address in _DOCUMENTATION:
         try:
             return _towards(*_resolved(address)[0])
@@ -268,12 +270,12 @@ def default_address() -> str:
 
 
 def numeric_addresses(host: str) -> list[str]:
-    """Return the addresses of a host, as numbers, in the order in which to try them.
+    """Return the numeric addresses of a host, in the order in which to try them.
 
     Raises
     ------
     OSError
-        As `socket.getaddrinfo`: the name does not resolve.
+        The name does not resolve, as `socket.getaddrinfo` reports it.
     """
     found = [
         socket.getnameinfo(place, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
@@ -301,7 +303,7 @@ def _towards(family: socket.AddressFamily, place: Any) -> str:
 def _resolved(host: str) -> list[tuple[socket.AddressFamily, Any]]:
     try:
         found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
-    except UnicodeError as error:  # a part of the name that is empty, or has over 63 characters
+    except UnicodeError as error:  # a part of the name is empty, or has over 63 characters
         raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
     return [(entry[0], entry[4]) for entry in found]
 

@@ -1,6 +1,6 @@
-"""XGMI links between AMD GPUs, from what the amdgpu driver writes into sysfs (``/sys/class/kfd``).
+"""XGMI links between AMD GPUs, from the amdgpu driver's files in sysfs (``/sys/class/kfd``).
 
-Never executed on a machine with AMD GPUs: written after the kernel's header
+This code has never run on a machine with AMD GPUs. It was written after the kernel's header
 ``include/uapi/linux/kfd_sysfs.h`` and ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``.
 """
 
@@ -16,7 +16,7 @@ XGMI = 11  # the type of an io_link, CRAT_IOLINK_TYPE_XGMI
 
 
 def xgmi_links(root: Path) -> dict[str, dict[str, int]]:
-    """Return GPU -> GPU -> number of XGMI links, by PCI address; empty where there are none."""
+    """Return GPU -> GPU -> number of XGMI links, by PCI address; empty: there are no links."""
     nodes = sorted((root / "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*"))
     addresses = {
         node.name: _address(properties)
@@ -36,7 +36,7 @@ def xgmi_links(root: Path) -> dict[str, dict[str, int]]:
 
 
 def _properties(path: Path) -> dict[str, int]:
-    """Return a file of lines such as ``location_id 3072``."""
+    """Return the content of a file with lines such as ``location_id 3072``."""
     pairs = (line.split() for line in read_text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

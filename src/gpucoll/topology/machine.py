@@ -1,4 +1,4 @@
-"""A host's GPUs and NICs, and where each of them sits: what the readers make and others look at."""
+"""The data model of a host's GPUs and NICs, and of where each of them sits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 __all__ = ["SWITCH", "UNKNOWN_NODE", "Gpu", "Machine", "Nic", "Place"]
 
 UNKNOWN_NODE = -1
-"""NUMA node of a device whose firmware does not name one, as the kernel writes it."""
+"""The NUMA node of a device whose firmware names none, as the kernel writes it."""
 
 SWITCH = "switch"
-"""The other end of links that lead to an NVSwitch and not to one certain GPU."""
+"""The other end of links that lead to an NVSwitch, not to a particular GPU."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Place:
         The PCIe switches between the CPU and the device, outermost first, each by the address of
         its upstream port.
     host_bridge : str or None
-        The root of its PCI tree, ``"pci0000:3a"``; None where the source does not tell.
+        The root of its PCI tree, such as ``"pci0000:3a"``; None if the source does not tell.
     numa_node : int
-        Of the CPUs that it is attached to, or UNKNOWN_NODE.
+        NUMA node of the CPUs that it is attached to, or UNKNOWN_NODE.
     cpus : tuple of int
-        CPUs close to it, in order; empty where that is not known.
+        CPUs close to it, in order; empty if they are not known.
     """
 
     address: str
@@ -51,7 +51,7 @@ class Gpu:
     vendor : str
         ``"nvidia"`` or ``"amd"``.
     driver : str or None
-        The kernel's driver that holds it (``nvidia``, ``amdgpu``, ``vfio-pci``...).
+        The kernel driver that is bound to it (``nvidia``, ``amdgpu``, ``vfio-pci``...).
     links : mapping
         PCI address of another GPU, or SWITCH -> number of NVLinks or XGMI links to it.
     """
@@ -64,7 +64,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Nic:
-    """One network device: an RDMA device, or an interface that is no part of one.
+    """One network device: an RDMA device, or an interface that does not belong to one.
 
     Attributes
     ----------
@@ -75,9 +75,9 @@ class Nic:
     is_rdma : bool
         Whether it has verbs (InfiniBand or RoCE).
     is_up : bool or None
-        Whether a port is active; None where the source does not tell.
+        Whether a port is active; None if the source does not tell.
     speed_mbps : int or None
-        Of its fastest port, in Mbit/s.
+        Speed of its fastest port, in Mbit/s.
     link_layer : str or None
         ``"InfiniBand"`` or ``"Ethernet"``.
     interfaces : tuple of str
@@ -100,12 +100,12 @@ class Machine:
     Attributes
     ----------
     gpus : tuple of Gpu
-        In PCI order, as ``nvidia-smi`` and ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` number them; from an
-        XML file in the order of its ``dev``.
+        In PCI order, as ``nvidia-smi`` and ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` number them; if read
+        from an XML file, in the order of its ``dev``.
     nics : tuple of Nic
         RDMA devices first, each kind by name.
     source : str
-        Where this was read.
+        Where the description was read from.
     """
 
     gpus: tuple[Gpu, ...]

@@ -1,4 +1,4 @@
-"""The memory that this process can still have, before the kernel kills something to make room."""
+"""The memory that this process can still take before the kernel kills processes to make room."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ __all__ = ["free_memory_bytes"]
 
 _KIB = 1024
 _NO_LIMIT = 1 << 60
-"""Version 1 of cgroups writes the largest whole number of pages where there is no limit."""
+"""Without a limit, version 1 of cgroups writes the largest whole number of pages."""
 
 
 def free_memory_bytes(root: Path = FILE_SYSTEM) -> int | None:
-    """Return how much memory can still be taken, in bytes; None where the kernel does not say.
+    """Return how much memory can still be taken, in bytes; None: the kernel does not tell.
 
-    The least of what the machine has, and of what the limit of each cgroup that this process is in
-    leaves. What the page cache holds counts as free, and so does free swap space where the cgroup
-    may use it.
+    This is the minimum of what the machine has left and of what the limit of each cgroup of this
+    process leaves. Page cache counts as free, and so does free swap space that the cgroup may use.
 
     Parameters
     ----------
@@ -43,7 +42,7 @@ def free_memory_bytes(root: Path = FILE_SYSTEM) -> int | None:
 
 
 def _free_in_cgroup(folder: Path, swap_bytes: int) -> int | None:
-    """Return what one cgroup's own limit leaves; None where it has none."""
+    """Return what one cgroup's own limit leaves, in bytes; None: it has no limit."""
     limit = _number_in(folder / "memory.max", folder / "memory.limit_in_bytes")
     used = _number_in(folder / "memory.current", folder / "memory.usage_in_bytes")
     if limit is None or used is None or limit >= _NO_LIMIT:
@@ -51,7 +50,7 @@ def _free_in_cgroup(folder: Path, swap_bytes: int) -> int | None:
     lines = (line.split() for line in read_text(folder / "memory.stat").splitlines())
     counts = {words[0]: int(words[1]) for words in lines if len(words) == 2}
     cached = 0
-    for name in ("active_file", "inactive_file"):  # version 1's total_ counts what is below, too
+    for name in ("active_file", "inactive_file"):  # version 1's total_ includes cgroups below
         cached += counts.get(f"total_{name}", counts.get(name, 0))
     swap_limit = _number_in(folder / "memory.swap.max")
     if swap_limit is not None:
@@ -61,7 +60,7 @@ def _free_in_cgroup(folder: Path, swap_bytes: int) -> int | None:
 
 
 def _number_in(*paths: Path) -> int | None:
-    """Return the number in the first of the files that has one; "max" is none."""
+    """Return the number in the first of the files that has one; "max" is not a number."""
     for path in paths:
         text = read_text(path).strip()
         if text.isdecimal():

@@ -1,9 +1,10 @@
-"""Where GPUs and NICs sit, from NCCL's XML: what NCCL_TOPO_DUMP_FILE writes, NCCL_TOPO_FILE reads.
+"""Read where GPUs and NICs sit from NCCL's XML: NCCL_TOPO_DUMP_FILE's and NCCL_TOPO_FILE's format.
 
-``system`` holds a ``cpu`` for each NUMA node, that its ``pci`` devices, nested as the switches are;
-below the last one stands a ``gpu`` with its ``nvlink`` or ``xgmi``, or a ``nic`` with a ``net`` for
-each port (NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``). Files written by hand for virtual
-machines leave ``gpu`` and ``nic`` out; then the PCI class says what a device is.
+``system`` contains a ``cpu`` for each NUMA node. That contains its ``pci`` devices, nested like the
+switches. Below the last one there is a ``gpu`` with its ``nvlink`` or ``xgmi``, or a ``nic`` with a
+``net`` for each port (NVIDIA/nccl, ``src/graph/xml.cc`` and ``topo.cc``). Files that were written
+by hand for virtual machines leave ``gpu`` and ``nic`` out; then the PCI class tells what a device
+is.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _BRIDGE_CLASS, _NETWORK_CLASS = "0x0604", "0x02"
 def read_xml(path: Path | str) -> Machine:
     """Return the GPUs and NICs that a topology file describes.
 
-    A file of several hosts (multi-node NVLink) gives those of the first one.
+    Of a file with several hosts (multi-node NVLink), it returns those of the first host.
 
     Raises
     ------
     ArgumentError
-        The file cannot be read, or is no such XML; the message says where.
+        The file cannot be read, or is not such XML; the message tells where.
     """
     system = _parse(Path(path))
     cpus = system.findall("cpu")
@@ -83,7 +84,7 @@ def _collect(
     gpus: list[tuple[int, Gpu]],
     nics: list[Nic],
 ) -> None:
-    """Add what stands at or below one element; `above` is what it is attached to."""
+    """Add the devices at or below one element; `above` is the place that it is attached to."""
     if element.tag == "nic":
         nics.extend(_nets(element, above))
     if element.tag != "pci":
@@ -148,7 +149,7 @@ def _integer(element: ElementTree.Element, name: str, default: int) -> int:
 
 
 def _cpus_of_mask(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a mask as the kernel prints it: ``00ff,ffff0000``, 32 of them a word."""
+    """Return the CPUs of a mask as the kernel prints it: ``00ff,ffff0000``, 32 CPUs per word."""
     try:
         mask = int("".join(word.zfill(8) for word in text.split(",") if word) or "0", 16)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Whether a NIC can read and write a GPU's memory itself (GPUDirect RDMA).
+"""Find out whether a NIC can read and write a GPU's memory itself (GPUDirect RDMA).
 
-Two ways lead there: a module through which the GPU's driver hands addresses to the NIC's (peer
-memory), or a DMA-BUF that the NIC's driver maps (Linux 5.12 on). What NCCL and RCCL look at is
-looked at here too (NVIDIA/nccl and ROCm/rccl, ``src/transport/net_ib.cc``, and
-``src/misc/rocmwrap.cc``); what only the GPU's driver knows comes in as facts.
+There are two ways: a module through which the GPU's driver gives addresses to the NIC's driver
+(peer memory), or a DMA-BUF that the NIC's driver maps (Linux 5.12 and later). This module checks
+what NCCL and RCCL check (NVIDIA/nccl and ROCm/rccl, ``src/transport/net_ib.cc``, and
+``src/misc/rocmwrap.cc``). The caller passes what only the GPU's driver knows.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ PEER_MEMORY = {
         "sys/kernel/mm/memory_peers/nv_mem/version",
         "sys/kernel/mm/memory_peers/nv_mem_nc/version",
     ),
-    # Where the directory lies depends on the version of the kernel and of the NIC's driver.
+    # The directory depends on the versions of the kernel and of the NIC's driver.
     "amd": (
         "sys/kernel/mm/memory_peers/amdkfd/version",
         "sys/kernel/memory_peers/amdkfd/version",
         "sys/memory_peers/amdkfd/version",
     ),
 }
-"""Vendor -> files of which one exists where its GPUs are registered for peer memory."""
+"""Vendor -> files, one of which exists if its GPUs are registered for peer memory."""
 
 DMA_BUF_SINCE = (5, 12)
-"""The kernel whose verbs can register a DMA-BUF."""
+"""The first kernel whose verbs can register a DMA-BUF."""
 
 DMA_BUF_OPTIONS = ("CONFIG_DMABUF_MOVE_NOTIFY=y", "CONFIG_PCI_P2PDMA=y")
-"""What a kernel must be built with, for AMD's driver to hand out DMA-BUFs that a NIC may use."""
+"""Options with which a kernel must be built, so that AMD's driver exports DMA-BUFs for NICs."""
 
 GPU_DIRECT_LEVEL = Distance.PXB
-"""NCCL's default for NCCL_NET_GDR_LEVEL: from further away it goes through the host's memory."""
+"""NCCL's default for NCCL_NET_GDR_LEVEL: beyond it, data goes through the host's memory."""
 
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What the kernel says.
+    """The kernel's facts.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class KernelFacts:
     release : str
         The kernel's version.
     has_dma_buf_options : bool or None
-        Whether it was built with DMA_BUF_OPTIONS; None where its configuration cannot be read.
+        Whether it was built with DMA_BUF_OPTIONS; None if its configuration cannot be read.
     """
 
     peer_memory: dict[str, str]
@@ -64,7 +64,7 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """What the GPU's driver says; None where it was not asked or does not tell.
+    """The GPU driver's facts; None if it was not asked or does not tell.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class GpuFacts:
 
 
 class Verdict(NamedTuple):
-    """Whether GPUDirect RDMA can serve (None: it cannot be told), why, and what to do."""
+    """Whether GPUDirect RDMA can be used (None: unknown), why, and what to do."""
 
     serves: bool | None
     reason: str
@@ -87,7 +87,7 @@ class Verdict(NamedTuple):
 
 
 def read_kernel_facts(root: Path = FILE_SYSTEM) -> KernelFacts:
-    """Return what the kernel of this host says.
+    """Return the facts of this host's kernel.
 
     Parameters
     ----------
@@ -109,27 +109,27 @@ def read_kernel_facts(root: Path = FILE_SYSTEM) -> KernelFacts:
 def gpu_direct_rdma(
     vendor: str, kernel: KernelFacts, gpu: GpuFacts, nearest: Distance | None
 ) -> Verdict:
-    """Say whether GPUDirect RDMA can serve one GPU.
+    """Return whether one GPU can use GPUDirect RDMA.
 
     Parameters
     ----------
     vendor : str
         ``"nvidia"`` or ``"amd"``.
     kernel, gpu : KernelFacts, GpuFacts
-        What is known.
+        The known facts.
     nearest : Distance or None
-        From the GPU to its nearest RDMA device; None where there is no such device.
+        Distance from the GPU to its nearest RDMA device; None: there is no such device.
 
     Returns
     -------
     Verdict
-        It cannot see the NIC's firmware, an IOMMU in the way, or access control in PCIe switches:
-        a measurement goes before it.
+        The verdict does not take into account the NIC's firmware, an IOMMU in between, or access
+        control in PCIe switches: a measurement is more reliable.
     """
     if nearest is None:
         return Verdict(False, "no RDMA device")
     if gpu.gpu_direct_rdma is False:
-        return Verdict(False, "the GPU's driver says that this GPU cannot")
+        return Verdict(False, "the GPU's driver reports that this GPU cannot")
     verdict = _amd(kernel) if vendor == "amd" else _nvidia(kernel, gpu)
     if verdict.serves and nearest > GPU_DIRECT_LEVEL:
         far = (

@@ -1,9 +1,9 @@
-"""Where GPUs and NICs sit, from sysfs: no library, no driver call, no GPU touched.
+"""Read where GPUs and NICs sit from sysfs, without a library, a driver call or touching a GPU.
 
-PCIe seen from software is a tree of bridges: a switch is an upstream port, and below it a
-downstream port for each thing that is plugged in. NCCL's topology (NVIDIA/nccl,
-``src/graph/xml.cc``) names a switch by its upstream port and leaves the downstream ports and root
-ports out; so does this one, so that both give the same distances.
+To software, PCIe is a tree of bridges. A switch is an upstream port, with a downstream port below
+it for each device that is plugged in. NCCL's topology (NVIDIA/nccl, ``src/graph/xml.cc``) names a
+switch by its upstream port and leaves out the downstream ports and root ports. This module does the
+same, so that both give the same distances.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gpucoll.topology.machine import UNKNOWN_NODE, Gpu, Machine, Nic, Place
 __all__ = ["GPU_VENDORS", "is_gpu_class", "natural_key", "read_machine"]
 
 GPU_VENDORS = {0x10DE: "nvidia", 0x1002: "amd"}
-"""PCI vendor number -> the vendor's name here."""
+"""PCI vendor number -> the vendor's name in gpucoll."""
 
 _DISPLAY_DRIVERS = ("radeon",)
-"""Of graphics too old to compute, such as those that servers have for their console."""
+"""Drivers of graphics too old to compute, such as those that servers have for their console."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_ACTIVE = "4:"  # the beginning of a port's state, as verbs number it: "4: ACTIVE"
+_ACTIVE = "4:"  # how an active port's state begins, by its number in verbs: "4: ACTIVE"
 
 
 def read_machine(root: Path = FILE_SYSTEM) -> Machine:
@@ -36,7 +36,7 @@ def read_machine(root: Path = FILE_SYSTEM) -> Machine:
     Parameters
     ----------
     root : Path
-        The file system whose ``/sys`` is read. What cannot be read is left out.
+        The file system whose ``/sys`` is read. Devices that cannot be read are left out.
     """
     rdma = list(_rdma_devices(root))
     covered = {nic.place.address for nic in rdma}
@@ -87,7 +87,7 @@ def _gpus(root: Path) -> Iterator[Gpu]:
 
 
 def _rdma_devices(root: Path) -> Iterator[Nic]:
-    """Yield what has verbs and sits on PCI (soft RoCE does not)."""
+    """Yield the devices that have verbs and sit on PCI (soft RoCE does not)."""
     interfaces: dict[str, list[str]] = {}
     for name, place, _, _ in _interfaces(root):
         interfaces.setdefault(place.address, []).append(name)
@@ -126,7 +126,7 @@ def _interfaces(root: Path) -> Iterator[tuple[str, Place, bool | None, int | Non
 
 
 def _rate_gbps(path: Path) -> float | None:
-    """Return a port's rate: ``400 Gb/sec (4X NDR)``."""
+    """Return a port's rate, from a text such as ``400 Gb/sec (4X NDR)``."""
     word = read_text(path).partition(" ")[0]
     try:
         return float(word)
@@ -138,7 +138,7 @@ def _rate_gbps(path: Path) -> float | None:
 
 
 def _place(root: Path, device: Path) -> Place | None:
-    """Return where a device sits, given the folder or link of it or of something on it."""
+    """Return where a device sits; `device` is its folder, or a folder or link on it."""
     if not device.exists():
         return None
     host_bridge, chain = _chain(device.resolve())
@@ -160,7 +160,7 @@ def _chain(path: Path) -> tuple[str | None, list[str]]:
     """Return the host bridge in a device's path, and the PCI addresses from it to the device."""
     host_bridge, chain = None, list[str]()
     for part in path.parts:
-        if _HOST_BRIDGE.fullmatch(part):  # a second one: a bridge behind a device (VMD)
+        if _HOST_BRIDGE.fullmatch(part):  # a second one is a bridge behind a device (VMD)
             host_bridge, chain = part, []
         elif _ADDRESS.fullmatch(part):
             chain.append(part)
@@ -172,7 +172,7 @@ def _numa_node(root: Path, folder: Path) -> int:
         node = int(read_text(folder / "numa_node"))
     except ValueError:
         node = UNKNOWN_NODE
-    if node == UNKNOWN_NODE:  # usual where there is only one
+    if node == UNKNOWN_NODE:  # usual on machines with a single node
         nodes = [path.name for path in _entries(root / "sys/devices/system/node")]
         numbers = [int(name[4:]) for name in nodes if re.fullmatch(r"node\d+", name)]
         if len(numbers) == 1:

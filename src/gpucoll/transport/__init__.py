@@ -1,1 +1,1 @@
-"""How bytes and signals get from one rank to another: shared segments, flags, sockets."""
+"""The means by which bytes and signals get from rank to rank: shared segments, flags, sockets."""

@@ -31,6 +31,7 @@ WORLD_SIZES = (1, 2, 3, 4, 7)
 SMALL_THRESHOLDS = (32, 256, 1024, 4096, 8192, 12288)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_sizes_around_the_real_thresholds(ranks, world_size, placement):
@@ -47,6 +48,7 @@ def test_sizes_around_the_real_thresholds(ranks, world_size, placement):
     assert world_size == 1 or paths >= ways.get(placement, {"STAGED"})
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_sizes_around_small_thresholds(ranks, world_size, in_place):
@@ -62,6 +64,7 @@ def test_sizes_around_small_thresholds(ranks, world_size, in_place):
     assert world_size == 1 or paths == {"ONE_SHOT", "STAGED", "SYMMETRIC"}
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_dtypes_and_operations(ranks, world_size):
     counts = (3, 70, 700, 2500, 10_001)
@@ -113,6 +116,7 @@ def test_misaligned_to_every_element_size(ranks, world_size, dtype):
 # --- broadcast ----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_broadcast(ranks, world_size, in_place):
@@ -176,6 +180,7 @@ def inexact_cases(placements):
     ]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
 def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size):
     digests = set()
@@ -224,6 +229,7 @@ def mixture(world_size, names, counts, placements=PLACEMENTS):
     return cases
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("first", [*COLLECTIVES, "one rank's broadcasts"])
 def test_sequence_numbers_wrap(ranks, world_size, first):
@@ -259,6 +265,7 @@ def lines_of(places):
     return places.status_lines, places.filled, places.read
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("start", [-9, -2, 2**31 - 9, 2**31 - 2, -(2**31)])
 @pytest.mark.parametrize("names", [("all_reduce", "broadcast"), COLLECTIVES], ids=["two", "all"])
 def test_sequence_numbers_of_any_size(ranks, start, names):
@@ -270,6 +277,7 @@ def test_sequence_numbers_of_any_size(ranks, start, names):
 # --- many ranks ---------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_64_ranks(rank_server):
     # Few: each rank works out what all of them bring.
     cases = mixture(64, COLLECTIVES, (1, 200), ["symmetric"])

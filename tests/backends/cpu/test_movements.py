@@ -47,6 +47,7 @@ def counted(random, name, world_size, **given):
     )
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", COUNTED)
 def test_counts(ranks, world_size, name):
@@ -62,6 +63,7 @@ def test_counts(ranks, world_size, name):
     check(ranks, world_size, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("name", COUNTED)
 def test_counts_around_chunks_and_lanes(ranks, name):
     world_size, chunk = 3, 4096
@@ -77,6 +79,7 @@ def test_counts_around_chunks_and_lanes(ranks, name):
     check(ranks, world_size, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("name", COUNTED)
 def test_bits_of_every_way_with_counts(ranks, name):
     cases = [
@@ -99,6 +102,7 @@ def test_bits_of_every_way_with_counts(ranks, name):
     check(ranks, 4, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("world_size", [2, 3, 7])
 @pytest.mark.parametrize("name", MOVEMENTS)
 def test_single_copy(ranks, world_size, name):

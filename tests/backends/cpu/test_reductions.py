@@ -31,6 +31,7 @@ def pairs_of(name):
     return [pair for pair in pairs if name != "exclusive_scan" or pair[1] != "avg"]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize("name", NEW)
 def test_dtypes_and_operations(ranks, world_size, name):
@@ -43,6 +44,7 @@ def test_dtypes_and_operations(ranks, world_size, name):
     check(ranks, world_size, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     "tuning",
     [

@@ -37,6 +37,7 @@ def op_for(name):
     return "sum" if name in REDUCTIONS else ""
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", NEW)
 def test_sizes_around_small_thresholds(ranks, world_size, name):
@@ -56,6 +57,7 @@ def test_sizes_around_small_thresholds(ranks, world_size, name):
     assert world_size == 1 or paths == {"ONE_SHOT", "SYMMETRIC"} | large
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", NEW)
 def test_sizes_around_the_real_thresholds(ranks, world_size, name):
@@ -71,6 +73,7 @@ def test_sizes_around_the_real_thresholds(ranks, world_size, name):
     check(ranks, world_size, cases)
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", NEW)
 def test_misaligned_to_every_element_size(ranks, world_size, name):

@@ -88,6 +88,7 @@ def test_a_rank_imports_no_more_than_it_uses():
     assert said(code) == ["[]"]
 
 
+@pytest.mark.soak
 def test_other_kernels_are_compiled_when_they_are_needed():
     """And kept: the next process imports no compiler; a custom operation needs Numba each time."""
     for path in cache_folder().glob("gpucoll_*.so"):
@@ -96,6 +97,7 @@ def test_other_kernels_are_compiled_when_they_are_needed():
     assert said(BEGIN + OTHERS) == ["[]", "['numba', 'llvmlite']"]
 
 
+@pytest.mark.soak
 def test_a_kernel_whose_file_is_damaged_is_compiled_again():
     assert said(BEGIN + OTHERS)
     (path,) = cache_folder().glob("gpucoll_scan_sum_float32.so")
@@ -104,6 +106,7 @@ def test_a_kernel_whose_file_is_damaged_is_compiled_again():
     assert said(BEGIN + OTHERS)[0] == "[]"
 
 
+@pytest.mark.soak
 def test_where_the_library_cannot_be_loaded():
     """Loops are loaded one by one, kernels compiled; nothing else differs."""
     refuse = (

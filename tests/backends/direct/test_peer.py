@@ -212,6 +212,7 @@ def every_call(peers, is_slow):
     return wrong
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("double", "shares", "world_size"),
     [
@@ -249,6 +250,7 @@ def two_turns(peers, count):
     )
 
 
+@pytest.mark.soak(quick=1)
 def test_two_turns(on_ranks):
     count = peer.ONE_SHOT_BYTES // 4 + 3
     assert on_ranks(3, two_turns, count) == [True] * 3

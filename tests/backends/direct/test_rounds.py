@@ -178,6 +178,7 @@ SIZES = (0, 1, 3, 31, 64, 65, 128, 200, 517)
 RANKS = (1, 2, 3, 4, 7, 16)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("world_size", RANKS)
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("root", [None, 0, -1])
@@ -325,6 +326,7 @@ def test_gathering(world_size, rooted):
         check(world, outs, expected)
 
 
+@pytest.mark.soak(quick=5)
 @pytest.mark.parametrize("world_size", RANKS)
 def test_scatter(world_size):
     world = World(world_size, 11)
@@ -352,6 +354,7 @@ def test_scatter(world_size):
         check(world, outs, expected)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", RANKS)
 def test_all_to_all(world_size):
     world = World(world_size, 13)
@@ -372,6 +375,7 @@ def test_all_to_all(world_size):
         check(world, outs, expected)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", RANKS)
 @pytest.mark.parametrize(("dtype", "op"), [("int16", "max"), ("float16", "sum")])
 def test_reduce_scatter(world_size, dtype, op):

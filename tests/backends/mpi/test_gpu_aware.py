@@ -222,7 +222,7 @@ def test_a_trial_on_another_host(agree):
 
 def test_a_trial_on_this_host(agree):
     found, why, tried, _ = agree(
-        AWARE, [["", ""], ["", ""]], trial="a trial of it had no end within 30 s"
+        AWARE, [["", ""], ["", ""]], trial="a trial of it did not end within 30 s"
     )
     assert (found, tried) == (None, 1)
     assert "MPI of rank 1" in why

@@ -77,7 +77,7 @@ def test_a_trial_that_fails(trial, program, why):
 
 
 def test_a_trial_without_an_end(trial, tmp_path):
-    found = re.search(r"had no end within ([\d.]+) s", trial(HANG, limit_s=0.3))
+    found = re.search(r"did not end within ([\d.]+) s", trial(HANG, limit_s=0.3))
     assert found is not None
     assert 0 < float(found[1]) <= 0.3  # what was left of it when the trial began
     # This limit was the caller's, not a trial's: the next one may have more time.
@@ -137,7 +137,7 @@ def test_the_bytes_are_compared(monkeypatch, but, drawn):
     if but is None:
         gpu_trial_program.send_to_self(mpi, open_host(), 8)
     else:
-        with pytest.raises(SystemExit, match="of 8 bytes that were sent others came back"):
+        with pytest.raises(SystemExit, match="of 8 bytes sent, some came back different"):
             gpu_trial_program.send_to_self(mpi, open_host(), 8)
 
 

@@ -56,6 +56,7 @@ def wheel(doubles, vendor, tmp_path):
 # --- order ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=1)
 @VENDORS
 def test_order(doubles, vendor, wheel, tmp_path):
     double, other = doubles.double(vendor), doubles.double(vendor, without=("ncclGather",))
@@ -139,6 +140,7 @@ def test_too_old(doubles, vendor, code, spelled):
     assert f"needs {name} 2.18.0 or newer. It is used because this process had loaded" in message
 
 
+@pytest.mark.soak(quick=1)
 @VENDORS
 def test_missing_functions(doubles, vendor):
     absent = ("ncclMemAlloc", "ncclGather", "ncclScatter", "ncclCommWindowRegister")
@@ -148,6 +150,7 @@ def test_missing_functions(doubles, vendor):
     assert ("ncclAlltoAll" in listed) == (vendor == "rccl")
 
 
+@pytest.mark.soak(quick=1)
 @VENDORS
 def test_a_lying_version(doubles, vendor):
     """It says that it is new, and has functions of an old one: symbols decide."""

@@ -67,6 +67,7 @@ def reduce_in_it(seat, double):
         return before[:2], before[2] > 0, result, comm.control.registrations
 
 
+@pytest.mark.soak(quick=1)
 @VENDORS
 def test_collectives_work_in_it(call, vendor):
     answer = call(reduce_in_it, vendor=vendor, world_size=2)

@@ -42,6 +42,7 @@ SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]
 BOTH = pytest.mark.parametrize("gpus_on_hosts", ["nccl", "rccl"], indirect=True)
 
 
+@pytest.mark.soak
 @vendors_in_turn("placed", SHAPES, fixture="gpus_on_hosts")
 def test_every_collective(gpus_on_hosts, placed):
     size = len(placed)
@@ -52,6 +53,7 @@ def test_every_collective(gpus_on_hosts, placed):
 # --- different calls ------------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=5)
 @pytest.mark.parametrize("kind", alone.OTHERWISE)
 @pytest.mark.parametrize("placed", ["aba", "aab", "abc"])
 def test_a_mismatch_names_the_odd_rank_on_every_rank(gpus_on_hosts, placed, kind):
@@ -119,6 +121,7 @@ def test_rows_between_two_ranks_are_compared_over_all_hosts(gpus_on_hosts):
 # --- late, gone -----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("way", ["call", "work", "communicator"])
 @pytest.mark.parametrize("placed", ["aba", "aab", "abb", "abc"])
 def test_a_deadline_names_the_late_rank(gpus_on_hosts, placed, way):
@@ -158,6 +161,7 @@ def stop(rank):
     return counted(rank, calls, timeout_s=0.5)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["aba", "aab", "abb"])
 def test_a_stopped_rank_is_late_and_not_lost(gpus_on_hosts, rank_server, placed):
     with rank_server.fork(3) as pool:
@@ -173,6 +177,7 @@ def test_a_stopped_rank_is_late_and_not_lost(gpus_on_hosts, rank_server, placed)
         assert re.search(late, str(error)), error
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("placed", ["aba", "aab", "abc"])
 def test_a_lost_rank(rank_server, gpus_on_hosts, placed):
     with rank_server.fork(3) as pool:
@@ -280,6 +285,7 @@ def test_an_error_of_the_library_is_told_to_every_rank(gpus_on_hosts, placed):
 # --- messages, groups, lists, other communicators -------------------------------------------------
 
 
+@pytest.mark.soak(quick=1)
 @BOTH
 @pytest.mark.parametrize("placed", ["ab", "aba", "abc"])
 def test_messages_and_groups(gpus_on_hosts, placed):
@@ -312,6 +318,7 @@ def test_symmetric_windows(gpus_on_hosts, placed):
     assert gpus_on_hosts.call_ranks(placed, windows.use_windows, 2) == [(2, {6.0}, 0)] * 3
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["aabbb", "ababa", "abcab"])
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_split_and_duplicate(gpus_on_hosts, placed, is_connected):
@@ -358,6 +365,7 @@ def mix(comm, kit):
     return comm.all_gather_object(comm.rank)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["aab", "abc"])
 def test_host_and_gpu_arrays(gpus_on_hosts, placed):
     assert gpus_on_hosts.call(placed, mix) == [[0, 1, 2]] * 3
@@ -380,6 +388,7 @@ def run_ahead(rank, slow):
         return comm._group.enqueued_calls().compared
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_slow_rank_among_fast_ones(gpus_on_hosts, slow):
     assert gpus_on_hosts.call_ranks("abb", run_ahead, slow) == [601] * 3
@@ -430,6 +439,7 @@ def close_while_others_wait(rank):
         return None
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["abb", "abab", "abcabc", "abcdefgh"])
 def test_close_while_others_wait(gpus_on_hosts, placed):
     assert gpus_on_hosts.call_ranks(placed, close_while_others_wait) == [None] * len(placed)

@@ -53,6 +53,7 @@ def cases_of(name, world_size, seed, n_cases=24):
     return made
 
 
+@pytest.mark.soak(quick=1)
 @EVERYWHERE
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_drawn_cases(gpus, world_size):
@@ -73,6 +74,7 @@ def test_every_dtype_and_op_that_the_library_reduces(gpus):
     assert {dtype for dtype, _ in REDUCIBLE} == {*DTYPES} - {"int16", "uint16"}
 
 
+@pytest.mark.soak(quick=1)
 @vendors_in_turn("world_size", [1, 2, 3], REAL)
 def test_what_the_library_cannot_reduce_goes_by_kernels(gpus, world_size):
     cases = [
@@ -96,6 +98,7 @@ def reduce_in_pieces(comm, kit, cases):
         rank_order.SCRATCH_BYTES = 64 << 20
 
 
+@pytest.mark.soak(quick=1)
 @vendors_in_turn("world_size", [2, 3], REAL)
 def test_kernels_reduce_in_pieces(gpus, world_size):
     cases = [

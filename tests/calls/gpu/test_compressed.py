@@ -104,18 +104,21 @@ def reduce_lists(comm, kit):
     comm.check()
 
 
+@pytest.mark.soak(quick=1)
 @vendors_in_turn("world_size", [1, 2, 3], REAL)
 @pytest.mark.parametrize("reduce", [reduce_all, reduce_lists])
 def test_beside_the_library(gpus, reduce, world_size):
     gpus.call(world_size, reduce)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("reduce", [reduce_all, reduce_lists])
 def test_through_the_direct_backend(gpus, reduce, world_size):
     gpus.call(world_size, reduce, backend="direct")
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("reduce", [reduce_all, reduce_lists])
 def test_on_host_devices(gpu_ranks, reduce, world_size):
@@ -182,7 +185,7 @@ def refuse(comm, kit):
         (floats(dtype="int32"), plain, ArgumentTypeError, "got int32"),
         (x, {"residual": floats(5), **plain}, ArgumentError, "residual has 5 elements"),
         (x, {"residual": x, **plain}, ArgumentError, "residual shares memory"),
-        (x, {"residual": np.ones(4, np.float32), **plain}, ArgumentTypeError, "as x is; got"),
+        (x, {"residual": np.ones(4, np.float32), **plain}, ArgumentTypeError, "like x; got"),
         (np.ones(4, np.float32), {"residual": x, **plain}, ArgumentTypeError, "on the host"),
         (
             x,

@@ -55,12 +55,14 @@ def drawn(world_size):
     return [case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, world_size)]
 
 
+@pytest.mark.soak(quick=1)
 @vendors_in_turn("world_size", [1, 2, 3, 4])
 def test_drawn_cases(gpus, world_size):
     cases = drawn(world_size)
     assert gpus.call(world_size, run_cases, cases, backend="direct") == [len(cases)] * world_size
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world_size", [2, 7])
 def test_ranks_that_share_a_gpu(gpus, world_size):
     cases = drawn(world_size)
@@ -108,12 +110,14 @@ def large(comm, kit):
     comm.check()
 
 
+@pytest.mark.soak(quick=1)
 @BOTH
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_arrays_of_several_pieces(gpus, world_size):
     gpus.call(world_size, large, backend="direct")
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("world_size", "function"),
     [(1, pass_around), (2, pass_around), (3, pass_around), (2, in_order), (3, lists)],
@@ -130,6 +134,7 @@ def user_op(comm, kit):
     assert kit.read(comm.all_reduce(x, op)).tolist() == [last, -2 * last, 1]
 
 
+@pytest.mark.soak
 def test_users_ops(gpus):
     gpus.call(2, user_op, backend="direct")
 
@@ -214,8 +219,8 @@ def cannot_wait(rank, setting, value, usual):
 @pytest.mark.parametrize(
     ("setting", "value", "usual", "reason"),
     [
-        ("wait_values", 0, 1, "its streams cannot wait for words in memory, says its driver"),
-        ("wait_error", 1, 0, "its streams do not wait for words in memory, says its driver: code"),
+        ("wait_values", 0, 1, "its driver reports that its streams cannot wait for words"),
+        ("wait_error", 1, 0, "its driver reports that its streams do not wait for words: code"),
         ("hold", 1, 0, "a stream did not go on in 0.2 s once its word was there"),
     ],
 )
@@ -238,6 +243,7 @@ def make_calls(comm, kit):
     large(comm, kit)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aab"])
 def test_played_hosts(gpus_on_hosts, placed):
     gpus_on_hosts.call_ranks(placed, on_hosts)

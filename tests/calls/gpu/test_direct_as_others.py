@@ -39,6 +39,7 @@ def directly(rank, function, *args):
     return function(Rank(DirectSeat(rank.seat), rank.kit, rank.control), *args)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
 def test_abort(gpus):
     told = gpus.call_ranks(3, directly, abort_in_the_middle)
@@ -58,6 +59,7 @@ def test_arrays_live_until_their_work_is_done(gpus):
     assert gpus.call_ranks(2, directly, outlive) == [True] * 2
 
 
+@pytest.mark.soak
 def test_a_failure_that_nobody_asks_for(rank_server, gpus):
     assert gpus.call_ranks(2, directly, never_ask, "raise") == ["told"] * 2
     with rank_server.fork(2) as pool:
@@ -122,6 +124,7 @@ def reduce_by_what_cannot_be_compiled(rank):
         return total.tolist()
 
 
+@pytest.mark.soak
 def test_an_operation_of_the_users(gpus):
     """Through direct it is the CPU's; what cannot be compiled is refused, and breaks nothing."""
     assert gpus.call_ranks(2, directly, reduce_by_what_cannot_be_compiled) == [[3.0] * 10] * 2

@@ -94,6 +94,7 @@ def many_communicators(rank, count):
     return levels
 
 
+@pytest.mark.soak
 def test_200_communicators_leave_nothing(gpus):
     for before, after in gpus.call_ranks(2, many_communicators, 200):
         assert after == before
@@ -112,6 +113,7 @@ def many_calls(comm, kit):
     return levels
 
 
+@pytest.mark.soak
 def test_5000_calls_leave_nothing(gpus):
     for before, after in gpus.call(2, many_calls, backend="direct"):
         assert after == before

@@ -67,6 +67,7 @@ def act(comm, rank, way, is_late):
         comm.check()
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
 @pytest.mark.parametrize(
     ("way", "error"),
@@ -86,6 +87,7 @@ def test_what_ends_a_collective(gpus, way, error):
     assert isinstance(second, Ended if way.startswith("dies") else Reply)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(
     ("way", "error"),
     [("is late", DeadlineError), ("aborts", AbortedError), ("dies", PeerLostError)],
@@ -150,6 +152,7 @@ def many(comm, kit):
     assert all((kit.read(out) == 1).all() for out in outs)
 
 
+@pytest.mark.soak
 def test_many_messages_at_once(gpus):
     gpus.call(2, many, backend="direct")
 

@@ -120,6 +120,7 @@ class Round:
         assert not left, f"{self.name}: left over {left}"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", WAYS)
 def test_killed(rank_server, gpus, way):
     for seed in range(5):
@@ -132,6 +133,7 @@ def test_killed(rank_server, gpus, way):
                 this.check(replies[rank], PeerLostError)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", WAYS)
 def test_stopped(rank_server, gpus, way):
     for seed in range(3):

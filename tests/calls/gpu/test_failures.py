@@ -52,6 +52,7 @@ def call_otherwise(rank, kind):
     return counted(rank, calls)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("kind", OTHERWISE)
 def test_a_mismatch_is_found_beside_the_call_and_names_the_odd_rank(gpus, kind):
     found = gpus.call_ranks(3, call_otherwise, kind)
@@ -251,6 +252,7 @@ def fill_the_queue(rank, way):
                 rank.control.driver_set("queue", 0)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("way", ["plan", "call", "asynchronous", "scan"])
 def test_a_call_that_the_driver_keeps_is_ended(gpus, way):
     late, ended = errors(gpus.replies(2, fill_the_queue, way))

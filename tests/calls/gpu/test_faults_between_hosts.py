@@ -21,6 +21,7 @@ from gpucoll.errors import (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("placed", ["ab", "aab", "abc"])
 def test_an_error_at_a_random_call_of_a_random_rank(gpus_on_hosts, placed):
     answers = gpus_on_hosts.call_ranks(placed, random_faults.fail_somewhere, range(20))
@@ -32,6 +33,7 @@ def test_an_error_at_a_random_call_of_a_random_rank(gpus_on_hosts, placed):
     assert max(longest_s for _, longest_s in answers) < SOON_S
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["aba", "abc"])
 def test_an_asynchronous_error_at_a_random_moment(gpus_on_hosts, placed):
     answers = gpus_on_hosts.call_ranks(placed, random_faults.fail_beside, range(8))
@@ -42,6 +44,7 @@ def test_an_asynchronous_error_at_a_random_moment(gpus_on_hosts, placed):
     assert max(longest_s for _, longest_s in answers) < SOON_S
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("placed", ["abb", "abc"])
 def test_a_rank_that_dies_at_a_random_moment(rank_server, gpus_on_hosts, placed, seed):

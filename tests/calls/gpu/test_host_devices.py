@@ -66,6 +66,7 @@ def drawn(world_size, n_cases):
     return [case for name in names for case in cases_of(name, world_size, 5, n_cases)]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_cases(gpus, world_size):
     cases = drawn(world_size, 12)

@@ -59,6 +59,7 @@ def leave_captures(rank):
     return counts[2:] == counts[1:2] * 4, value, rank.control.count("events") - before
 
 
+@pytest.mark.soak
 def test_captured_calls_leave_no_events(gpus):
     assert gpus.call_ranks(2, leave_captures) == [(True, 2.0, 0)] * 2
 
@@ -71,6 +72,8 @@ def capture_beside_dead_arrays(rank):
         x, stream = full(rank.kit, 1), rank.kit.stream()
         comm.all_reduce(x, out=x)
         comm.check()
+        gc.collect()
+        held = comm.empty(1, like=x)  # what earlier calls on this rank have left is let go now
         memory = rank.control.count("memory")
         with stream, rank.control.captured(stream.ptr) as graph:
             kept.clear()
@@ -81,7 +84,9 @@ def capture_beside_dead_arrays(rank):
         stream.synchronize()
         graph.close()
         comm.empty(1, like=x)
-        return left, rank.kit.read(x)[0], rank.control.count("memory") - memory
+        left_in_the_end = rank.control.count("memory") - memory
+        del held
+        return left, rank.kit.read(x)[0], left_in_the_end
 
 
 def test_arrays_that_die_in_a_capture_leave_it_alone(gpus):
@@ -199,6 +204,7 @@ def close_under_a_driver_that_hangs(rank):
     return left, rank.control.communicators
 
 
+@pytest.mark.soak
 def test_a_monitor_thread_that_does_not_end(gpus):
     assert gpus.call_ranks(1, close_under_a_driver_that_hangs) == [(1, 0)]
 
@@ -249,6 +255,7 @@ def forget_one(rank, connects):
     return (in_between[0] - left, in_between[1], was_alive), ended, value, after == before
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("connects", [True, False])
 def test_what_a_forgotten_communicator_leaves(rank_server, gpus, connects):
     with rank_server.fork(1) as pool:

@@ -249,9 +249,10 @@ def send_both_ways(rank, backend, is_grouped):
     return counted(rank, calls, timeout_s=20 if is_grouped else 0.5, backend=backend)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("backend", ["nccl", "direct"])
 def test_two_ranks_that_both_send_first_are_told_to_group(gpus, backend):
     gpus.call_ranks(2, send_both_ways, backend, True)
     for error in errors(gpus.replies(2, send_both_ways, backend, False)):
         assert isinstance(error, DeadlineError), error
-        assert r"put what goes both ways into group()" in str(error)
+        assert r"put messages that go both ways into group()" in str(error)

@@ -47,6 +47,7 @@ def run_drawn(rank, cases):
     return digest.hexdigest()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kinds", ["h", "nh", "ha", "nah", "hNa", "hnah", "dh", "hdd"])
 def test_drawn_cases(mixed, kinds):
     assert len(set(mixed.call(kinds, run_drawn, drawn(kinds)))) == 1
@@ -69,6 +70,7 @@ def reduce_any(rank, dtypes):
     return found
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kinds", ["nah", "hhan"])
 def test_the_bits_are_the_same_on_all_ranks(mixed, kinds):
     dtypes = [("float32", LARGE), ("float64", 1000), ("bfloat16", 999), ("float16", 4097)]
@@ -104,6 +106,7 @@ def make_large_calls(rank):
         comm.check()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kinds", ["hn", "ahN"])
 def test_arrays_of_several_pieces(mixed, kinds):
     mixed.call(kinds, make_large_calls)
@@ -250,6 +253,7 @@ def reduce_by_function(rank):
         comm.check()
 
 
+@pytest.mark.soak
 def test_functions_of_the_users(mixed):
     mixed.call("nha", reduce_by_function)
 
@@ -269,6 +273,7 @@ def pass_tensors(rank):
         assert got.tolist() == (x - comm.rank + left).tolist()
 
 
+@pytest.mark.soak
 def test_tensors_of_pytorch(mixed):
     pytest.importorskip("torch")
     mixed.call("hNh", pass_tensors)
@@ -299,6 +304,7 @@ def send_both_ways(rank):
         comm.check()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kinds", ["nh", "ha", "Nh", "hd"])
 def test_messages_both_ways(mixed, kinds):
     mixed.call(kinds, send_both_ways)
@@ -507,6 +513,7 @@ def mixed_on_hosts(mixed, tmp_path):
     return call
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("placed", "kinds"), [("ab", "nh"), ("aab", "hna")])
 def test_played_hosts(mixed_on_hosts, placed, kinds):
     cases = Random(placed).sample(drawn(kinds), 40)

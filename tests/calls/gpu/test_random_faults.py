@@ -37,6 +37,7 @@ def run_slowly(rank, cases, settings):
         return run_cases(comm, rank.kit, cases)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
 @pytest.mark.parametrize(
     "settings", [{"delay_us": 2000}, {"polls": 2}, {"polls": 1, "delay_us": 500}], ids=str
@@ -126,6 +127,7 @@ def fail_somewhere(rank, seeds):
     return ended, longest_s
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_error_at_a_random_call_of_a_random_rank(gpus, world_size):
     # A rank that was done, and saw that its results are right, need not hear of what fails later.
@@ -209,6 +211,7 @@ def die_somewhere(rank, seed):
     return "", 0
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rank_that_dies_at_a_random_moment(rank_server, gpus, seed):
     with rank_server.fork(3) as pool:

@@ -117,6 +117,7 @@ def repeat_every_kind(comm, kit):
     return results
 
 
+@pytest.mark.soak(quick=1)
 @EVERYWHERE
 def test_every_kind_of_call_again(gpus):
     for results in gpus.call(3, repeat_every_kind):

@@ -68,6 +68,7 @@ def shared(request, ranks_of_this_file, doubles):
     return made
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("name", [*REDUCTIONS, *MOVEMENTS])
 def test_drawn_cases(shared, name):
     cases = cases_of(name, 2, 2)

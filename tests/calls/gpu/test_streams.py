@@ -53,6 +53,7 @@ def return_before_it_is_done(rank):
         return states, kit.read(y)[0], kit.read(z)[0]
 
 
+@pytest.mark.soak(quick=1)
 @REPLAYED
 def test_a_call_returns_before_it_is_done(gpus):
     size = gpus.world(2)
@@ -80,6 +81,7 @@ def order_on_one_stream(comm, kit):
     return results
 
 
+@pytest.mark.soak(quick=1)
 @EVERYWHERE
 def test_the_current_stream_orders_everything(gpus):
     size = gpus.world(3)
@@ -188,6 +190,7 @@ def leave_works(rank):
     return backlog <= MOST_IN_FLIGHT, left, before == after
 
 
+@pytest.mark.soak
 def test_a_backlog_is_bounded_and_nothing_is_left(gpus):
     assert gpus.call_ranks(2, leave_works) == [(True, 0, True)] * 2
 

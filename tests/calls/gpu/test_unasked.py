@@ -77,6 +77,7 @@ with gpucoll.init(timeout_s=20) as comm:
 """
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("fails", [False, True])
 def test_under_the_launcher(gpus, tmp_path, fails):
     import os

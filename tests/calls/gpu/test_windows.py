@@ -41,6 +41,7 @@ def use_windows(rank, polls):
     return windows, results, windows_after
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
 @pytest.mark.parametrize("polls", [0, 2])
 def test_windows(gpus, polls):

@@ -67,7 +67,7 @@ def test_a_module_is_loaded_and_its_kernel_launched(device, gate, stream, memory
     assert ctypes.c_int64.from_address(memory).value == 42
     with pytest.raises(BackendError, match="no kernel nothing"):
         device.function_of(module, "nothing")
-    with pytest.raises(BackendError, match="argument is wrong"):
+    with pytest.raises(BackendError, match="argument is invalid"):
         device.launch(function, 0, 1, [], stream)
     device.unload_module(module)
     with pytest.raises(BackendError, match="there is no module"):
@@ -130,7 +130,7 @@ def test_a_launch_that_fails_and_one_that_fails_later(device, gate, stream, memo
     arrays = [buffer(memory, 4, stream)]
     device.faults.failing["launch"] = 1
     reduce_arrays("sum", arrays, arrays)
-    with pytest.raises(BackendError, match="as a test has it"):
+    with pytest.raises(BackendError, match="as a test has requested"):
         reduce_arrays("sum", arrays, arrays)
     reduce_arrays("sum", arrays, arrays)
     device.synchronize_stream(stream)

@@ -95,7 +95,7 @@ def test_managed_pinned_and_registered_memory(device):
     assert device.register_host(mine.ctypes.data, 100) == mine.ctypes.data
     with pytest.raises(BackendError, match="registered already"):
         device.register_host(mine.ctypes.data + 50, 100)
-    with pytest.raises(BackendError, match="argument is wrong"):
+    with pytest.raises(BackendError, match="argument is invalid"):
         device.register_host(0, 100)
     device.fill(mine.ctypes.data, b"\x08", 100, 0)
     device.copy(pinned, mine.ctypes.data, 100, 0)
@@ -324,7 +324,7 @@ def test_allocations_copies_and_exports_fail_when_asked_to(device):
     assert device.export_memory(address) is not None  # once
     device.copy(address, address, 4, 0)
     device.fill(address, b"\0", 4, 0)
-    with pytest.raises(BackendError, match="as a test has it"):
+    with pytest.raises(BackendError, match="as a test has requested"):
         device.copy(address, address, 4, 0)
     device.copy(address, address, 4, 0)
     device.free(device.allocate(16))

@@ -42,6 +42,7 @@ def twice(device, control, folder):
     return compiled, sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.soak(quick=1)
 def test_kept(on_device, tmp_path, double):
     compiled, names = on_device(twice, tmp_path / "kernels")
     assert compiled == 1
@@ -83,6 +84,7 @@ def spoilt(device, control, folder, how):
         return compiled
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("how", ["cut", "changed", "empty", "writable", "link", "pipe"])
 def test_what_is_not_as_it_was_written_is_made_anew(on_device, tmp_path, how):
     assert on_device(spoilt, tmp_path / "kernels", how) == 1
@@ -108,6 +110,7 @@ def ahead(device, control, folder):
     return compiled
 
 
+@pytest.mark.soak
 def test_compiled_ahead(on_device, tmp_path):
     assert on_device(ahead, tmp_path / "kernels") == 0
 
@@ -120,6 +123,7 @@ def for_all_modes(device, control, folder):
         return control.compilations - before
 
 
+@pytest.mark.soak(quick=1)
 def test_what_was_compiled_for_all_modes_serves_each(on_device, double, tmp_path):
     if double.kind == "cuda":
         pytest.skip("modes are AMD's")
@@ -150,6 +154,7 @@ def not_kept(device, control, folder):
     return len(first) == len(second), list(folder.iterdir())
 
 
+@pytest.mark.soak(quick=1)
 def test_without_a_folder_it_is_compiled_all_the_same(on_device, tmp_path):
     assert on_device(not_kept, tmp_path / "kernels") == (True, [])
 

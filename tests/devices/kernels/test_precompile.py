@@ -46,6 +46,7 @@ def test_a_folder_that_cannot_serve(tmp_path):
     assert "can be written to by other users" in said
 
 
+@pytest.mark.soak
 def test_by_the_double(doubles, tmp_path):
     """All of them, as host code; from then on nothing is compiled."""
     double = doubles.double("rccl")

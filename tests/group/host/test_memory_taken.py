@@ -44,6 +44,7 @@ def take_in_steps(comm):
     return found, words
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("world_size", [2, 16, 64])
 def test_memory_grows_with_use(ranks, world_size):
     replies = ranks.call(world_size, take_in_steps)
@@ -79,6 +80,7 @@ def count_duplicates(comm):
     return taken, descriptors, total, len(os.listdir("/proc/self/fd")) - before
 
 
+@pytest.mark.soak
 def test_a_hundred_duplicates_of_sixteen_ranks(ranks):
     for taken, descriptors, total, left in ranks.call(16, count_duplicates):
         assert taken <= 100 * 16 * NEW_BYTES
@@ -91,6 +93,7 @@ def start(comm):
     return taken_bytes(comm), comm.all_reduce(1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("world_size", [64, 128])
 def test_many_ranks_start(rank_server, world_size):
     with rank_server.fork(world_size) as pool:

@@ -117,6 +117,7 @@ def may_leave(name):
     return name in (*ROOTED, *SCANS)
 
 
+@pytest.mark.soak(quick=12)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("label", differences(2))
 def test_every_rank_is_told(ranks, label, world_size):

@@ -33,6 +33,7 @@ def differ_then_add(comm, odd):
     return [*found, add(comm)], str(caught.value)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(("placed", "odd"), [("ab", 1), ("aabb", 0), ("aabb", 3), ("abc", 2)])
 def test_a_mismatch_leaves_them_usable(hosts, placed, odd):
     replies = hosts.call(placed, differ_then_add, odd)
@@ -49,6 +50,7 @@ def written_by_a_mismatch(comm, odd):
     return set(out)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("odd", [1, 2])
 def test_a_mismatch_writes_nothing(hosts, odd):
     assert hosts.call("aab", written_by_a_mismatch, odd) == [{7.0}] * 3
@@ -80,6 +82,7 @@ def be_killed(comm, victim):
     return str(caught.value)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(("placed", "victim"), [("ab", 0), ("ab", 1), ("aabbc", 2), ("abcd", 3)])
 def test_a_leader_killed_while_data_moves(hosts, placed, victim):
     replies = hosts.replies(placed, be_killed, victim)

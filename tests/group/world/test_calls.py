@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.api import test_communicator as communicators
 from tests.api import test_custom_ops as custom_ops
@@ -14,17 +16,19 @@ from tests.calls import test_works_and_plans as works
 from tests.collective_cases import SMALL_TUNING
 from tests.compression import test_compression as compression
 
-BODIES = {
-    "lists": (
+BODIES: dict[str, tuple[Any, list[Any], list[str]]] = {
+    f"lists of {' '.join(dtypes)}": (
         fused_lists.test_lists,
         [
             (name, counts, dtypes, placement)
             for name in fused_lists.CALLS
             for counts in fused_lists.COUNTS.values()
-            for dtypes, placement in ((["f4"], "private"), (["f8", "i2", "f4"], "shared"))
         ],
         ["abb"],
-    ),
+    )
+    for dtypes, placement in ((["f8", "i2", "f4"], "shared"), (["f4"], "private"))
+}
+BODIES |= {
     "lists, started and grouped": (
         fused_lists.test_asynchronous_and_grouped,
         [(name,) for name in fused_lists.CALLS],
@@ -124,6 +128,7 @@ def run_all(comm, body, arguments):
     return comm.all_reduce(1)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(hosts, name):
     body, arguments, shapes = BODIES[name]
@@ -131,12 +136,14 @@ def test_bodies(hosts, name):
         assert hosts.call(placed, run_all, body, arguments) == [len(placed)] * len(placed)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("is_symmetric", [False, True])
 def test_custom_operations(hosts, is_symmetric):
     for placed in ("aab", "abb"):
         hosts.call(placed, custom_ops.all_reductions, is_symmetric, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("op", integers.OPS)
 @pytest.mark.parametrize("name", integers.VALUES)
 def test_ints_are_exact(hosts, op, name):
@@ -145,6 +152,7 @@ def test_ints_are_exact(hosts, op, name):
         assert on_hosts == hosts.call("a" * len(placed), integers.reduce_ints, op, name)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aab", "abbb"])
 def test_objects_of_all_kinds(hosts, placed):
     found = hosts.call(placed, objects.exchange_all)
@@ -152,6 +160,7 @@ def test_objects_of_all_kinds(hosts, placed):
     assert found == hosts.call("a" * len(placed), objects.exchange_all)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("name", compression.COMPRESSIONS)
 def test_compressed_bits_are_those_of_one_host(hosts, name):
     for placed in ("ab", "aabb"):

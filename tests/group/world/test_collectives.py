@@ -34,6 +34,7 @@ def op_for(name):
     return "sum" if name in REDUCTIONS else ""
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_sizes_roots_placements_and_ways(hosts, placed, name):
@@ -48,6 +49,7 @@ def test_sizes_roots_placements_and_ways(hosts, placed, name):
     check(hosts, placed, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("name", REDUCTIONS)
 @pytest.mark.parametrize("placed", ["aabb", "abab"])
 def test_dtypes_and_operations(hosts, placed, name):
@@ -63,6 +65,7 @@ def test_dtypes_and_operations(hosts, placed, name):
     check(hosts, placed, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_counts(hosts, placed, name):
@@ -76,6 +79,7 @@ def test_counts(hosts, placed, name):
     check(hosts, placed, cases, environment=SMALL_TUNING)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("placed", ["aabb", "abc", "abab"])
 def test_more_than_goes_at_once(hosts, placed):
     cases = [
@@ -97,6 +101,7 @@ def bits_of(comm, cases):
     return [hashlib.sha256(bits(Call(comm, case).run()).tobytes()).hexdigest() for case in cases]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("op", ["sum", "prod", "avg"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_the_same_bits_on_every_rank(hosts, dtype, op):
@@ -134,6 +139,7 @@ def many_operations(comm, seed):
     return comm.all_reduce(1)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("placed", SHAPES[:4])
 def test_random_operations(hosts, placed):
     environment = random_operations.TUNING

@@ -29,6 +29,7 @@ SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]
 # --- deadlines ----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=6)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(("placed", "late"), [("aabb", 1), ("aabb", 2), ("aabb", 3), ("abc", 2)])
 def test_a_deadline_names_who_is_missing(hosts, name, placed, late):
@@ -74,6 +75,7 @@ def test_several_late_ranks_on_several_hosts(hosts):
     assert "rank 1 had not arrived" in named or "rank 2 had not arrived" in named
 
 
+@pytest.mark.soak
 def test_a_stopped_rank_is_late_and_not_lost(hosts, rank_server):
     def stop(comm, late):
         comm.barrier()
@@ -211,6 +213,7 @@ def test_a_rank_that_closes(hosts, who, is_waiting):
             assert "it closed the communicator" in str(error)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_ranks_close_in_any_order(hosts, placed):
     def close(comm, first):
@@ -267,6 +270,7 @@ def call_until_killed(comm, placed, who, is_calling):
     return None
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("is_calling", [False, True])
 @pytest.mark.parametrize("who", range(5))
 def test_a_killed_rank_is_lost(hosts, rank_server, who, is_calling):

@@ -46,6 +46,7 @@ def post_many(comm, start):
     return (start + 100 - calls.sequence) % 2**32 == 0, full > 0
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("placed", "start"), [*((placed, 0) for placed in SHAPES), ("abb", 2**31 - 50)]
 )
@@ -142,6 +143,7 @@ def fail_to_connect(comm):
     comm.barrier()
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_a_rank_that_cannot_connect_is_known_everywhere(hosts, placed):
     hosts.call(placed, fail_to_connect, environment=FEW)

@@ -75,7 +75,7 @@ def test_without_a_secret(hosts):
     first, *others = refused(hosts, "aab", meet, 1.0, environment=environment, meet=free_point())
 
     assert isinstance(first, AuthenticationError), first
-    assert "rank 0 of 3 is to talk to others over TCP but has no secret" in str(first)
+    assert "rank 0 of 3 must talk to other hosts over TCP, and no secret is set" in str(first)
     for error in others:
         assert isinstance(error, AuthenticationError | RendezvousDeadlineError), error
     assert hosts.call("aab", meet, gives="seat", environment=environment) == [3] * 3
@@ -94,7 +94,7 @@ def test_another_secret_on_one_rank(hosts, who):
 def test_a_secret_that_is_too_short(hosts):
     for error in refused(hosts, "ab", meet, environment={config.SECRET: "short"}):
         assert isinstance(error, ArgumentError), error
-        assert "16 are the least" in str(error)
+        assert "at least 16 are needed" in str(error)
 
 
 def test_one_rank_twice(hosts):
@@ -102,9 +102,10 @@ def test_one_rank_twice(hosts):
 
     for error in found:
         assert isinstance(error, RendezvousError), error
-        assert "two processes say that they are rank 1" in str(error)
+        assert "two processes claim to be rank 1" in str(error)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_missing_rank(hosts, missing, rank_server):
     there = [rank for rank in range(3) if rank != missing]
@@ -229,6 +230,7 @@ def test_an_interface_that_is_not_there(hosts):
     assert any("nosuch0" in str(error) for error in found), found
 
 
+@pytest.mark.soak
 def test_a_port_in_use(hosts):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         meeting = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -279,6 +281,7 @@ def check_lost(error, who):
     assert {*re.findall(r"lost rank (\d)", str(error))} <= {str(who)}, error
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_killed_while_they_meet(hosts, rank_server, who, step):
@@ -319,6 +322,7 @@ def split_and_end(comm, who, step):
     comm.split(comm.rank % 2)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("who", [0, 3])
 def test_killed_in_a_split(hosts, rank_server, who, step):
@@ -365,6 +369,7 @@ def split_in_ways(comm):
     return found, comm.all_reduce(1)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aabb", "abc", "abbb", "abab"])
 def test_split_and_duplicate(hosts, placed):
     for found, total in hosts.call(placed, split_in_ways):
@@ -455,6 +460,7 @@ def meet_again_and_again(seat, times):
     return totals
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kind", ["garbage", "silent", "slow", "leaving"])
 def test_strangers_at_every_port_while_ranks_meet(hosts, kind):
     placed = "aabc"
@@ -498,6 +504,7 @@ def held_after(seat, times):
     return held
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aabb"])
 def test_nothing_is_left(hosts, placed):
     for held in hosts.call(placed, held_after, 6, gives="seat"):

@@ -50,6 +50,7 @@ def move(comm):
     return every_movement(comm), places(comm)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aabb", "abca"])
 def test_several_sockets(hosts, placed):
     replies = hosts.call(placed, move, environment={config.SOCKETS: "3"})
@@ -153,6 +154,7 @@ def timed(seat, names, count):
         return right, places(comm), min(times), sent
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("interfaces", ["eth0", "eth0,eth1", "eth1,eth0"])
 def test_large_arrays_use_all_interfaces(hosts, rank_server, twins, interfaces):
     given = {config.HOST_ID: "", config.INTERFACES: interfaces}

@@ -44,6 +44,7 @@ def objects(comm):
     return [len(part) for part in parts]
 
 
+@pytest.mark.soak
 def test_parts_that_fill_the_connections(hosts):
     for placed in ("ab", "abc", "aabb"):
         sizes = [(rank + 1) * (2 << 20) for rank in range(len(placed))]

@@ -148,6 +148,7 @@ def call_until_lost(comm, call, collective, name, n_steps):
         return str(caught.value)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(("call", "collective", "name"), SCHEDULES)
 def test_a_leader_killed_in_each_step(hosts, call, collective, name):
     algorithm = named(collective, name)
@@ -191,6 +192,7 @@ def reset_in_the_middle(comm, n_steps):
     return str(caught.value)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("n_steps", [0, 1, 5])
 def test_connections_that_are_reset(hosts, n_steps):
     """Nobody says why they ended: who saw that first closes its own, which others may name."""

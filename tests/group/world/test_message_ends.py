@@ -247,6 +247,7 @@ def receive_from_both_kinds(comm):
     return sum(seen.values())
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aab", "abac"])
 def test_any_source_over_both_kinds_of_ranks(hosts, placed):
     assert hosts.call(placed, receive_from_both_kinds)[0] == 60 * (len(placed) - 1)
@@ -306,6 +307,7 @@ def forge(comm, data):
     comm.recv_object(1, ANY_TAG)
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("what", FORGED)
 def test_what_no_rank_sends(hosts, what):
     found = errors(hosts.replies("ab", forge, FORGED[what]))

@@ -69,11 +69,13 @@ def run_case(comm, function, given):
     function(comm, **given)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize(("function", "given", "placed"), [*cases()])
 def test_as_on_one_host(hosts, function, given, placed):
     hosts.call(placed, run_case, function, given, limit_s=100)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("placed", ["ab", "aab", "abc"])
 def test_random_traffic(hosts, placed):
     replies = hosts.call(placed, test_random_messages.run_traffic, 7 + len(placed), limit_s=100)

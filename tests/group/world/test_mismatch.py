@@ -28,6 +28,7 @@ def check(placed, replies, of_odd, of_others):
         assert re.search(rf"({others}) called [^;]*{re.escape(of_others)}", message), message
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", SHAPES)
 @pytest.mark.parametrize("name", alone.DIFFERENCES)
 def test_every_rank_is_told(hosts, name, placed):
@@ -36,6 +37,7 @@ def test_every_rank_is_told(hosts, name, placed):
     check(placed, replies, *alone.DIFFERENCES[name][2])
 
 
+@pytest.mark.soak(quick=14)
 @pytest.mark.parametrize("placed", SHAPES)
 @pytest.mark.parametrize("label", everywhere.differences(2))
 def test_every_argument(hosts, label, placed):
@@ -48,6 +50,7 @@ def test_every_argument(hosts, label, placed):
     assert all((everywhere.HINT in message) == counted for message, _ in replies), replies
 
 
+@pytest.mark.soak(quick=5)
 @pytest.mark.parametrize("size", [0, 2, 50_000])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_another_collective(hosts, name, size):
@@ -59,6 +62,7 @@ def test_another_collective(hosts, name, size):
             assert f" called {name}(" in message
 
 
+@pytest.mark.soak(quick=5)
 @pytest.mark.parametrize("size", [5, 3000])
 @pytest.mark.parametrize(
     "name", ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "scan", "exclusive_scan"]
@@ -85,6 +89,7 @@ def test_broadcasts_of_which_each_rank_differs_in_turn(hosts, root):
             assert re.search(rf"rank {odd} called broadcast\(float64, shape \(4,\)", message)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("placed", ["ab", "aabb", "abbb"])
 def test_many_mismatches_in_a_row(hosts, placed):
     everyone = list(range(len(placed)))

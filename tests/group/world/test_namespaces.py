@@ -151,7 +151,7 @@ def test_one_host_id_on_several_hosts(hosts, rank_server, namespaces):
         replies = pool.results()
 
     for text in replies:
-        assert "are on one host by what they say, 'node1'" in text
+        assert "report the same host, 'node1'" in text
         assert "rank 0 (on " in text
         assert "rank 1 (on " in text
         assert f"give {config.HOST_ID} another value on each host, or unset it" in text

@@ -47,6 +47,7 @@ def expected(count, lost, epoch=1):
 # --- ranks that are killed ------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize(
     ("placed", "victims"),
     [
@@ -115,6 +116,7 @@ def test_nothing_is_left_over(fresh):
     assert results(fresh("aabb", lose), [2]) == [[]] * 3
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize(
     ("placed", "victims"), [("ab", [0]), ("aabb", [0, 1]), ("aabb", [0, 2]), ("abc", [1, 2])]
 )
@@ -160,6 +162,7 @@ def lose_link(comm, ready):
         return type(error), time.monotonic() - start, str(minority), left_over()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("placed", "cut"), [("aab", "b"), ("abc", "a"), ("aabb", "b")])
 def test_a_cut_link(hosts, rank_server, namespaces, tmp_path, placed, cut):
     """The majority goes on, or the half with rank 0; the others raise, both in time."""
@@ -198,6 +201,7 @@ def test_a_cut_link(hosts, rank_server, namespaces, tmp_path, placed, cut):
 # --- ranks that are stopped, late, or leave -------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("late", [0, 1, 2, 3])
 def test_a_stopped_rank_is_left_behind(hosts, rank_server, late):
     def stop(comm):
@@ -241,6 +245,7 @@ def test_ranks_come_at_different_times(fresh):
     assert results(fresh("aabbc", come), [1]) == [(each, 3) for each in expected(5, [1])]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("away", [0, 1, 2])
 def test_a_rank_that_never_comes_counts_as_lost(fresh, away):
     def stay_away(comm):
@@ -262,6 +267,7 @@ def test_a_rank_that_never_comes_counts_as_lost(fresh, away):
     assert left == [(each, 2) for each in expected(4, [away])]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("who", [0, 1, 3])
 def test_a_rank_that_has_closed(fresh, who):
     def close(comm):
@@ -279,6 +285,7 @@ def test_a_rank_that_has_closed(fresh, who):
     assert left == [(True, each, 2) for each in expected(4, [who])]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_ctrl_c_inside(fresh, who):
     def interrupt(comm):
@@ -359,6 +366,7 @@ MOMENTS = (
 SPEAKING = (after_promising, after_accepting, before_telling)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(("moment", "victim"), MOMENTS)
 def test_a_rank_dies_inside(fresh, moment, victim):
     """Of three hosts with ranks 0 and 1, 3 to 5, and 6; rank 2 was the first that led there."""

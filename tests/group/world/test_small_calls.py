@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -22,7 +23,6 @@ from gpucoll.calls.work import Work
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 
 SHAPES = ["ab", "aab", "abc", "abcde", "abcdefgh"]
-MARK = b"what will be unpickled"
 
 
 def add(comm, out=None):
@@ -181,6 +181,7 @@ def mix(comm, seed):
     half.close()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_calls_of_all_kinds(hosts, placed):
     hosts.call(placed, mix, len(placed))
@@ -192,6 +193,7 @@ def mix_encrypted(comm):
     return differ(comm, "all_gather", 1)[1]
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aab", "abc"])
 def test_everything_over_the_links(hosts, tmp_path, placed):
     """With TLS, which compiled code cannot speak."""
@@ -201,9 +203,11 @@ def test_everything_over_the_links(hosts, tmp_path, placed):
 
 
 def look_for_objects(comm):
-    comm.all_gather_object(MARK)
-    comm.broadcast_object(MARK, root=0)
-    return MARK in comm._group.exchanges._held.tobytes()
+    mark = secrets.token_hex(16)  # one that memory of earlier calls does not hold
+    marks = comm.all_gather_object(mark)
+    comm.broadcast_object(mark, root=0)
+    held = comm._group.exchanges._held.tobytes()
+    return any(mark.encode() in held for mark in marks)
 
 
 def test_what_will_be_unpickled_is_never_plain(hosts):
@@ -226,6 +230,7 @@ def kill(comm):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize(("placed", "who"), [("ab", 1), ("abc", 0), ("aab", 2), ("abcde", 3)])
 def test_a_killed_leader(hosts, rank_server, placed, who):
     with rank_server.fork(len(placed)) as pool:
@@ -247,6 +252,7 @@ def stop(comm):
     return add(comm)
 
 
+@pytest.mark.soak
 def test_a_stopped_leader_is_late(hosts, rank_server):
     with rank_server.fork(3) as pool:
         hosts.start(pool, "abc", wait_for, 2, stop, timeout_s=2)

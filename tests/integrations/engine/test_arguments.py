@@ -50,7 +50,7 @@ def test_a_wrong_world_size(integration, world_size, kind):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        ((5, (), None), "a function is needed, not a int"),
+        ((5, (), None), "expected a function; got a int"),
         ((print, "ab", None), "args must be a tuple or list; got 'ab'"),
         ((print, (), [1]), r"kwargs must be a mapping; got \[1\]"),
     ],
@@ -72,7 +72,7 @@ def test_a_wrong_time(value, kind):
     ("options", "text"),
     [
         ([1], r"init must be a mapping of arguments; got \[1\]"),
-        ({"rank": 1, "meet": "x"}, "init must not have rank, meet: the run says it"),
+        ({"rank": 1, "meet": "x"}, "init must not contain rank, meet: the run sets it"),
         ({"devise": 0}, "gpucoll.init has no argument devise"),
     ],
 )

@@ -54,7 +54,7 @@ fails(lambda: MPI.Win.Create_dynamic(comm=comm), NotImplementedError, says="Win.
 fails(lambda: MPI.Win.Create(x), E, error_class=MPI.ERR_COMM)
 window = MPI.Win.Create(x, 8, comm=comm)
 fails(lambda: window.Put(y, size), E, error_class=MPI.ERR_RANK)
-fails(lambda: window.Put(y, 0, 1), E, error_class=MPI.ERR_RMA_RANGE, says="reach from byte 8 to 40")
+fails(lambda: window.Put(y, 0, 1), E, error_class=MPI.ERR_RMA_RANGE, says="span bytes 8 to 40")
 fails(lambda: window.Get(y, 0, -1), E, error_class=MPI.ERR_RMA_RANGE)
 fails(lambda: window.Accumulate(y, 0, op=MPI.BAND), E, error_class=MPI.ERR_OP)
 fails(lambda: window.Put(y[::2], 0), E, BufferError)
@@ -113,12 +113,14 @@ comm.Set_errhandler(MPI.ERRORS_RETURN)
 )
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("program", [BAD, MISMATCH, HANDLER], ids=["bad", "mismatch", "handler"])
 def test_errors(program, run_program):
     done = run_program(program, 2)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.soak
 def test_a_deadline(run_program):
     done = run_program(LATE, 2, environment={"GPUCOLL_TIMEOUT_S": "2"})
     assert done.returncode == 0, done.stdout + done.stderr

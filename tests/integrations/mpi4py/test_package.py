@@ -60,6 +60,7 @@ assert both.extent == 48
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.soak
 def test_modules_of_an_installed_mpi4py(run_program, with_mpi4py):
     text = """
 import os, sys
@@ -89,6 +90,7 @@ with futures.MPICommExecutor(MPI.COMM_SELF) as executor:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.soak
 def test_commands_of_an_installed_mpi4py(run_program, with_mpi4py):
     done = run_program("-m", 2, "mpi4py.bench", "helloworld", environment=with_mpi4py)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,6 +101,7 @@ def test_commands_of_an_installed_mpi4py(run_program, with_mpi4py):
     assert "MPI.Abort(3) on rank 1 of 2" in done.stderr
 
 
+@pytest.mark.soak
 def test_pools_of_mpi4py(run_program, with_mpi4py, tmp_path):
     """`-m mpi4py.futures` makes workers of all ranks but the first; so does MPICommExecutor."""
     program = tmp_path / "pool.py"

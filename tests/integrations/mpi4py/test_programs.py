@@ -9,6 +9,7 @@ import pytest
 PROGRAMS = Path(__file__).with_name("programs")
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("name", "n_ranks"),
     [

@@ -112,7 +112,7 @@ def test_large_results_and_arguments(cluster):
     ("options", "text"),
     [
         ({}, "give world_size or placement_group"),
-        ({"world_size": 2, "num_cpus": 0}, "each worker must take something of the cluster"),
+        ({"world_size": 2, "num_cpus": 0}, "each worker must reserve some resource"),
         ({"world_size": 2, "strategy": "RANDOM"}, "strategy must be one of PACK.*got 'RANDOM'"),
     ],
 )
@@ -122,7 +122,7 @@ def test_wrong_arguments(cluster, options, text):
 
 
 def test_a_cluster_without_room(cluster):
-    text = "no room for 2 workers of 1 CPU, 1 GPU each within 1 s; free are .* CPU"
+    text = "no room for 2 workers of 1 CPU, 1 GPU each within 1 s; free: .* CPU"
     with pytest.raises(gpucoll.DeadlineError, match=text):
         Workers(2, num_gpus=1, ready_s=1)
 

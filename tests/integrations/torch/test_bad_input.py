@@ -36,7 +36,7 @@ def cases():
         ),
         "indivisible": (
             lambda: dist.all_to_all_single(ones, torch.ones(3), [2, 2], None),
-            "3 rows of input cannot be parted",
+            "3 rows of input cannot be divided",
         ),
         "sparse moved": (lambda: dist.broadcast(sparse, 0), "to_dense"),
         "sparse op": (lambda: dist.all_reduce(sparse.clone(), dist.ReduceOp.MAX), "op 'max'"),
@@ -48,11 +48,11 @@ def cases():
                 torch.ones(size, dtype=torch.complex32),
                 dist.ReduceOp.PRODUCT,
             ),
-            r"prod is not defined for complex32: .*x.to\(torch.complex64\)",
+            r"prod is not supported for complex32: .*x.to\(torch.complex64\)",
         ),
         "largest of pairs": (
             lambda: dist.reduce(torch.ones(2, dtype=torch.complex32), 0, dist.ReduceOp.MAX),
-            "max is not defined for complex32",
+            "max is not supported for complex32",
         ),
         "bool": (
             lambda: dist.all_reduce(ones.bool(), dist.ReduceOp.AVG),
@@ -214,7 +214,7 @@ def reduce_one():
     [("cpu:gloo,cuda:gpucoll", "cpu:gloo"), ("cpu:gpucoll,cuda:nccl", "cuda:nccl")],
 )
 def test_another_backend_for_one_device_is_refused(groups, mix, other):
-    text = f'serves a group alone, .* got "{other}" .*new_group'
+    text = f'must serve a group alone, .* got "{other}" .*new_group'
     with pytest.raises(gpucoll.ArgumentError, match=rf"rank \d of 2: .*{text}"):
         groups.call(2, reduce_one, backend=mix)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gpucoll import config
+from gpucoll import config, progress
 from gpucoll.backends import precompile
-from gpucoll.kernels.cpu import cache_key
+from gpucoll.kernels.cpu import cache, cache_key
 from gpucoll.kernels.cpu.cache_key import COMPILED_FOLDERS
+from gpucoll.kernels.cpu.loop_files import FolderLock
+from gpucoll.terminal import ERASE_LINE
 
 CPUINFO = """\
 processor\t: 0
@@ -82,6 +86,7 @@ class TestKey:
             source.write("\n")
         assert self.name(copy) != cache_key.key()
 
+    @pytest.mark.soak(quick=1)
     @pytest.mark.parametrize("variable", ["NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT"])
     def test_settings_that_make_other_code(self, copy, variable):
         assert self.name(copy, **{variable: "1"}) != self.name(copy)
@@ -93,6 +98,7 @@ class TestKey:
         monkeypatch.setattr(cache_key, "processor", lambda: "another one")
         assert cache_key.key.__wrapped__() != usual
 
+    @pytest.mark.soak(quick=2)
     @pytest.mark.parametrize(
         ("name", "file"), [("numba", "_version"), ("llvmlite", "_version"), ("numpy", "version")]
     )
@@ -164,12 +170,20 @@ else:
     print("for itself", flush=True)
 """
 LOAD = """\
-import importlib, subprocess, sys
+import importlib, os, subprocess, sys, threading
+from gpucoll import progress
 from gpucoll.kernels.cpu import cache, jit
+progress.QUIET_S = progress.EVERY_S = 0 if "SHOWN" in os.environ else 60
+asked = threading.Event()
 class Compiler:
     def compile(self, name):
         importlib.import_module(name)
         jit.compile_module(name)
+        if cache.building() and name == "loops_d" and "SHOWN" in os.environ:
+            asked.wait(10)  # for the thread that shows it
+    def extent(self, folder):
+        asked.set()
+        return "some of 4 functions"
     def compile_elsewhere(self, folder):
         return subprocess.Popen(["true"])
     def link(self, library):
@@ -227,10 +241,7 @@ class TestPlace:
         assert done == ["compiled"] * 4
         assert folder.parent == machine.home / ".cache" / "gpucoll"
         assert [folder.stat().st_mode & 0o777 for folder in (folder, folder.parent)] == [0o700] * 2
-        assert len(said) == 2
-        assert said[0].startswith("gpucoll: compiling the CPU kernels once for this machine")
-        assert said[1].startswith("gpucoll: compiled the CPU kernels in ")
-        assert said[1].endswith(f"into {folder}")
+        assert said == []  # it takes no second
         assert machine.run() == (["loaded"] * 4, folder, [])
 
     def test_xdg(self, machine, tmp_path):
@@ -328,18 +339,68 @@ class TestPlace:
         first, second = lines[:5], lines[5:]
         assert first == ["compiled"] * 4 + [str(folder)]
         assert second == ["loaded"] * 4 + [str(folder)]
-        assert len(said) == 2
+        assert len(said) == 1
         assert not list(machine.temporary.iterdir())
 
 
 class TestCompiling:
     def test_many_at_once(self, machine):
-        processes = [machine.start() for _ in range(6)]
+        processes = [machine.start(SHOWN="1") for _ in range(6)]
         answers = [process.communicate(timeout=60) for process in processes]
         done = sorted(out.splitlines()[0] for out, _ in answers)
         assert done == ["compiled"] + ["loaded"] * 5
-        assert len([line for _, err in answers for line in err.splitlines()]) == 2
+        assert len([err for _, err in answers if err]) == 1  # from the one that compiles
 
+    def test_shows_how_far_it_is(self, machine):
+        done, folder, said = machine.run(SHOWN="1")
+        assert done == ["compiled"] * 4
+        *lines, end = (re.sub(r"\d+ s", "N s", line) for line in said)
+        assert {*lines} - {"gpucoll: compiling for this machine, once, N s"} == {
+            "gpucoll: compiling for this machine, once: some of 4 functions, N s"
+        }
+        assert end == f"gpucoll: compiled the CPU kernels in N s, into {folder}"
+        assert machine.run(SHOWN="1")[2] == []
+
+    def test_shows_it_in_one_line_of_a_terminal(self, machine):
+        master, slave = os.openpty()
+        environment = {**machine.environment, "SHOWN": "1", "TERM": "xterm", "COLUMNS": "60"}
+        command = [sys.executable, "-c", LOAD]
+        with open(master, "rb", buffering=0) as screen:
+            with open(slave, "w") as stderr:
+                subprocess.run(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=stderr, timeout=60
+                )
+            shown = b""
+            with contextlib.suppress(OSError):  # a terminal's end
+                while data := screen.read(4096):
+                    shown += data
+        *drawn, end = shown.decode().removesuffix("\r\n").split(ERASE_LINE)
+        assert not any("\n" in text or len(text) > 59 for text in drawn)
+        assert "gpucoll: compiling for this machine, once: some of 4 functi" in drawn
+        assert end.startswith("gpucoll: compiled the CPU kernels in ")
+
+    def test_is_told_to_show_nothing(self, machine):
+        code = "import threading; threading.Event.wait = lambda *_: True\n" + LOAD
+        assert machine.run(code, SHOWN="1", GPUCOLL_PROGRESS="0")[2] == []
+
+    @pytest.mark.parametrize("is_alone", [False, True])
+    def test_one_that_waits_alone_shows_it(self, monkeypatch, tmp_path, is_alone):
+        shown: list[str] = []
+        before = progress.show_by(lambda text, stays: shown.append(text))
+        monkeypatch.setattr(progress, "QUIET_S", 0.0)
+
+        class Lock(FolderLock):
+            def take(self, *, alone, limit_s=None):
+                if limit_s is None and is_alone:
+                    assert progress._turn.locked()
+                return limit_s is None
+
+        cache._take(Lock(tmp_path), is_alone, alone=True)
+        progress.show_by(before)
+        assert bool(shown) is is_alone
+        assert set(shown) <= {f"{progress.WAITING}, 0 s", ""}
+
+    @pytest.mark.soak(quick=1)
     @pytest.mark.parametrize("size", [0, 7])
     def test_many_at_once_find_it_damaged(self, machine, size):
         _, folder, _ = machine.run()
@@ -350,7 +411,7 @@ class TestCompiling:
         done = sorted(out.splitlines()[0] for out, _ in answers)
         assert done == ["compiled"] + ["loaded"] * 3
         said = [line for _, err in answers for line in err.splitlines()]
-        assert len(said) == 2
+        assert len(said) == 1
         assert said[0].startswith("gpucoll: compiling the CPU kernels again")
         assert str(folder) in said[0]
         assert "loops_a.nbi is " + ("damaged" if size else "empty") in said[0]
@@ -402,8 +463,8 @@ class TestCompiling:
         )
         done, _, said = machine.run(code)
         assert done == ["for itself"] * 4
-        assert said[1].endswith("No space left on device")
-        assert "but cannot keep them" in said[1]
+        assert said[0].endswith("No space left on device")
+        assert "but cannot keep them" in said[0]
 
     def test_a_failed_write_that_names_no_file(self, machine):
         code = (
@@ -412,8 +473,9 @@ class TestCompiling:
             "loop_files.publish = publish\n" + LOAD
         )
         _, _, said = machine.run(code)
-        assert said[1].endswith("but cannot keep them: No space left on device")
+        assert said[0].endswith("but cannot keep them: No space left on device")
 
+    @pytest.mark.soak(quick=1)
     @pytest.mark.parametrize("is_named", [False, True])
     def test_a_launcher_without_room_compiles_once(self, machine, tmp_path, is_named):
         """Ranks then load what it has compiled, which lies elsewhere for as long."""
@@ -435,11 +497,13 @@ class TestCompiling:
         usual = tmp_path / "named" if is_named else machine.home / ".cache" / "gpucoll"
         assert "for this run alone (10 s to a minute), since there is no folder" in said[0]
         assert f"{usual}: File too large" in said[0]
-        assert len(said) == 2
+        assert len(said) == 1
 
     def test_without_standard_error(self, machine):
-        done, _, said = machine.run("import os\nos.close(2)\n" + LOAD)
+        """What is opened then has its number, and gets nothing of the progress."""
+        done, folder, said = machine.run("import os\nos.close(2)\n" + LOAD, SHOWN="1")
         assert (done, said) == (["compiled"] * 4, [])
+        assert folder.with_name(f"{folder.name}.lock").read_bytes() == b""
 
     def test_a_second_init_looks_at_nothing(self, machine):
         code = LOAD + (
@@ -478,7 +542,7 @@ class TestLibrary:
         failing = LOAD.replace("        pass\n", "        raise ValueError('no linker for this')\n")
         done, folder, said = machine.run(failing)
         assert done == ["compiled"] * 4
-        assert said[1].endswith(f"into {folder}, but ranks will start slowly: no linker for this")
+        assert said[0].endswith(f"into {folder}, but ranks will start slowly: no linker for this")
         assert machine.run(failing) == (["loaded"] * 4, folder, [])
 
 
@@ -501,6 +565,7 @@ class TestNumba:
         (tmp_path / "modules" / "loops_a.py").write_text(LOOP)
         return machine
 
+    @pytest.mark.soak
     def test_is_loaded_from_there_and_nowhere_else(self, machine, tmp_path):
         numba_dir = tmp_path / "numba"
         done, folder, _ = machine.run(NUMBA_CACHE_DIR=str(numba_dir))
@@ -514,6 +579,7 @@ class TestNumba:
         path = machine.environment["PYTHONPATH"].replace(str(modules), str(tmp_path / "moved"))
         assert machine.run(PYTHONPATH=path) == (["42 1"], folder, [])
 
+    @pytest.mark.soak
     @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
     def test_is_compiled_where_a_file_is_damaged_while_it_is_loaded(self, machine, suffix):
         machine.run()
@@ -531,6 +597,7 @@ class TestNumba:
         assert len(said) == 1
         assert "was changed just now" in said[0]
 
+    @pytest.mark.soak
     def test_a_module_that_is_imported_by_itself_serves(self, machine):
         """It neither writes what nobody would look for, nor loads what was not looked at."""
         code = "import loops_a\nfrom gpucoll.kernels.cpu import cache\nprint(cache.cache_folder())"

@@ -93,6 +93,7 @@ def is_vectorised(dtype: str, op: str) -> bool:
     return not (is_complex and op == "prod") and not (is_integer and op == "avg")
 
 
+@pytest.mark.soak
 def test_reduce_kernels(processor):
     for dtype, op in covering(9):
         element = elements.elements.__wrapped__()[dtype]  # the cached ones are this machine's
@@ -118,6 +119,7 @@ def test_string_copy_is_the_instruction(processor):
     assert re.search(r"rep[\s;]+movsb", assembly(text, processor))
 
 
+@pytest.mark.soak(quick=1)
 def test_conversion_kernels(processor):
     for source, dtype in zip(CONVERTIBLE, (*CONVERTIBLE[1:], CONVERTIBLE[0]), strict=True):
         for scales in (False, True):
@@ -125,6 +127,7 @@ def test_conversion_kernels(processor):
             check_kernel(text, processor, f"{source} to {dtype}", is_vector=True)
 
 
+@pytest.mark.soak(quick=1)
 def test_quantisation_kernels(processor):
     for name in WIRE_FORMATS:
         functions = [emit_dequantise(name, divides=divides) for divides in (False, True)]
@@ -175,6 +178,7 @@ def arm_loops(arm_code):
     return {name: arm_code["entries"][f"{module}.{name}"] for module, name in LOOPS}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [name for _, name in LOOPS])
 def test_loops_for_arm(arm_loops, name):
     text = arm_loops[name]
@@ -190,6 +194,7 @@ def test_loops_for_arm(arm_loops, name):
     assert not {symbol for symbol in called if not symbol.startswith(MAY_BEGIN_WITH)} - MAY_CALL
 
 
+@pytest.mark.soak
 def test_arm_loops_signal_and_wait_by_futex(arm_loops):
     assert "@syscall(i64 98" in arm_loops["wait_long"]
     assert "llvm.aarch64.hint" in arm_loops["reduction_loop"]

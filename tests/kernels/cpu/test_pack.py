@@ -84,6 +84,7 @@ def test_every_dtype_as_it_is(alignment_bytes):
     check(DTYPES, alignment_bytes=alignment_bytes, counts=COUNTS + COUNTS)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("scale", [None, 0.37, -(2.0**-130), 3e38])
 @pytest.mark.parametrize("dtype", CONVERTIBLE)
 def test_conversion(dtype, scale):

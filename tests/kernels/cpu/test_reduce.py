@@ -55,6 +55,7 @@ def check(dtype, op, size, n_sources, n_destinations=1, offset=0, *, in_place=Fa
             assert_same(source.array, content, f"source of {where}")
 
 
+@pytest.mark.soak(quick=60)
 @pytest.mark.parametrize(("dtype", "op"), ALLOWED)
 def test_against_the_reference(dtype, op):
     turns = zip(

@@ -78,6 +78,7 @@ def check(dtype, op, size, n_sources, offset=0, *, in_place=False, exclusive=Fal
             assert_same(source.array, content, f"source of {where}")
 
 
+@pytest.mark.soak(quick=13)
 @pytest.mark.parametrize(
     ("dtype", "op", "exclusive"),
     [(*pair, False) for pair in ALLOWED]

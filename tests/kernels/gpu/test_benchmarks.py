@@ -62,6 +62,7 @@ def test_groups():
     assert set(GROUPS) == set(gpu_benchmarks.GROUPS)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_case_runs(group, monkeypatch, host_launcher):

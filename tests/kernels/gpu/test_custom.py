@@ -89,7 +89,7 @@ def test_mathematics(compile_kernel):
 @pytest.mark.parametrize(
     ("function", "dtype", "text"),
     [
-        (lambda a, b: a / b, "int32", "it makes float64"),
+        (lambda a, b: a / b, "int32", "its function returns float64"),
         (lambda a, b: a.missing, "int8", "Unknown attribute 'missing'"),
     ],
 )

@@ -49,6 +49,7 @@ def check_quantise(x, block_format, *, offset=0, blocks=None, where="", **option
     return message.array
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", [None, SEED], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("block_format", FORMATS)
 def test_quantise(block_format, seed):

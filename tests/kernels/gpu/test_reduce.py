@@ -64,6 +64,7 @@ def boundaries(dtype: str) -> list[int]:
     return sorted({0, 1, 2, 3} | {count + step for count in near for step in (-1, 0, 1)})
 
 
+@pytest.mark.soak(quick=48)
 @pytest.mark.parametrize(("dtype", "op"), ALLOWED)
 def test_against_the_reference(dtype, op):
     turns = itertools.cycle(

@@ -194,7 +194,7 @@ def test_a_ca_in_between(named, authority, tmp_path):
     between = authority.below("between")
     made = between.environment(ca=authority)
     named(**made)
-    assert "the same on every rank; what lies between the two belongs into" in refusal()
+    assert "the same on every rank; intermediate certificates belong into" in refusal()
 
     path = tmp_path / "chain.pem"
     parts = [Path(made[config.TLS_CERT]), between.certificate]

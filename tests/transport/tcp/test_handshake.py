@@ -172,7 +172,7 @@ def test_another_secret(secret, who_differs):
 
 def test_an_end_without_a_secret_is_not_made():
     for secret in (b"", b"fifteen bytes.."):
-        with pytest.raises(ArgumentError, match=r"16 are the least.*secrets\.token_hex"):
+        with pytest.raises(ArgumentError, match=r"at least 16 are needed.*secrets\.token_hex"):
             connecting(secret)
 
 

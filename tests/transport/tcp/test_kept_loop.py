@@ -41,6 +41,7 @@ def test_who_needs_it_next_imports_no_compiler(kept):
     assert not modules_after(USES) & {"numba", "llvmlite"}
 
 
+@pytest.mark.soak
 def test_a_damaged_one_is_made_anew(kept):
     good = kept.read_bytes()
     kept.write_bytes(good[:1000] + b"?" + good[1001:])
@@ -56,6 +57,7 @@ def test_one_host_has_none_of_it(kept):
     assert "gpucoll.kernels.cpu.kept_loops" not in modules
 
 
+@pytest.mark.soak
 def test_processes_that_need_it_at_once(kept):
     """One compiles, and the others wait for it."""
     kept.unlink()

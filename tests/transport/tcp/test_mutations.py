@@ -78,6 +78,7 @@ def run_of(role):
     return one, other.take(one.start() + proof)
 
 
+@pytest.mark.soak(quick=1)
 @SEEDS
 def test_handshakes_towards_the_accepting_end(seed, monkeypatch):
     rng = random.Random(seed)
@@ -91,6 +92,7 @@ def test_handshakes_towards_the_accepting_end(seed, monkeypatch):
         assert not end.is_done or changed[: len(said)] == said
 
 
+@pytest.mark.soak(quick=1)
 @SEEDS
 def test_handshakes_towards_the_connecting_end(seed, monkeypatch):
     rng = random.Random(seed)
@@ -104,6 +106,7 @@ def test_handshakes_towards_the_connecting_end(seed, monkeypatch):
         assert not end.is_done or changed[: len(answer)] == answer
 
 
+@pytest.mark.soak(quick=1)
 @SEEDS
 def test_hellos_towards_the_connecting_end(seed, monkeypatch):
     """It sends its proof to whoever greets it, but what comes then is no proof for it."""
@@ -119,6 +122,7 @@ def test_hellos_towards_the_connecting_end(seed, monkeypatch):
         assert not one.is_done
 
 
+@pytest.mark.soak(quick=1)
 @SEEDS
 def test_frames(seed):
     rng = random.Random(seed)

@@ -120,12 +120,12 @@ def test_too_long_for_the_other_end():
     seal, opening = sealed_pair(most_bytes=100)
     assert opening.take(seal.seal(bytes(100))) == [bytes(100)]
     header = seal.seal(bytes(101))[:4]
-    assert "announced a frame of 101 bytes where 100 are the most" in refusal(opening, header)
+    assert "announced a frame of 101 bytes, but the limit is 100" in refusal(opening, header)
 
 
 def test_too_long_to_be_sent():
     seal, opening = Seal(KEY, 3), Opening(KEY, 100)
-    with pytest.raises(ArgumentError, match="4 bytes, where the connection takes 3"):
+    with pytest.raises(ArgumentError, match="4 bytes, but the connection's limit is 3"):
         seal.seal(b"0123")
     assert opening.take(seal.seal(b"012")) == [b"012"]
 

@@ -91,7 +91,7 @@ def test_both(file, monkeypatch):
 
 def test_too_short(file, monkeypatch):
     file.write_text("fifteen bytes..\n")
-    refused(str(file), "15 bytes, where 16 are the least", "secrets.token_hex(32)")
+    refused(str(file), "15 bytes, but at least 16 are needed", "secrets.token_hex(32)")
     file.write_text("")
     refused("0 bytes")
     monkeypatch.delenv("GPUCOLL_SECRET_FILE")
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_read(file):
 def test_what_mends_a_missing_one():
     error = missing_secret_error("rank 1 of 4")
     assert isinstance(error, AuthenticationError)
-    for text in ("rank 1 of 4 is", "GPUCOLL_SECRET,", "GPUCOLL_SECRET_FILE", "token_hex(32)"):
+    for text in ("rank 1 of 4 must", "GPUCOLL_SECRET,", "GPUCOLL_SECRET_FILE", "token_hex(32)"):
         assert text in str(error)
 
 

@@ -56,12 +56,14 @@ def everywhere(monkeypatch, secure):
     monkeypatch.setattr(endings, "Ends", make)
 
 
+@pytest.mark.soak(quick=6)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("count", plain.SIZES)
 def test_ring(everywhere, size, count):
     plain.test_ring(size, count)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("schedule", ["recursive_doubling", "halving_doubling"])
 @pytest.mark.parametrize("count", [0, 1, 65_537, 3_000_000])
 def test_in_place_with_partners(everywhere, schedule, count):
@@ -79,6 +81,7 @@ def test_rotation_in_place(everywhere, size, buffer_bytes):
     plain.test_rotation_in_place("tcp", size, buffer_bytes)
 
 
+@pytest.mark.soak(quick=1)
 def test_other_schedules(everywhere):
     plain.test_bruck(5, 300_001)
     plain.test_chain(2 << 20, 7, 1)
@@ -95,6 +98,7 @@ def test_other_schedules(everywhere):
     plain.test_nobody_passes_a_barrier_alone()
 
 
+@pytest.mark.soak(quick=23)
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_drawn_schedules(secure, seed):
     size, item_bytes = 2 + seed % 4, 4

@@ -37,6 +37,7 @@ def noise(count: int, size: int) -> list[np.ndarray]:
     return [rng.standard_normal(count).astype(np.float32) for _ in range(size)]
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("count", SIZES)
 def test_ring(size, count):
@@ -49,6 +50,7 @@ def test_ring(size, count):
         assert array.tobytes() == expected[0].tobytes()
 
 
+@pytest.mark.soak(quick=5)
 @pytest.mark.parametrize("schedule", ["recursive_doubling", "halving_doubling"])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("count", SIZES)
@@ -198,6 +200,7 @@ def test_what_forwards_does_not_wait_for_all_of_it():
     assert array.sum() == len(half)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("block_bytes", [0, 3, 5 << 20])
@@ -212,6 +215,7 @@ def test_pairwise_exchange_in_place(kind, size, block_bytes):
         np.testing.assert_array_equal(array, right)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("buffer_bytes", [0, SMALL])

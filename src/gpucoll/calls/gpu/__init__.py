@@ -1,1 +1,1 @@
-"""The same for GPU arrays: calls on streams, and what is kept of calls made before."""
+"""Calls on GPU arrays: they run on streams, and calls made before are cached."""

@@ -1,12 +1,12 @@
-"""Calls on GPU arrays like those that were made before: nothing is left to prepare but addresses.
+"""Cached calls on GPU arrays: for repeated calls, only addresses are left to prepare.
 
-A training step makes the same few kinds of call again and again: collective, op, root, dtype,
-shape, device. The first of a kind goes the long way, with all its checks and errors, and leaves a
-`CachedCall`: in one compiled step where it came down to one function of the library's, else with
-what is enqueued kept by addresses. The next one only takes the fingerprint of its arrays; whatever
-is not exactly as it was then goes the long way again. Nothing ever has to be forgotten: what is
-kept by addresses is right for whatever arrays are there, streams are none of it, and the
-communicator's state is looked at each time.
+A training step repeats the same few kinds of call: collective, op, root, dtype, shape, device. The
+first call of a kind takes the slow path, with all its checks and errors, and leaves a `CachedCall`:
+as one compiled step if it came down to one function of the library, otherwise as a `RepeatedCall`,
+which keeps what is enqueued by addresses. The next call only computes the fingerprint of its
+arrays; a call that differs in any way takes the slow path again. Nothing ever has to be
+invalidated: what is kept by addresses is right for any arrays there, streams are not part of it,
+and the communicator's state is checked every time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a communicator without GPUs needs none of it
 
 _WITH_COUNTS = frozenset(WITH_COUNTS)
 _MOST = 1024
-"""How many are kept for a type of array, as of signatures."""
+"""How many are kept for each type of array, like the number of signatures kept."""
 
 
 class CachedCall(NamedTuple):
@@ -41,7 +41,7 @@ class CachedCall(NamedTuple):
     source_bytes: int
     destination_bytes: int
     make: Callable[[], Destination] | None
-    """Makes what the result goes to, where the user gives nothing."""
+    """Makes the destination, if the user gives none."""
 
 
 class CachedCalls:
@@ -50,16 +50,16 @@ class CachedCalls:
     Parameters
     ----------
     library : Library
-        What serves such arrays.
+        The library of these arrays.
     device : Device
-        The communicator's.
+        The communicator's device.
     """
 
     def __init__(self, library: Library, device: Device) -> None:
         self._fingerprint = fingerprint_of(library)
         self._complete = library.complete
         self._device = device if streams.forgets_freed_memory(library) else None
-        """Asked whether the memory is still there."""
+        """The device, if it must be asked whether the memory still exists."""
         self._kept: dict[Hashable, CachedCall] = {}
 
     def learn(
@@ -70,7 +70,7 @@ class CachedCalls:
         made: Prepared,
         connected: GpuBackend,
     ) -> None:
-        """Keep a call that has gone the long way, if there can be one."""
+        """Cache a call that has taken the slow path, if it can be cached."""
         found = self._look(collective, x, given)
         if found is None or found[0] in self._kept:
             return
@@ -83,7 +83,7 @@ class CachedCalls:
             and source.address < destination.address + destination.size_bytes
             and destination.address < source.address + source.size_bytes
         ):
-            return  # in place as a block, which may be done otherwise
+            return  # in place as a block, which may take another path
         signatures = connected.signatures([request])
         launches = connected.launches([request], ())
         compiled_call = connected.compiled_call(collective.spelled, signatures, launches)
@@ -108,9 +108,9 @@ class CachedCalls:
     def _look(
         self, collective: Collective, x: Any, given: dict[str, Any]
     ) -> tuple[Hashable, int, int] | None:
-        """Return what kind of call this is, and the addresses of x and of `out` (0: there is none).
+        """Return the kind of a call, and the addresses of x and of `out` (0 if there is none).
 
-        None where the arrays must be looked at in full, or their rows are counted.
+        None if the arrays need the full checks, or if rows are counted.
         """
         seen, out = self._fingerprint(x), given.get("out")
         if seen is None or (collective in _WITH_COUNTS and _has_counts(given)):
@@ -124,7 +124,7 @@ class CachedCalls:
             if type(out) is not type(x) or (seen := self._fingerprint(out)) is None:
                 return None
             out_sort, destination = seen
-        root = given.get("root")  # and its type, for False is 0
+        root = given.get("root")  # the key has its type, too, because False equals 0
         key = collective, given.get("op"), root, type(root), sort, out_sort
         return key, source, destination
 
@@ -136,14 +136,14 @@ class CachedCalls:
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        """Make a call of a known kind; None: nothing was done, it has to go the long way."""
+        """Repeat a call of a known kind; None: nothing was done, and it needs the slow path."""
         found = self._look(collective, x, given)
         if found is None:
             return None
         key, source, destination = found
         try:
             cached_call = self._kept.get(key)
-        except TypeError:  # something that cannot be a key is no argument either
+        except TypeError:  # an argument that cannot be hashed is invalid anyway
             return None
         if cached_call is None:
             return None
@@ -157,7 +157,7 @@ class CachedCalls:
             and source < destination + destination_bytes
             and destination < source + source_bytes
         ):
-            return None  # in place, or an error
+            return None  # in place as a block, or an error
         if not source or not destination:
             return None
         if self._device is not None and not _are_there(self._device, source, destination):
@@ -186,7 +186,7 @@ def _has_counts(given: dict[str, Any]) -> bool:
 
 
 class CallCache(dict[type, CachedCalls]):
-    """A communicator's cached calls, by the type of the array that is read."""
+    """A communicator's cached calls, by the type of the input array."""
 
     def learn(
         self,
@@ -196,7 +196,7 @@ class CallCache(dict[type, CachedCalls]):
         made: Prepared,
         connected: GpuBackend,
     ) -> None:
-        """Keep a call that has gone the long way, if there can be one."""
+        """Cache a call that has taken the slow path, if it can be cached."""
         request, library = made.request, made.template.library
         if (
             request.source is None

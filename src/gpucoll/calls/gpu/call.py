@@ -1,4 +1,4 @@
-"""One call on GPU arrays, as its arrays were given."""
+"""One call on GPU arrays, in terms of the arrays that the user passed."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gpucoll.backends.protocol import MessageRequest, Request
 
 @dataclass
 class GpuCall:
-    """One call as its arrays were given: what to move, and how its result is made.
+    """One call on GPU arrays: what it moves, and how its result is made.
 
     Attributes
     ----------
     name : str
-        What the user called.
+        The name of the call.
     requests : list of Request
-        Collectives; empty for messages.
+        The collectives of the call; empty for messages.
     messages : list of MessageRequest
     finish : callable
-        Called once after the call is issued (or waited for): returns what the user gets.
+        Called once after the call is issued (or waited for); returns the user's result.
     template : Template
-        Of its arrays: device, library, current stream.
+        The template of its arrays: device, library, current stream.
     is_own : bool
         Whether all of the memory is the user's.
     stream : stream, optional
-        Where to run instead of the library's current stream.
+        The stream to run on. Default: the library's current stream.
     timeout_s : float, optional
-        How long it may take from its start on.
+        How long it may take after its start.
     """
 
     name: str
@@ -45,32 +45,32 @@ class GpuCall:
     stream: Any = None
     timeout_s: float | None = None
     address: int = field(init=False)
-    """Of the stream."""
+    """The address of the stream."""
 
     def __post_init__(self) -> None:
         current = self.template.stream
-        is_given = self.stream is not None and not self.is_on_host  # whose arrays know no streams
+        is_given = self.stream is not None and not self.is_on_host  # host arrays have no streams
         self.address = streams.address_of(self.stream) if is_given else current
 
     @property
     def is_on_host(self) -> bool:
-        """Whether its arrays lie in host memory: of a communicator with ``mixed=True``."""
+        """Whether its arrays are in host memory, on a communicator with ``mixed=True``."""
         return self.template.device == HOST_ARRAYS
 
     @property
     def must_complete(self) -> bool:
-        """Whether it has to be done before its arrays can be used: nothing orders that after it."""
+        """Whether the call must be done before its arrays can be used, as no stream orders that."""
         return self.is_on_host or not streams.is_stream_ordered(self.template.library)
 
     def on_stream(self, address: int) -> GpuCall:
-        """Return it with a stream of the communicator's: of host arrays, which have none."""
+        """Return the call, on host arrays, with a stream of the communicator."""
         made = replace(self, template=self.template._replace(stream=address), stream=None)
         made.address = address
         return made
 
     @property
     def buffers(self) -> list[Buffer]:
-        """All of its memory."""
+        """All memory of the call."""
         found: list[Buffer | None] = [message.buffer for message in self.messages]
         for request in self.requests:
             pairs = request.parts or ((request.source, request.destination),)

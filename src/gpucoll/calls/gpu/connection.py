@@ -1,4 +1,4 @@
-"""From GPUs that could be connected to what calls on GPU arrays go through, and to its end."""
+"""The connection of the ranks' GPUs: made when it is needed, used by calls, released at the end."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError,
 
 
 class Part(NamedTuple):
-    """What a communicator hands on of its GPU connection to one that is divided from it."""
+    """The GPU connection that a communicator hands on to one that `split` or `duplicate` makes."""
 
     divided: Divided
     pick: Pick
 
     def abort(self) -> object:
-        """Let go of it, where no communicator comes of it."""
+        """Release it, if no communicator is made with it."""
         return self.divided.abort()
 
 
 class GpuConnection:
-    """The ranks' GPUs as one communicator sees them: to be connected, connected, or refused.
+    """The ranks' GPUs in one communicator: not connected yet, connected, or refused.
 
     Parameters
     ----------
     runner : Runner
-        Of the ranks' calls on the host, and the channel over which they agree.
+        Runs the ranks' calls on the host, and has the channel over which they agree.
     choice : Choice
-        What they agreed on when they met.
+        What the ranks agreed on during the rendezvous.
     wish : Wish
         What this rank's user asked for.
     """
@@ -58,31 +58,31 @@ class GpuConnection:
         self.pick = choice.gpu
         self._wish = wish
         self.refusal = "" if choice.gpu.backend else choice.gpu.reason
-        """Why GPU arrays cannot be moved."""
+        """The reason why GPU arrays cannot be moved; empty if they can."""
         self._connected: GpuBackend | None = None
         self._entering = threading.Lock()
         self.call_cache = CallCache()
-        """Of what is connected."""
+        """The cached calls of this connection."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls are under way."""
+        """Whether calls are in flight."""
         return self._connected is not None and bool(self._connected.issuer.is_busy)
 
     @property
     def is_running(self) -> bool:
-        """Whether some thread is making a call at this moment."""
+        """Whether a thread is making a call at this moment."""
         return self._entering.locked()
 
     # --- connecting -------------------------------------------------------------------------------
 
     def connect(self, number: int | None, timeout_s: float | None = None) -> None:
-        """Connect all ranks' GPUs; every rank calls it.
+        """Connect the GPUs of all ranks. Every rank calls it.
 
         Parameters
         ----------
         number : int or None
-            This rank's, as this process numbers it; None: the one of its place on the host.
+            This rank's GPU, by the number that this process uses; None: by its place on the host.
         """
         if self._wish.device is not None:
             number = self._wish.device
@@ -97,7 +97,7 @@ class GpuConnection:
         self._runner.run("connect", task, timeout_s=timeout_s)
 
     def _join(self, number: int | None, timeout_s: float | None) -> GpuBackend:
-        """Connect by what was agreed on, or by what all ranks then take in its place."""
+        """Connect with the backend agreed on, or with one that all ranks take instead."""
         try:
             return self._join_by(self.pick, number, timeout_s)
         except ObstacleError as error:
@@ -125,7 +125,7 @@ class GpuConnection:
         return connected
 
     def _ready(self, call: GpuCall) -> GpuBackend:
-        """Return what is connected; connect it where all ranks make this call."""
+        """Return the backend, connecting it first if all ranks make this call."""
         template = call.template
         if self.refusal:
             raise BackendUnavailableError(
@@ -149,14 +149,14 @@ class GpuConnection:
         return self._connected
 
     def _check_kind(self, kind: str, device: str) -> None:
-        """Raise unless arrays on this kind of device go this way, on this rank."""
+        """Raise unless this communicator moves arrays of this kind of device on this rank."""
         served = self.pick.kinds[self._group.rank]
         if kind == served or (self._wish.mixed and kind == HOST_ARRAYS):
             return
         if served == HOST_ARRAYS:
             raise BackendUnavailableError(
                 f"x lies on {device}, but this rank saw no GPU when it met the others, and takes "
-                "part with host arrays: copy it to the host first, or see why by gpucoll-doctor"
+                "part with host arrays: copy it to the host first; gpucoll-doctor says why"
             )
         raise BackendUnavailableError(
             f"x lies on {device}, but this communicator's backend for GPU arrays is "
@@ -167,7 +167,7 @@ class GpuConnection:
     def _check_arrays(
         self, connected: GpuBackend, name: str, template: Template, buffers: Sequence[Buffer]
     ) -> None:
-        """Raise unless all memory is on this communicator's GPU, and is there."""
+        """Raise unless all memory exists and is on this communicator's GPU."""
         device = connected.device
         asks = streams.forgets_freed_memory(template.library)
         for buffer in buffers:
@@ -177,7 +177,7 @@ class GpuConnection:
                 raise ArgumentError(f"{name}: an array has no memory: was it freed?")
             label = buffer.device
             if label == HOST_ARRAYS:
-                continue  # with mixed=True: `_check_kind` has let it in
+                continue  # with mixed=True, which `_check_kind` has accepted
             if asks or ":" not in label:
                 number = device.device_of(buffer.address)
                 if number is None:
@@ -194,7 +194,7 @@ class GpuConnection:
                 )
 
     def _open(self, name: str) -> GpuBackend:
-        """Return what is connected, for what only this rank does."""
+        """Return the connected backend, for a call of this rank alone."""
         if self.refusal:
             raise BackendUnavailableError(
                 f"{name}: this communicator has no backend for GPU arrays: {self.refusal}"
@@ -215,7 +215,7 @@ class GpuConnection:
             settle()
 
     def close(self, limit_s: float) -> None:
-        """Wait for all calls, so long at most; raise what went wrong, let go of the GPU."""
+        """Wait at most `limit_s` for all calls; raise their failures and release the GPU."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
             self.call_cache = CallCache()
@@ -223,39 +223,39 @@ class GpuConnection:
             connected.close(limit_s)
 
     def note_abort(self) -> None:
-        """End on the GPU what this rank has just given up."""
+        """End, on the GPU, the calls of a communicator that this rank has just given up."""
         if self._connected is not None:
             self._connected.note_abort()
 
     def give_up(self) -> None:
-        """Let go of everything without waiting: at the end of the process, or after an error."""
+        """Release everything without waiting: at the end of the process, or after an error."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
             self.call_cache = CallCache()
             if self._group.is_forked:
-                return  # the GPU is its parent's
+                return  # the GPU belongs to the parent process
             with contextlib.suppress(GpucollError):
                 connected.give_up()
 
     # --- the rest ---------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int, timeout_s: float | None) -> Part | None:
-        """Divide what is connected, as the ranks are; None where nothing is, or for no color."""
+        """Divide the connection like the ranks; None if there is none, or for color None."""
         if self._connected is None:
             return None
         divided = self._connected.split(self._runner.channel, color, key, timeout_s)
         return None if divided is None else Part(divided, self.pick)
 
     def adopt(self, part: Part | None, ranks: Sequence[int]) -> None:
-        """Take over what `split` of the communicator that this one comes from returned.
+        """Take over the connection that `split` of the original communicator returned.
 
-        With the backend that connected it, which alone by itself this one might not have chosen.
+        Its backend is kept, even if this communicator by itself would have chosen another.
 
         Parameters
         ----------
         part : Part or None
         ranks : sequence of int
-            Those of this communicator, as that one numbers them.
+            The ranks of this communicator, by their numbers in the original one.
         """
         if part is not None:
             calls, exits = self._group.enqueued_calls(), self._wish.exits
@@ -265,16 +265,16 @@ class GpuConnection:
             self._connected = module.adopt(self._group, calls, part.divided, exits=exits)
 
     def wish_again(self) -> Wish:
-        """Return what to ask of a communicator in this one's place: the same GPU, if it is known.
+        """Return the wish for a communicator that replaces this one: the same GPU, if it is known.
 
-        The place on the host, by which a rank takes one, may be another after losses.
+        A rank otherwise chooses a GPU by its place on the host, which may differ after losses.
         """
         if self._wish.mixed and self._connected is not None:
             return self._wish._replace(device=self._connected.device.number)
         return self._wish
 
     def describe(self) -> dict[str, str]:
-        """Return what is worth knowing."""
+        """Return facts about the connection, by name."""
         if self._connected is not None:
             facts = {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}"}
             if self._wish.mixed:
@@ -287,14 +287,14 @@ class GpuConnection:
 
 
 def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
-    """Return which GPU the first of these arrays lies on, where the arrays do not say it."""
+    """Return the GPU of the first of these arrays, if the arrays themselves do not name it."""
     addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
     found = (devices.device_of(kind, address) for address in addresses)
     return next((number for number in found if number is not None), None)
 
 
 def _log(text: str) -> None:
-    """Tell the program's log what it could not know before."""
+    """Log a fact that the program could not know before."""
     import logging  # most programs never come here
 
     logging.getLogger("gpucoll").info(text)

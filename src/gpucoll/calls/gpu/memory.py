@@ -1,4 +1,4 @@
-"""Memory on a GPU that the vendor's library knows, as arrays of any library."""
+"""GPU memory that the vendor's library has registered, as arrays of any library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpucoll.backends.gpu.protocol import GpuBackend, Memory
 
 
 class Registration:
-    """Memory of an array that the vendor's library knows; made by `Communicator.register`."""
+    """The registration of an array's memory, as `Communicator.register` makes it."""
 
     def __init__(self, connected: GpuBackend, buffer: Buffer) -> None:
         self._connected = connected
@@ -23,11 +23,11 @@ class Registration:
 
     @property
     def is_open(self) -> bool:
-        """Whether the library knows the memory: not where it has no use for that."""
+        """Whether the memory is registered: not if the library has no use for registration."""
         return self._made is not None and self._made.is_open
 
     def close(self) -> None:
-        """End it, when calls on the array are done. Closing twice does nothing."""
+        """End the registration after calls on the array are done. Closing twice does nothing."""
         if self._made is not None:
             with self._connected.issuer.lock, self._connected.device:
                 self._made.close()
@@ -48,7 +48,7 @@ def empty(
 ) -> Any:
     """Return a new array of a library, or a DeviceArray without a template.
 
-    `allocate` brings the memory: so many bytes.
+    `allocate` returns memory of a given number of bytes.
     """
     of_dtype = template.library.template_of_dtype if template is not None else template_of_dtype
     wanted = of_dtype(dtype, template)

@@ -28,15 +28,15 @@ from gpucoll.wording import another_thread
 
 
 class GpuRunner(GpuConnection):
-    """The part of a communicator that moves GPU arrays; made as a `GpuConnection`."""
+    """The part of a communicator that moves GPU arrays. It is a `GpuConnection`."""
 
     grouped: Collected[GpuCall] | None = None
-    """What is collected while a group is open."""
+    """The calls collected while a group is open."""
 
     # --- calling ----------------------------------------------------------------------------------
 
     def call(self, call: GpuCall, async_op: bool = False, lasting: Any = None) -> Any:
-        """Make a call now, or keep it for the end of the group; return what the user gets."""
+        """Make a call now, or keep it for the end of the group; return the user's result."""
         check_timeout_s(call.timeout_s)
         if self.grouped is not None:
             check_in_group(self.grouped, call.name, async_op, lasting)
@@ -46,28 +46,28 @@ class GpuRunner(GpuConnection):
             connected = self._prepared(call)
             call = _placed(connected, call)
             launches = connected.launches(call.requests, call.messages)
-            if async_op or not call.is_own:  # then other streams come into it
+            if async_op or not call.is_own:  # the call then involves other streams
                 connected.refuse_capture(_stream_call(connected, call, launches, call.address))
             if async_op:
                 return self._issue_beside(connected, call, launches)
             issued = self._issue(connected, call, launches, call.address)
             if call.must_complete:
                 _complete(connected, call, issued)
-            elif not call.is_own:  # the result is looked at, or filled in, on the current stream
+            elif not call.is_own:  # the current stream reads the result, or fills it in
                 connected.issuer.follow(call.template.stream, call.address)
             return call.finish()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuse a second thread."""
-        # Not acquire and try: an interrupt in between would leave it locked for ever.
+        """Refuse calls of a second thread."""
+        # Not acquire() and try: an interrupt between the two would leave the lock locked.
         if self._entering.locked():
             raise another_thread(self._group.rank, self._group.world_size)
         with self._entering:
             yield
 
     def _prepared(self, call: GpuCall) -> GpuBackend:
-        """Return what is connected, once this rank's part of a call is checked."""
+        """Check this rank's part of a call, and return the connected backend."""
         self._group.check_open()
         connected = self._ready(call)
         connected.issuer.raise_failure()
@@ -75,7 +75,7 @@ class GpuRunner(GpuConnection):
         return connected
 
     def _issue_beside(self, connected: GpuBackend, call: GpuCall, launches: Any) -> GpuWork:
-        """Issue on the communicator's own stream, after what is on the caller's now."""
+        """Issue a call on the communicator's own stream, after the work on the caller's stream."""
         issuer = connected.issuer
         stream = call.address if call.is_on_host else issuer.own_stream
         issuer.follow(stream, call.address)
@@ -91,7 +91,7 @@ class GpuRunner(GpuConnection):
         *,
         is_awaited: bool = False,
     ) -> IssuedCall:
-        """Issue one call on a stream, behind what its memory was made on."""
+        """Issue one call on a stream, after the work with which its memory was made."""
         if not call.is_own:
             connected.issuer.follow(stream, call.template.stream)
         stream_call = _stream_call(connected, call, launches, stream)
@@ -99,14 +99,14 @@ class GpuRunner(GpuConnection):
         return connected.issue(stream_call)
 
     def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
-        """Make the calls of a group as one group of the library's."""
+        """Make the calls of a group as one group of the vendor's library."""
         if not calls:
             return
         with self._alone():
             self._run_group(calls, timeout_s)
 
     def _run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
-        # A message cannot connect the ranks, a collective can.
+        # A message cannot connect the ranks, but a collective can.
         connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
         stream_calls = []
         calls = [_placed(connected, call) for call in calls]
@@ -128,7 +128,7 @@ class GpuRunner(GpuConnection):
             call.finish()
 
     def prepare_plan(self, call: GpuCall) -> Callable[[], int]:
-        """Return what makes a call again and again on the current stream; returns 0."""
+        """Return a function that repeats a call on the current stream, and returns 0."""
         connected = self._prepared(call)
         call = _placed(connected, call)
         enqueue = self._enqueuing(connected, call)
@@ -155,14 +155,14 @@ class GpuRunner(GpuConnection):
         return run
 
     def _enqueuing(self, connected: GpuBackend, call: GpuCall) -> Callable[[int], IssuedCall]:
-        """Return what issues a call again and again, on the stream that it is given."""
+        """Return a function that repeats a call on the stream that it is given."""
         launches = connected.launches(call.requests, ())
         stream_call = _stream_call(connected, call, launches, call.address)
         found = connected.compiled_call(call.name, stream_call.signatures, launches)
         compiled_call, (source, destination) = found or (None, (0, 0))
         keep, limit_s, issuer = stream_call.keep, stream_call.timeout_s, connected.issuer
         made = None if call.is_own else issuer.mark(call.template.stream)
-        """Behind what was on its stream when the plan's memory was made there."""
+        """A mark after the work that was on its stream when the plan's memory was made there."""
 
         def enqueue(stream: int) -> IssuedCall:
             stream_call.stream = stream
@@ -187,9 +187,9 @@ class GpuRunner(GpuConnection):
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        """Make a call of a kind that was made before; None: nothing was done, it is for `call`.
+        """Repeat a call of a known kind; None: nothing was done, and `call` must make it.
 
-        `cached_calls` are those of arrays of x's type; the call is for its current stream.
+        `cached_calls` are those of arrays of x's type. The call runs on its current stream.
         """
         if self.grouped is not None:
             return None
@@ -203,7 +203,7 @@ class GpuRunner(GpuConnection):
             self._entering.release()
 
     def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
-        """Make calls of this kind faster from now on, where that is possible."""
+        """Make calls of this kind faster from now on, if that is possible."""
         is_on_host = made.template.device == HOST_ARRAYS
         if self._connected is not None and self.grouped is None and not is_on_host:
             self.call_cache.learn(collective, x, given, made, self._connected)
@@ -213,7 +213,7 @@ class GpuRunner(GpuConnection):
     def empty(
         self, shape: tuple[int, ...], dtype: Any, template: Template | None, symmetric: bool
     ) -> Any:
-        """Return a new array in registered memory, of the template's library."""
+        """Return a new array of the template's library in registered memory."""
         connected = self._open("empty")
         if not symmetric:
             return memory.empty(connected.allocate, shape, dtype, template)
@@ -242,9 +242,10 @@ class GpuRunner(GpuConnection):
 
 
 def _placed(connected: GpuBackend, call: GpuCall) -> GpuCall:
-    """Return a call with its stream: of host arrays, the communicator's own.
+    """Return a call with its stream. Calls on host arrays get a stream of the communicator.
 
-    Their messages wait for no call before them, nor the other way round: they are on none.
+    Messages of host arrays wait for no earlier call, and no call waits for them: their stream is
+    ordered with no other.
     """
     if not call.is_on_host:
         return call
@@ -253,7 +254,7 @@ def _placed(connected: GpuBackend, call: GpuCall) -> GpuCall:
 
 
 def _complete(connected: GpuBackend, call: GpuCall, issued: IssuedCall) -> None:
-    """Wait until a call is done whose arrays no stream orders."""
+    """Wait until a call is done whose arrays are not ordered by a stream."""
     connected.issuer.synchronize(issued, others_s=call.timeout_s if call.is_on_host else None)
 
 

@@ -1,4 +1,4 @@
-"""The Work of a call on GPU arrays: on a stream, not in a thread."""
+"""The Work of a call on GPU arrays, which runs on a stream, not in a thread."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class GpuWork(Work[Any]):
     """A call on GPU arrays that was started with ``async_op=True``.
 
-    `wait` makes the current stream of the arrays' library wait and returns at once: what is issued
-    there afterwards sees the result. Only `synchronize` certifies that the call succeeded.
+    `wait` makes the current stream of the arrays' library wait, and returns at once: work that is
+    issued on that stream afterwards sees the result. Only `synchronize` certifies success.
 
-    After the communicator's `close`, which waits for all calls, it says how this one ended. Where
+    After the communicator's `close`, which waits for all calls, it reports how this call ended. If
     the communicator was given up or dropped before that was known, its error is a StateError.
     """
 
@@ -36,7 +36,7 @@ class GpuWork(Work[Any]):
         *,
         must_complete: bool,
     ) -> None:
-        # Of a queue it needs nothing but the lock of its callbacks.
+        # It needs nothing of a queue except the lock of its callbacks.
         self._finish: Callable[[], Any] | None = finish
         self._name = issued.name
         self._result = None
@@ -51,12 +51,12 @@ class GpuWork(Work[Any]):
     def wait(self, timeout_s: float | None = None) -> Any:
         """Make the current stream wait for the call, and return its result.
 
-        Does not wait itself, but for arrays whose library knows no streams (JAX).
+        This thread does not wait, except for arrays of a library without stream order (JAX).
 
         Parameters
         ----------
         timeout_s : float, optional
-            Only for those: how long, in seconds.
+            For those arrays only: how long to wait, in seconds.
         """
         self._check_process()
         if not (self._issuer.is_over and self._issued.is_done):
@@ -66,7 +66,7 @@ class GpuWork(Work[Any]):
             else:
                 self._issuer.wait_on(self._current_stream(), self._issued)
         if (finish := self._finish) is not None:
-            self._finish = None  # lets go of the arrays
+            self._finish = None  # releases the arrays
             try:
                 self._result = finish()
             except BaseException as error:
@@ -81,8 +81,8 @@ class GpuWork(Work[Any]):
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait here, in seconds. The call has its own deadline, from its start on the
-            stream on; by default also what is before it on the stream has that long to end.
+            How long to wait here, in seconds. The call has its own deadline, which begins with its
+            start on the stream. By default, earlier work on the stream has as long to end.
         """
         self._check_process()
         self._issuer.synchronize(self._issued, timeout_s)
@@ -94,7 +94,7 @@ class GpuWork(Work[Any]):
         return self._issued.is_done or self._issuer.failure is not None
 
     def exception(self) -> BaseException | None:
-        """Return the call's error; None while it runs or where it went well. Does not wait."""
+        """Return the call's error; None if there is none or the call still runs. Does not wait."""
         self._look()
         if self._issued.is_done or self._issuer.failure is None:
             return None
@@ -105,17 +105,17 @@ class GpuWork(Work[Any]):
         return self.done()
 
     def _watch(self) -> None:
-        """Have a thread wait for the end: the driver tells nobody else."""
+        """Let a thread wait for the end of the call, which the driver does not report."""
 
         def wait() -> None:
-            with contextlib.suppress(GpucollError):  # which the Work's owner gets
+            with contextlib.suppress(GpucollError):  # the Work's owner gets the error
                 self._issuer.synchronize(self._issued)
             self.call_back()
 
         threading.Thread(target=wait, name="gpucoll-callbacks", daemon=True).start()
 
     def _look(self) -> None:
-        """Find out what has become of the call, unless that is known."""
+        """Look whether the call has ended, unless that is known."""
         if not self._issued.is_done:
             self._check_process()  # in a child the lock may be held for ever
             self._issuer.look()

@@ -64,20 +64,20 @@ def opened(number: int) -> HostDevice | None:
 
 
 class _Driver:
-    """What there is of the driver without a device."""
+    """The part of the driver that needs no device."""
 
     def device_of(self, address: int) -> int | None:
-        """Return whose memory this is."""
+        """Return the number of the device that owns this memory."""
         return _owner_of(address)
 
     def device_count(self) -> int:
-        """Return how many there are."""
+        """Return the number of devices."""
         return device_count()
 
 
 @functools.cache
 def load() -> _Driver:
-    """Return what can be asked without a device."""
+    """Return the part of the driver that needs no device."""
     return _Driver()
 
 
@@ -89,12 +89,12 @@ def _owner_of(address: int) -> int | None:
 
 
 class HostDevice:
-    """One Host device of this process. What its methods do is said by `device.Device`.
+    """One Host device of this process. `device.Device` describes the methods.
 
     Attributes
     ----------
     faults : Faults
-        What tests have it do wrong.
+        Faults that tests inject.
     """
 
     kind = "host"
@@ -160,7 +160,7 @@ class HostDevice:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a forked child, and cannot use it."""
+        """Whether this process is a forked child, which cannot use the device."""
         return self._streams.is_forked
 
     def _check_alive(self, what: str) -> None:
@@ -181,7 +181,7 @@ class HostDevice:
         self._entries.set_device(self._before.numbers.pop())
 
     def use(self) -> None:
-        """Make it the thread's current device until another one is."""
+        """Make it the thread's current device until another one becomes current."""
         self._streams.check_process("become the current device")
         self.check(self._entries.set_device(self.number), "become the current device")
 
@@ -190,13 +190,13 @@ class HostDevice:
         return self._entries.current_device()
 
     def marks(self) -> list[tuple[int, int]]:
-        """Return what is on its streams now, for `are_reached`."""
+        """Return the present ends of its streams, for `are_reached`."""
         return [
             (place, self._streams.tail(place)) for place in self._streams.of_device(self.number)
         ]
 
     def are_reached(self, marks: Sequence[tuple[int, int]]) -> bool:
-        """Return whether all that was on its streams at `marks` is done."""
+        """Return whether all work up to `marks` on its streams is done."""
         return all(self._streams.is_done(place, number) for place, number in marks)
 
     # --- streams and events -----------------------------------------------------------------------
@@ -276,7 +276,7 @@ class HostDevice:
         self.free_unused(address)
 
     def free_unused(self, address: int) -> None:
-        """Give memory back that no work uses any more, without waiting."""
+        """Free memory that no work uses any more, without waiting."""
         with _lock:
             managed = self._managed.pop(address, None)
         if managed is not None:
@@ -285,11 +285,11 @@ class HostDevice:
             raise BackendError(f"{self.label}: cannot free memory: none begins at {address:#x}")
 
     def leave_unused(self, address: int) -> None:
-        """Give memory of `allocate` back, as `free_unused`; from a finalizer: takes no lock."""
+        """Free memory of `allocate` as `free_unused` does, for finalizers: takes no lock."""
         self._arena.left.append(address)
 
     def allocate_managed(self, size_bytes: int) -> int:
-        """Return memory of the kind that other processes can never map, as CUDA's managed one."""
+        """Return memory that other processes can never map, like CUDA's managed memory."""
         self._check_alive(f"allocate {size_bytes} bytes")
         mapping = mmap.mmap(-1, max(size_bytes, 1))
         with _lock:
@@ -303,7 +303,7 @@ class HostDevice:
         return any(start <= address < start + size for start, size in ranges)
 
     def holds(self, address: int) -> bool:
-        """Return whether this is memory of the device that was given out and not freed."""
+        """Return whether this is memory of the device that is allocated now."""
         return self._arena.used.start_of(address) is not None or self.is_managed(address)
 
     def device_of(self, address: int) -> int | None:
@@ -313,7 +313,7 @@ class HostDevice:
         return self._arena.free_bytes, self._arena.size_bytes
 
     def flush_remote_writes(self) -> None:
-        """Do nothing: it is host memory."""
+        """Do nothing, because it is host memory."""
 
     def allocate_pinned(self, size_bytes: int) -> int:
         self._check_alive(f"allocate {size_bytes} bytes of pinned memory")
@@ -384,11 +384,11 @@ class HostDevice:
             self.check(-number, what)
 
     def _disturb(self, kind: str, stream: int) -> None:
-        """Do to work that is about to be enqueued what a test has asked for."""
+        """Inject the faults that a test wants into work that is about to be enqueued."""
         if delay_ns := self.faults.delays_ns.get(kind):
             self._put(stream, Command.DELAY, (delay_ns,), f"enqueue a {kind}", None)
         if self.faults.strikes(kind):
-            self.check(Code.LAUNCH_FAILED, f"enqueue a {kind}, as a test has it")
+            self.check(Code.LAUNCH_FAILED, f"enqueue a {kind}, as a test has requested")
 
     def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
         self._check_alive("copy")
@@ -398,7 +398,7 @@ class HostDevice:
         if not size_bytes:
             return
         keep = None
-        if not self._is_known(source):  # pageable: it may change as soon as this returns
+        if not self._is_known(source):  # pageable memory may change as soon as this returns
             keep = np.frombuffer(ctypes.string_at(source, size_bytes), np.uint8)
             source = keep.ctypes.data
         self._put(stream, Command.COPY, (destination, source, size_bytes), "copy", keep)
@@ -406,7 +406,7 @@ class HostDevice:
             self.synchronize_stream(stream)  # as drivers do
 
     def _is_known(self, address: int) -> bool:
-        """Return whether a GPU could reach this memory by itself."""
+        """Return whether a GPU could access this memory directly."""
         ranges = (_host_memory, _registered, _peers.ranges)
         known = self._arena.used.start_of(address) is not None
         if known or any(each.start_of(address) is not None for each in ranges):
@@ -431,7 +431,7 @@ class HostDevice:
         what: str,
         kind: str = "launch",
     ) -> None:
-        """Enqueue a kernel: functions by address, each with at most eight words, one by one."""
+        """Enqueue a kernel: functions by address, each with at most eight words, run in order."""
         self._check_alive(what)
         self._disturb(kind, stream)
         if kind == "launch" and self.faults.strikes("run"):
@@ -445,14 +445,15 @@ class HostDevice:
     def load_module(self, image: bytes) -> int:
         """Load a shared library of kernels ``void name(blocks, threads, arguments)``.
 
-        The first two are 64-bit integers, the last one points to the addresses of the arguments.
+        The first two are 64-bit integers; the last one points to the addresses of the arguments.
         """
         self._check_alive("load a module")
         file = os.memfd_create("gpucoll-module", os.MFD_CLOEXEC)
         try:
             with open(file, "wb", closefd=False) as written:
                 written.write(image)
-            # The file stays open as long as the module: the loader knows libraries by this name.
+            # The file stays open as long as the module, because the loader identifies libraries by
+            # this name.
             library = ctypes.CDLL(f"/proc/self/fd/{file}", mode=os.RTLD_NOW | os.RTLD_LOCAL)
         except OSError as error:
             os.close(file)
@@ -500,11 +501,11 @@ class HostDevice:
         return "1.0"
 
     def reset_failure(self) -> None:
-        """Let the device work again after a kernel has failed, which a GPU never does."""
+        """Make the device work again after a kernel has failed, which a GPU never does."""
         self._streams.words[State.ERRORS + self.number] = 0
 
     def counts(self) -> dict[str, int]:
-        """Return how much there is: of the device streams and bytes, of the process the rest."""
+        """Return counts: streams and bytes of the device, and other resources of the process."""
         free, total = self.memory_bytes()
         return {
             "streams": len(self._streams.of_device(self.number)),
@@ -524,7 +525,7 @@ class _Before(threading.local):
 
 
 def _identity(number: int) -> Identity:
-    """Return who it is: the same for every process of this host."""
+    """Return the device's identity: the same for every process of this host."""
     host = config.variable(config.HOST_ID) or _boot_id()
     unique = uuid.uuid5(_NAMESPACE, f"{host}/{number}")
     return Identity("Host device (no GPU)", f"HOST-{unique}", f"host:{number}")

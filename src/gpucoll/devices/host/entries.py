@@ -1,6 +1,6 @@
-"""The compiled functions that take the process's state, as functions without it: a driver's.
+"""A driver's functions: compiled functions with the process's state already bound.
 
-Others call a driver's functions by address, so each gets a few instructions of its own, made here,
+Libraries call a driver's functions by address. So each of them gets a few instructions, made here,
 that put the address of the state before the arguments.
 """
 
@@ -17,12 +17,12 @@ __all__ = ["Entries", "entries"]
 
 
 class Entries:
-    """What a driver's library would have.
+    """The functions of a driver's library.
 
     Attributes
     ----------
     addresses : dict
-        By the names of `gpucoll.backends.gpu.enqueue_words.DriverTable`.
+        Their addresses, by the names of `gpucoll.backends.gpu.enqueue_words.DriverTable`.
     """
 
     def __init__(self, state: int) -> None:
@@ -50,7 +50,7 @@ class Entries:
 
 
 def _entry(name: str, state: int, function: Any, n_arguments: int) -> Callable[..., int]:
-    """Return a function of so many words that calls another one with the state before them."""
+    """Return a function of `n_arguments` words that calls another one with the state first."""
     from llvmlite import ir
 
     from gpucoll.kernels.cpu.codegen import I64, compile_function

@@ -1,4 +1,4 @@
-"""What tests have a Host device do wrong: fail or be late, at the n-th time."""
+"""Faults that tests inject into a Host device: a failure or a delay, at the n-th time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 KINDS: Final = ("launch", "copy", "allocation", "ipc", "run")
-"""What can be failed: the call that launches a kernel, enqueues a copy or a fill, allocates, or
-exports or opens memory; and of ``"run"`` a kernel itself, long after its launch has returned."""
+"""The calls that can fail: those that launch a kernel, enqueue a copy or a fill, allocate, or
+export or open memory. ``"run"`` fails a kernel itself, long after its launch has returned."""
 
 
 @dataclass
 class Faults:
-    """Of one device."""
+    """The faults of one device."""
 
     failing: dict[str, int] = field(default_factory=dict)
-    """Kind -> how many more times it goes well before it fails, once."""
+    """Kind -> how many more times it succeeds before it fails once."""
     delays_ns: dict[str, int] = field(default_factory=dict)
-    """Kind -> how much later the work begins that is enqueued: of "launch" and "copy"."""
+    """Kind, "launch" or "copy" -> delay before the enqueued work begins."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def strikes(self, kind: str) -> bool:
-        """Return whether this one is to fail; counts."""
+        """Return whether this call must fail; counts the calls."""
         if kind not in self.failing:
             return False
         with self._lock:

@@ -1,7 +1,7 @@
-"""GPU kernels on Host devices: the same arguments, for the CPU's kernels, in the stream's order.
+"""GPU kernels on Host devices: the same arguments for the CPU's kernels, in the stream's order.
 
-What the GPU's would write is written, to the bit. Nothing is compiled but what the CPU's kernels
-themselves need.
+The results are those of the GPU's kernels, to the bit. Nothing is compiled except the CPU's
+kernels.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _ARRAY_ALIGNMENT = 16
 
 
 class Calls(NamedTuple):
-    """What a kernel comes down to: functions with their words, and what they use."""
+    """The content of a kernel: functions with their words, and objects that they use."""
 
     calls: list[tuple[int, ...]]
     keep: Any
 
 
 class Table:
-    """A table that was copied to a device: its memory, and what is in it for who launches."""
+    """A table that was copied to a device: its memory, and its content for launches."""
 
     def __init__(self, device: HostDevice, content: npt.NDArray[Any], stream: int) -> None:
         self.content = content.copy()
         self.address = device.allocate(content.nbytes)
-        # Given back without a wait: every launch keeps the table until it is done.
+        # Freed without a wait: every launch keeps the table until it is done.
         self._free = weakref.finalize(self, device.leave_unused, self.address)
         self._free.atexit = False
         with device:
@@ -62,15 +62,15 @@ class HostLauncher:
         self._tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
 
     def multiprocessors(self, number: int) -> int:
-        """Return how many multiprocessors a device plays."""
+        """Return how many multiprocessors a device emulates."""
         return _device(number).attribute("multiprocessor_count") or 1
 
     def compute_capability(self, number: int) -> NoReturn:
-        """Raise ArgumentTypeError: nothing is compiled for these devices as for CUDA's."""
+        """Raise ArgumentTypeError: kernels for CUDA devices cannot be compiled for these."""
         raise ArgumentTypeError("a Host device has no compute capability")
 
     def load(self, kernel: Kernel | CompiledKernel, number: int) -> None:
-        """Compile the CPU's kernel, if it is one that a launch would have to wait for."""
+        """Compile the CPU's kernel, if a launch would otherwise have to wait for that."""
         if isinstance(kernel, Kernel) and kernel.file == "reduce.cu":
             operation, dtype, _ = _reductions()[kernel.name]
             addresses.reduce_kernel(dtype, operation)
@@ -98,7 +98,7 @@ class HostLauncher:
         count: int,
         number: int,
     ) -> Callable[[int], None]:
-        """Return what enqueues a reduction by a user's function; Numba compiles it for the CPU."""
+        """Return a function that enqueues a reduction by a user's function, run on the CPU."""
         from gpucoll.kernels.cpu.custom import custom_kernel
 
         kernel = custom_kernel(op, dtype)
@@ -127,7 +127,7 @@ class HostLauncher:
             device.call(stream, made.calls, made.keep, f"launch {name}")
 
     def _calls_of(self, kernel: Kernel, given: npt.NDArray[Any]) -> Calls:
-        arguments = given.copy()  # what a launch was given may be changed when it has returned
+        arguments = given.copy()  # the caller may change the arguments after a launch has returned
         if kernel.file == "reduce.cu":
             return _reduce_calls(kernel.name, arguments)
         if kernel.file == "pack.cu":
@@ -164,7 +164,7 @@ def _device(number: int) -> HostDevice:
 
 @functools.cache
 def _reductions() -> dict[str, tuple[str, str, int]]:
-    """Return what each reduce kernel does: operation, dtype, and its elements' counted parts."""
+    """Return each reduce kernel's operation, dtype, and the counted parts of its elements."""
     found: dict[str, tuple[str, str, int]] = {}
     for dtype in DTYPES:
         for operation in OPERATIONS:
@@ -174,7 +174,8 @@ def _reductions() -> dict[str, tuple[str, str, int]]:
             except ArgumentTypeError:
                 continue
             kernel, parts = reduce_kernel(operation, dtype)
-            # A GPU's kernel of parts counts them; that of whole complex numbers counts these.
+            # A GPU's kernel of parts counts parts; one of whole complex numbers counts complex
+            # numbers.
             factor = addresses.parts_per_element(dtype) // parts
             found.setdefault(kernel.name, (operation, dtype, factor))
     return found

@@ -1,8 +1,8 @@
-"""The threads of Host devices' streams, compiled, and what puts commands onto a stream.
+"""The threads of Host devices' streams, compiled, and the functions that enqueue commands.
 
-Each stream is a ring of commands and one thread that runs them in order and never takes the
-interpreter. All of it works on the memory that `gpucoll.devices.host.words` describes; `state` is
-where that begins. Functions return a code as a vendor's driver does.
+Each stream is a ring of commands and one thread, which runs them in order and never takes the
+interpreter. Everything works on the memory that `gpucoll.devices.host.words` describes; `state` is
+its address. Functions return a code as a vendor's driver does.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ _NUMBER_MASK = (1 << RECORDED_SHIFT) - 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(MACHINE, -1)
 _FUTEX_WAIT, _FUTEX_WAKE, _EVERYBODY = 0, 1, 2**31 - 1
 _LOOKS = 30
-"""So often a thread looks again, a CPU's time slice between, before it sleeps."""
+"""How often a thread looks again, a CPU time slice apart, before it sleeps."""
 _SLICE_NS = 500_000
-"""So long a thread sleeps at most that waits for a value: whoever stores it need not wake it."""
+"""Longest sleep of a thread that waits for a value, because the writer need not wake it."""
 _BILLION = 1_000_000_000
 
 _i64, _i32 = types.int64, types.int32
@@ -96,7 +96,7 @@ def _wake(word):
 
 @inline
 def _ring(bell):
-    """Wake who sleeps on a bell; what it is to see has been stored with a full fence."""
+    """Wake threads that sleep on a bell; what they must see was stored with a full fence."""
     if load32_ordered(bell + 4) > 0:
         add32(bell, np.int32(1))
         _wake(bell)
@@ -104,14 +104,14 @@ def _ring(bell):
 
 @inline
 def _announce(bell):
-    """Announce a sleeper; return the bell's count, after which everything is looked at again."""
+    """Announce a sleeper; return the bell's count. The caller must then check everything again."""
     add32(bell + 4, np.int32(1))
     return load32_ordered(bell)
 
 
 @inline
 def _sleep(word, seen, timeout):
-    """Sleep while a 32-bit word is as it was seen; for as long as the timespec says, if any."""
+    """Sleep while a 32-bit word has the value seen, at most for the timespec, if there is one."""
     _syscall(_SYS_FUTEX, word, _FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
@@ -130,7 +130,7 @@ def _stream_at(state, place):
 
 @inline
 def _current(state):
-    """Return the number of the thread's current device: 0 where it has set none."""
+    """Return the number of the thread's current device, by default 0."""
     number = _getspecific(np.int32(get(state, _THREAD_KEY)))
     return number - 1 if number > 0 else 0
 
@@ -166,12 +166,12 @@ def _failure(state, number):
 
 @inline
 def _is_over(state, recorded):
-    """Return whether the command that an event stands for is done."""
+    """Return whether the command to which an event refers is done."""
     stream = _stream_at(state, (recorded >> RECORDED_SHIFT) - 1)
     return load64_acquire(stream + 8 * _DONE) >= recorded & _NUMBER_MASK
 
 
-# --- putting commands onto streams ----------------------------------------------------------------
+# --- enqueuing commands ---------------------------------------------------------------------------
 
 
 @inline
@@ -182,7 +182,7 @@ def _lock(state, stream):
 
 @inline
 def _wait_for_room(state, stream):
-    """Wait until the ring takes one more; the lock is held."""
+    """Wait until the ring has room for one more command; the caller holds the lock."""
     bell = stream + 8 * _DONE_BELL
     tail = get(stream, _TAIL)
     while tail - load64_acquire(stream + 8 * _DONE) >= ROWS and get(state, _STOP) == 0:
@@ -194,7 +194,7 @@ def _wait_for_room(state, stream):
 
 @inline
 def _append(state, place, command, a, b, row):
-    """Put a command with two arguments, or a whole row, onto a stream; return its number."""
+    """Enqueue a command with two arguments, or a whole row; return the command's number."""
     stream = _stream_at(state, place)
     _lock(state, stream)
     _wait_for_room(state, stream)
@@ -214,7 +214,7 @@ def _append(state, place, command, a, b, row):
 
 @inline
 def _check(state, place):
-    """Return why the calling thread cannot put a command onto a stream: a code, or 0."""
+    """Return the code for why the calling thread cannot enqueue on a stream, or 0."""
     if place < 0:
         return _INVALID_HANDLE
     number = get(_stream_at(state, place), _DEVICE)
@@ -226,7 +226,7 @@ def _check(state, place):
 
 @compiled_when_used(_i64(_i64, _i64, _i64))
 def put_command(state, handle, row):
-    """Put a row onto a stream; return the command's number, or a code below 0."""
+    """Enqueue a row; return the command's number, or a negative code."""
     place = _place_of(state, handle)
     code = _check(state, place)
     return -code if code != 0 else _append(state, place, 0, 0, 0, row)
@@ -234,7 +234,7 @@ def put_command(state, handle, row):
 
 @compiled_when_used(_i64(_i64, _i64))
 def put_exit(state, place):
-    """Let a stream's thread end after what is on it; it takes no commands any more."""
+    """Let a stream's thread end after its present commands; it accepts no more."""
     put(_stream_at(state, place), _IS_OPEN, 0)
     return _append(state, place, _EXIT, 0, 0, 0)
 
@@ -256,7 +256,7 @@ def record_event(state, event, handle):
 
 @compiled_when_used(_i64(_i64, _i64, _i64, _i64))
 def stream_wait_event(state, handle, event, flags):
-    """Make what comes on a stream wait for an event, of whichever device."""
+    """Make later work on a stream wait for an event of any device."""
     place, word = _place_of(state, handle), _event_at(state, event)
     if place < 0 or word == 0:
         return _NOT_INITIALISED if get(state, _IS_FORKED) != 0 else _INVALID_HANDLE
@@ -274,7 +274,7 @@ def stream_wait_event(state, handle, event, flags):
 
 @compiled_when_used(_i64(_i64, _i64))
 def query_event(state, event):
-    """Return 0 where an event is reached, or was never recorded."""
+    """Return 0 if an event is reached or was never recorded."""
     word = _event_at(state, event)
     if word == 0:
         return _NOT_INITIALISED if get(state, _IS_FORKED) != 0 else _INVALID_HANDLE
@@ -291,7 +291,7 @@ def query_event(state, event):
 
 @compiled_when_used(_i64(_i64, _i64, _i64, _i64))
 def stream_wait_value(state, handle, address, value):
-    """Make what comes on a stream wait until a 32-bit word is at least `value`, modulo 2**32."""
+    """Make later work on a stream wait until a 32-bit word is at least `value`, modulo 2**32."""
     place = _place_of(state, handle)
     code = _check(state, place)
     if code == 0 and (address == 0 or address % 4 != 0):
@@ -303,7 +303,7 @@ def stream_wait_value(state, handle, address, value):
 
 @compiled_when_used(_i64(_i64, _i64, _i64, _i64))
 def stream_write_value(state, handle, address, value):
-    """Store a 32-bit word when all that is on the stream is done, and after all that has stored."""
+    """Store a 32-bit word after all present work on the stream, and after all its stores."""
     place = _place_of(state, handle)
     code = _check(state, place)
     if code == 0 and (address == 0 or address % 4 != 0):
@@ -315,7 +315,7 @@ def stream_write_value(state, handle, address, value):
 
 @compiled_when_used(_i64(_i64, _i64, _i64))
 def is_capturing(state, handle, answer):
-    """Say that no graph is captured: these devices have none."""
+    """Report that no graph is captured: these devices have none."""
     store32_release(answer, np.int32(0))
     return 0 if _place_of(state, handle) >= 0 else _INVALID_HANDLE
 
@@ -342,13 +342,13 @@ def set_device(state, number):
 
 @compiled_when_used(_i64(_i64, _i64))
 def place_of(state, handle):
-    """Return a stream's place, or -1. For Python."""
+    """Return a stream's place, or -1, for Python."""
     return _place_of(state, handle)
 
 
 @compiled_when_used(_i64(_i64, _i64, _i64, _i64))
 def wait_for(state, place, number, timeout):
-    """Sleep until a command is done, or for as long as the timespec says; return whether it is."""
+    """Sleep until a command is done, at most for the timespec; return whether it is."""
     stream = _stream_at(state, place)
     bell, looks = stream + 8 * _DONE_BELL, 0
     while load64_acquire(stream + 8 * _DONE) < number and looks < _LOOKS:
@@ -367,7 +367,7 @@ def wait_for(state, place, number, timeout):
 
 @inline
 def _must_end(state, number):
-    """Return whether a thread must not wait any longer: the process ends, or its device failed."""
+    """Return whether a thread must stop waiting: the process ends, or its device has failed."""
     return (
         load64_acquire(state + 8 * _STOP) != 0
         or load64_acquire(state + 8 * (_ERRORS + number)) != 0
@@ -384,7 +384,7 @@ def _set_timeout(stream, duration_ns):
 
 @inline
 def _wait_for_stream(state, stream, place, number):
-    """Wait for a command of another stream's."""
+    """Wait for a command of another stream."""
     other, own = _stream_at(state, place), get(stream, _DEVICE)
     bell, looks = other + 8 * _DONE_BELL, 0
     while load64_acquire(other + 8 * _DONE) < number and not _must_end(state, own):
@@ -401,7 +401,7 @@ def _wait_for_stream(state, stream, place, number):
 
 @inline
 def _wait_for_value(state, stream, address, value):
-    """Wait until a word is at least `value`: by the sign of their difference, modulo 2**32."""
+    """Wait until a word is at least `value`, by the sign of their difference modulo 2**32."""
     looks, own = 0, get(stream, _DEVICE)
     while True:
         seen = load32_acquire(address)
@@ -416,7 +416,7 @@ def _wait_for_value(state, stream, address, value):
 
 @inline
 def _delay(state, stream, duration_ns):
-    """Do nothing for so long, in slices."""
+    """Do nothing for the duration, in slices."""
     own = get(stream, _DEVICE)
     while duration_ns > 0 and not _must_end(state, own):
         slice_ns = min(duration_ns, 10 * _SLICE_NS)
@@ -426,7 +426,7 @@ def _delay(state, stream, duration_ns):
 
 @inline
 def _fill(row):
-    """Write a pattern so many times; what is there already is copied, twice as much each time."""
+    """Write a pattern repeatedly: copy what is written already, twice as much each time."""
     address, size_bytes = get(row, 1), get(row, 2)
     whole = size_bytes * get(row, 5)
     if size_bytes == 1:
@@ -475,7 +475,7 @@ def _run(state, stream, row):
 
 @inline
 def _wait_for_command(state, stream, done):
-    """Sleep until there is one."""
+    """Sleep until there is a command."""
     looks, bell = 0, stream + 8 * _BELL
     while load64_acquire(stream + 8 * _TAIL) == done and looks < _LOOKS:
         looks += 1
@@ -489,7 +489,7 @@ def _wait_for_command(state, stream, done):
 
 @compiled_when_used(_i64(_i64))
 def run_stream(stream):
-    """Run a stream's commands in order: what `pthread_create` begins."""
+    """Run a stream's commands in order: the start function for `pthread_create`."""
     state, done, goes_on = get(stream, _STATE), get(stream, _DONE), True
     while goes_on and load64_acquire(state + 8 * _STOP) == 0:
         if load64_acquire(stream + 8 * _TAIL) == done:
@@ -509,7 +509,7 @@ def run_stream(stream):
 
 @compiled_when_used(_i64(_i64))
 def stop_all(state):
-    """Let every thread end where it is, and wake those that sleep."""
+    """Let every thread end where it is, and wake all that sleep."""
     exchange64(state + 8 * _STOP, 1)
     for place in range(MOST_STREAMS):
         stream = _stream_at(state, place)

@@ -1,7 +1,7 @@
-"""Memory of Host devices: an arena of shared memory for each, and what else a stream may touch.
+"""Memory of Host devices: an arena of shared memory for each, and other memory for streams.
 
-The arena is a file without a name: other processes map it through ``/proc/<pid>/fd``, and it is
-gone with the last of them, however they end.
+The arena is a file without a name. Other processes map it through ``/proc/<pid>/fd``, and it
+disappears with the last of them, however they end.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from gpucoll.errors import BackendError
 __all__ = ["ALIGNMENT_BYTES", "Arena", "OpenedArenas", "Ranges"]
 
 ALIGNMENT_BYTES = 512
-"""Of every allocation, as the vendors' drivers have it."""
+"""Alignment of every allocation, as in the vendors' drivers."""
 _GIVE_BACK_BYTES = 1 << 20
-"""Freed memory of this size goes back to the system at once."""
+"""Freed memory of at least this size is returned to the system immediately."""
 _HANDLE = struct.Struct("<8sQQQQ")
 _MAGIC = b"gpucoll1"
 
 
 def address_of(mapping: mmap.mmap) -> int:
-    """Return where a mapping lies."""
+    """Return the address of a mapping."""
     return int(np.frombuffer(mapping, np.uint8).ctypes.data)
 
 
 class Ranges:
-    """Ranges of addresses that do not overlap: address -> size, and the range an address is in."""
+    """Ranges of addresses that do not overlap, with their sizes; finds the range of an address."""
 
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
         self._starts: list[int] = []
 
     def add(self, start: int, size_bytes: int) -> None:
-        """Note a range."""
+        """Add a range."""
         bisect.insort(self._starts, start)
         self.sizes[start] = size_bytes
 
     def remove(self, start: int) -> int | None:
-        """Forget the range that begins there; return its size, or None where none does."""
+        """Remove the range that begins at `start`; return its size, or None if there is none."""
         if start not in self.sizes:
             return None
         del self._starts[bisect.bisect_left(self._starts, start)]
         return self.sizes.pop(start)
 
     def start_of(self, address: int) -> int | None:
-        """Return where the range begins that an address is in, or None."""
+        """Return the start of the range that contains an address, or None."""
         place = bisect.bisect_right(self._starts, address) - 1
         if place < 0:
             return None
@@ -62,7 +62,7 @@ class Ranges:
         return start if address < start + self.sizes[start] else None
 
     def overlaps(self, start: int, size_bytes: int) -> bool:
-        """Return whether any of it is in a range."""
+        """Return whether a part of it is in any range."""
         place = bisect.bisect_left(self._starts, start)
         follows = place < len(self._starts) and self._starts[place] < start + size_bytes
         return follows or self.start_of(start) is not None
@@ -74,7 +74,7 @@ class Arena:
     Attributes
     ----------
     address, size_bytes : int
-        Where it is mapped, and how large it is. Pages that nobody has touched take no memory.
+        Its address, and its size. Pages that were never touched take no memory.
     """
 
     def __init__(self, number: int, size_bytes: int) -> None:
@@ -89,22 +89,22 @@ class Arena:
         self._free_bytes = self.size_bytes
         self._lock = threading.Lock()
         self.left: deque[int] = deque()
-        """What finalizers give back, who may not take the lock."""
+        """Memory that finalizers, which must not take the lock, have given back."""
 
     @property
     def free_bytes(self) -> int:
-        """How much is not given out."""
+        """Size of the memory that is not allocated."""
         self._collect()
         return self._free_bytes
 
     def _collect(self) -> None:
-        """Take back what finalizers have left."""
+        """Take back the memory that finalizers have left."""
         with contextlib.suppress(IndexError):
             while True:
                 self.give(self.left.popleft())
 
     def take(self, size_bytes: int) -> int | None:
-        """Return new memory, from the first gap that is large enough; None: there is none."""
+        """Return new memory, from the first gap that is large enough; None if there is none."""
         self._collect()
         size_bytes = -(-max(size_bytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         with self._lock:
@@ -119,7 +119,7 @@ class Arena:
         return None
 
     def give(self, start: int) -> bool:
-        """Take memory back; return whether it had been given out."""
+        """Take memory back; return whether it had been allocated."""
         with self._lock:
             size_bytes = self.used.remove(start)
             if size_bytes is None:
@@ -142,7 +142,7 @@ class Arena:
                 self._mapping.madvise(mmap.MADV_REMOVE, first, stop - first)
 
     def handle(self) -> bytes:
-        """Return what another process of this host maps it by."""
+        """Return the handle with which another process of this host maps the arena."""
         inode = os.fstat(self.file).st_ino
         return _HANDLE.pack(_MAGIC, os.getpid(), self.file, inode, self.size_bytes)
 
@@ -154,7 +154,7 @@ class _Opened(NamedTuple):
 
 
 class OpenedArenas:
-    """Arenas of other processes that are mapped here, each once however often it was opened."""
+    """Arenas of other processes that are mapped here; each is mapped once, however often opened."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Opened] = {}
@@ -162,7 +162,7 @@ class OpenedArenas:
         self._lock = threading.Lock()
 
     def open(self, handle: bytes) -> int:
-        """Map an arena; return where it begins."""
+        """Map an arena; return its address."""
         try:
             magic, process, file, inode, size_bytes = _HANDLE.unpack(handle)
         except struct.error:
@@ -200,7 +200,7 @@ class OpenedArenas:
         return made
 
     def close(self, base: int) -> None:
-        """Unmap an arena with the last one who has opened it."""
+        """Close an arena; the last close unmaps it."""
         with self._lock:
             for key, opened in self._known.items():
                 if opened.base == base:

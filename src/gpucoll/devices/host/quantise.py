@@ -1,6 +1,6 @@
-"""What the kernels of block quantisation come down to on a Host device: calls of the CPU's kernels.
+"""The kernels of block quantisation on a Host device, as calls of the CPU's kernels.
 
-A last block that is not full is made in memory of its own, as the CPU's own callers do.
+A last block that is not full is processed in separate memory, as by the CPU's own callers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["block_calls"]
 _COPY = CopyKind("read", "write")
 _FLOAT_BYTES = 4
 _ONE_BITS = 0x3F800000
-"""Of 1.0 as float32."""
+"""The bits of 1.0 as float32."""
 
 
 class _Calls:
-    """Calls in the order in which they run, and the memory that they use."""
+    """Calls in the order in which they run, with the memory that they use."""
 
     def __init__(self) -> None:
         self.made: list[tuple[int, ...]] = []
@@ -37,7 +37,7 @@ class _Calls:
         return int(held.ctypes.data)
 
     def scratch(self, count: int) -> int:
-        """Return the address of so many float32, all zero."""
+        """Return the address of `count` float32, all zero."""
         return self.words(np.zeros(count, np.float32), np.float32)
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
@@ -52,7 +52,7 @@ class _Calls:
 
 
 def block_calls(name: str, arguments: npt.NDArray[Any]) -> tuple[list[tuple[int, ...]], Any]:
-    """Return the calls of a kernel of `gpucoll.kernels.gpu.quantise`, and what they use."""
+    """Return the calls of a kernel of `gpucoll.kernels.gpu.quantise`, and objects they use."""
     which, _, rest = name.partition("_")
     given = {field: int(arguments[0][field]) for field in arguments.dtype.names or ()}
     calls = _Calls()
@@ -71,7 +71,7 @@ def block_calls(name: str, arguments: npt.NDArray[Any]) -> tuple[list[tuple[int,
         return calls.made, calls.keep
     floats, count, residual = given["array"], given["count"], given["residual"]
     padded = floats
-    if residual or count < BLOCK * blocks:  # what is missing counts as zeros
+    if residual or count < BLOCK * blocks:  # missing elements count as zeros
         padded = calls.scratch(BLOCK * blocks)
         if residual:
             calls.add(padded, floats, residual, count)
@@ -103,7 +103,7 @@ def _quantise(
 def _dequantise(
     calls: _Calls, block_format: str, given: dict[str, int], floats: int, count: int
 ) -> None:
-    """Add messages up, divided or not; the end of what is no whole block is made elsewhere."""
+    """Add messages up, divided or not; a last block that is not full is made separately."""
     blocks, messages = given["blocks"], given["message"]
     bits = given["divisor"]
     divisor = calls.words([bits], np.uint64)  # its lower half is the float
@@ -113,7 +113,7 @@ def _dequantise(
     sources = given["messages"] or 1
     calls.made.append((kernel, floats, messages, stride, start, sources, whole, divisor))
     if rest:
-        # The last block as a message of its own: its scale stands where that message begins.
+        # The last block is a message of its own: its scale is where that message begins.
         scale, codes, last = _FLOAT_BYTES * whole, start + BLOCK * whole, calls.scratch(BLOCK)
         first = messages + scale
         calls.made.append((kernel, last, first, stride, codes - scale, sources, 1, divisor))
@@ -123,7 +123,7 @@ def _dequantise(
 def _keep_lost(
     calls: _Calls, block_format: str, given: dict[str, int], held: int, of_sum: bool = False
 ) -> None:
-    """Leave in the residual what the message has lost of what was held; of a sum, add it there."""
+    """Store in the residual what the message has lost of the held values; for a sum, add it."""
     blocks, divisor = given["blocks"], given["divisor"]
     meant = calls.scratch(BLOCK * blocks)
     _dequantise(calls, block_format, {**given, "messages": 1, "divisor": 0}, meant, BLOCK * blocks)

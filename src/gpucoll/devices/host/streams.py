@@ -1,7 +1,7 @@
-"""Streams and events of the Host devices of this process: rings of commands, a thread for each.
+"""Streams and events of this process's Host devices: rings of commands, each with a thread.
 
-All of it is made with the first device, and never given back: handles that are used too late are
-found to be wrong. A forked child has a copy in which nothing runs, and is told so.
+They are made with the first device and never freed, so that the use of an old handle is detected. A
+forked child has a copy in which nothing runs, and its calls report that.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = ["Streams", "streams"]
 _SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
 _STACK_BYTES = 1 << 20
 _WAIT_NS = 20_000_000
-"""After so long a wait lets Python look for signals."""
+"""How long a wait lasts before it lets Python check for signals."""
 
 
 class _Kept:
-    """What commands of a stream use, until they are done."""
+    """Objects that a stream's commands use, until the commands are done."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.entries: deque[tuple[int, object]] = deque()
 
     def let_go(self, done: int) -> None:
-        """Let go of what commands have used that are done; the lock is held."""
+        """Release objects of commands that are done; the caller holds the lock."""
         while self.entries and self.entries[0][0] <= done:
             self.entries.popleft()
 
@@ -66,7 +66,7 @@ class Streams:
     Attributes
     ----------
     address : int
-        Of the memory that the compiled functions work on.
+        Address of the memory for the compiled functions.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Streams:
         function, libc = ctypes.c_void_p(loop.run_stream.address), self._libc
         libc.pthread_attr_init(attributes)
         libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK_BYTES))
-        libc.pthread_sigmask(_SIG_SETMASK, everything, before)  # which the thread inherits
+        libc.pthread_sigmask(_SIG_SETMASK, everything, before)  # the thread inherits the mask
         try:
             given = ctypes.byref(handle), attributes, function, ctypes.c_void_p(stream)
             code = libc.pthread_create(*given)
@@ -140,7 +140,7 @@ class Streams:
         return handle
 
     def place(self, handle: int, what: str) -> int:
-        """Return a stream's place; BackendError where there is no such stream."""
+        """Return a stream's place; BackendError if there is no such stream."""
         self.check_process(what)
         place = self._place(self.address, handle)
         if place < 0:
@@ -148,7 +148,7 @@ class Streams:
         return place
 
     def destroy(self, handle: int) -> None:
-        """Let a stream's thread end after what is on it."""
+        """Let a stream's thread end after its present commands."""
         with self._lock:
             place = self.place(handle, "destroy a stream")
             if handle in self.words[State.DEFAULT_STREAMS :][:MOST_DEVICES].tolist():
@@ -156,20 +156,20 @@ class Streams:
             loop.put_exit.ctypes(self.address, place)
 
     def _join_ended(self) -> None:
-        """Let go of threads that have ended; their places are free."""
+        """Join threads that have ended, whose places become free."""
         for place, handle in list(self._threads.items()):
             if not self.word(place, Stream.IS_RUNNING):
                 self._libc.pthread_join(handle, None)
                 del self._threads[place], self._kept[place]
 
     def running(self) -> int:
-        """Return how many threads there are that have not ended."""
+        """Return the number of threads that have not ended."""
         with self._lock:
             self._join_ended()
             return len(self._threads)
 
     def of_device(self, number: int) -> list[int]:
-        """Return the places of a device's streams, destroyed ones that still run too."""
+        """Return the places of a device's streams, including destroyed ones that still run."""
         with self._lock:
             self._join_ended()
             return [place for place in self._threads if self.word(place, Stream.DEVICE) == number]
@@ -177,17 +177,17 @@ class Streams:
     # --- commands ---------------------------------------------------------------------------------
 
     def put(self, handle: int, command: Command, arguments: Sequence[int], keep: object) -> int:
-        """Put a command onto a stream; return its number, or a code below 0.
+        """Enqueue a command; return its number, or a negative code.
 
-        `keep` lives until it is done.
+        `keep` stays alive until the command is done.
         """
         row = np.zeros(ROW_WORDS, np.int64)
         row[0] = command
         row[1 : 1 + len(arguments)] = arguments
         place = self._place(self.address, handle)
         if (kept := self._kept.get(place)) is None:
-            return self._put(self.address, handle, row.ctypes.data)  # which says why not
-        with kept.lock:  # of this stream alone: where its ring is full, this waits
+            return self._put(self.address, handle, row.ctypes.data)  # returns the reason as a code
+        with kept.lock:  # a lock of this stream only, because a full ring makes this wait
             number = self._put(self.address, handle, row.ctypes.data)
             kept.let_go(self.word(place, Stream.DONE))
             if number > 0 and keep is not None:
@@ -195,11 +195,11 @@ class Streams:
         return number
 
     def tail(self, place: int) -> int:
-        """Return the number of the last command that was put onto a stream."""
+        """Return the number of the last command that was enqueued on a stream."""
         return self.word(place, Stream.TAIL)
 
     def is_done(self, place: int, number: int) -> bool:
-        """Return whether a command is done, and let go of what it has used."""
+        """Return whether a command is done, and release the objects that it used."""
         done = self.word(place, Stream.DONE)
         if (kept := self._kept.get(place)) is not None:
             with kept.lock:
@@ -207,7 +207,7 @@ class Streams:
         return done >= number
 
     def wait(self, place: int, number: int) -> None:
-        """Wait until a command is done; Ctrl-C comes out of it."""
+        """Wait until a command is done; Ctrl-C interrupts the wait."""
         while not self._wait_for(self.address, place, number, self._wait.ctypes.data):
             self.check_process("wait for a stream")
         self.is_done(place, number)
@@ -228,7 +228,7 @@ class Streams:
         return EVENT_HANDLES + place * HANDLE_STEP
 
     def destroy_event(self, event: int) -> None:
-        """Let go of an event."""
+        """Destroy an event."""
         place, rest = divmod(event - EVENT_HANDLES, HANDLE_STEP)
         with self._lock:
             self.check_process("destroy an event")
@@ -239,7 +239,7 @@ class Streams:
             self._free_events.append(place)
 
     def recorded(self, event: int) -> tuple[int, int]:
-        """Return the stream's place and the command that an event stands for; (-1, 0): none."""
+        """Return the stream's place and the command to which an event refers; (-1, 0): none."""
         place, rest = divmod(event - EVENT_HANDLES, HANDLE_STEP)
         word = int(self.words[EVENTS_AT + place]) if 0 <= place < MOST_EVENTS and not rest else 0
         if word == EVENT_IS_NEW or not word:
@@ -247,7 +247,7 @@ class Streams:
         return (word >> RECORDED_SHIFT) - 1, word & ((1 << RECORDED_SHIFT) - 1)
 
     def events(self) -> int:
-        """Return how many events there are."""
+        """Return the number of events."""
         return self._events_made - len(self._free_events)
 
     # --- the end ----------------------------------------------------------------------------------
@@ -273,12 +273,12 @@ class Streams:
         )
 
     def stop(self) -> None:
-        """End every thread where it is, whatever is on its stream."""
+        """End every thread where it is, whatever work is left on its stream."""
         if self.is_forked:
             return
         loop.stop_all.ctypes(self.address)
         while self.running():
-            loop.stop_all.ctypes(self.address)  # one may just have begun to sleep
+            loop.stop_all.ctypes(self.address)  # a thread may just have begun to sleep
             time.sleep(0.0002)
 
 
@@ -287,7 +287,7 @@ _making = threading.Lock()
 
 
 def streams() -> Streams:
-    """Return this process's streams; made with the first call."""
+    """Return this process's streams; the first call makes them."""
     global _streams
     with _making:
         if _streams is None:

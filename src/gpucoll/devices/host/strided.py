@@ -1,4 +1,4 @@
-"""Copies between arrays that are not contiguous, on a stream: a row of a table for each piece."""
+"""Copies between arrays that are not contiguous, on a stream: one row of a table per piece."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def copy_elements(
     stream: int,
     owners: object,
 ) -> None:
-    """Enqueue a copy between arrays of one shape and dtype, which NumPy shows but does not read.
+    """Enqueue a copy between arrays of one shape and dtype, whose memory NumPy does not read.
 
-    `owners` live until it is done; the device is current.
+    `owners` stay alive until it is done; the device is current.
     """
     if not destination.size:
         return
@@ -46,7 +46,7 @@ def copy_elements(
 
 
 def _offsets(shape: tuple[int, ...], strides: list[int]) -> npt.NDArray[np.int64]:
-    """Return where each piece begins, in bytes."""
+    """Return the offset of each piece, in bytes."""
     offsets = np.zeros((), np.int64)
     for count, stride in zip(shape, strides, strict=True):
         offsets = offsets[..., None] + np.arange(count, dtype=np.int64) * stride

@@ -1,7 +1,7 @@
-"""What Python and the compiled threads of Host devices share, word by word.
+"""The words that Python and the compiled threads of Host devices share.
 
-One piece of private memory for the process: its state, a table of events, and a block for each
-stream. Streams and events are handles into these tables, so a wrong one is found, not followed.
+They lie in one piece of private memory: the process's state, a table of events, and a block for
+each stream. Streams and events are handles into these tables, so that a wrong handle is detected.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ MOST_STREAMS = 512
 MOST_EVENTS = 1 << 16
 MOST_DEVICES = 64
 ROWS = 1024
-"""Commands that a stream takes; then who brings more waits, as for a GPU."""
+"""The most commands that a stream holds; then a thread that enqueues more waits, as for a GPU."""
 ROW_WORDS = 12
 RECORDED_SHIFT = 48
-"""An event that was recorded is ``(place of the stream + 1) << 48 | number of the command``."""
+"""The word of a recorded event is ``(place of the stream + 1) << 48 | number of the command``."""
 EVENT_IS_NEW = 1
-"""An event that was never recorded; 0: there is no such event."""
+"""The word of an event that was never recorded; 0: there is no such event."""
 
 
 class State(IntEnum):
     """Words of the process's state."""
 
     THREAD_KEY = 0
-    """Of pthreads: under it each thread has its current device's number, plus one."""
+    """The pthreads key under which each thread has its current device's number, plus one."""
     IS_FORKED = 1
-    """A child's copy: the threads are its parent's."""
+    """Whether this is a child's copy: the threads are its parent's."""
     STOP = 2
-    """The process ends: every stream stops where it is."""
+    """Whether the process ends: then every stream stops where it is."""
     ERRORS = 3
-    """For each device a code: what has gone wrong there, which all later calls return."""
+    """For each device, the code of its failure, which all later calls return."""
     DEFAULT_STREAMS = ERRORS + MOST_DEVICES
-    """For each device its default stream's handle; 0 before the device is opened."""
+    """For each device, its default stream's handle; 0 before the device is opened."""
 
 
 class Stream(IntEnum):
-    """Words of a stream; they are used again by later ones, whose commands count on."""
+    """Words of a stream. Later streams reuse them, and their commands continue the numbering."""
 
     DEVICE = 0
     IS_OPEN = 1
-    """Whether it takes commands: 0 once it is destroyed."""
+    """Whether it accepts commands: 0 once it is destroyed."""
     LOCK = 2
-    """Held by who puts a command into the ring."""
+    """Held by a thread that puts a command into the ring."""
     TAIL = 3
-    """Commands that were put into it, ever."""
+    """Number of commands that were ever put into it."""
     DONE = 4
-    """Of these the ones that are done."""
+    """Number of these commands that are done."""
     BELL = 5
-    """Two 32-bit words, count and sleepers: of the thread."""
+    """The thread's bell: two 32-bit words, count and sleepers."""
     DONE_BELL = 6
-    """Of those who wait for a command's end."""
+    """The bell of threads that wait for a command's end."""
     FUTEX_TIMEOUT = 7
-    """A timespec of the thread's."""
+    """A timespec for the thread."""
     IS_RUNNING = 9
     """Whether there is a thread."""
     STATE = 10
@@ -75,9 +75,9 @@ class Command(IntEnum):
     """The first word of a row; its arguments follow."""
 
     NOTHING = 0
-    """Only counts: what an event that is recorded refers to."""
+    """Only counts: a recorded event refers to it."""
     CALL = 1
-    """A function and eight words for it."""
+    """A function, and eight words for it."""
     COPY = 2
     """Destination, source, bytes."""
     FILL = 3
@@ -90,12 +90,12 @@ class Command(IntEnum):
     DELAY = 7
     """Nanoseconds."""
     FAIL = 8
-    """The code that the device has from now on."""
+    """The device's code from now on."""
     EXIT = 9
 
 
 class Code(IntEnum):
-    """What functions return that are called by address: the numbers of the vendors' drivers."""
+    """The codes of functions that are called by address: the numbers of the vendors' drivers."""
 
     OK = 0
     INVALID_VALUE = 1
@@ -110,7 +110,7 @@ class Code(IntEnum):
 
 
 MEANINGS = {
-    Code.INVALID_VALUE: "an argument is wrong",
+    Code.INVALID_VALUE: "an argument is invalid",
     Code.OUT_OF_MEMORY: "there is no memory left",
     Code.NOT_INITIALISED: "a forked child cannot use its parent's devices: start processes by "
     "spawn, or fork before the first use",

@@ -46,24 +46,24 @@ PROTOTYPES: Final = (
     Prototype("n_architectures", (POINTER(c_int),), since="NVRTC 11.2"),
     Prototype("architectures", (POINTER(c_int),), since="NVRTC 11.2"),
 )
-"""Both libraries have the same functions under two names, NVRTC a few more."""
+"""Both libraries have the same functions under different names; NVRTC has a few more."""
 _LOG_CHARACTERS: Final = 4000
 
 
 class Vendor(NamedTuple):
-    """What differs between the compilers."""
+    """The differences between the compilers."""
 
     kind: str
-    """Of the devices."""
+    """The kind of devices."""
     name: str
     variable: str
     """The environment variable that names a copy."""
     symbols: Mapping[str, Sequence[str]]
     options: tuple[str, ...]
-    """No operation is contracted: each is rounded by itself, as on the CPU."""
+    """No operation is contracted: each is rounded separately, as on the CPU."""
     target_option: str
     remedy: str
-    """What to do where there is none."""
+    """What to do if there is none."""
 
 
 def _symbols(prefix: str, **more: str) -> dict[str, tuple[str, ...]]:
@@ -104,7 +104,7 @@ VENDORS: Final = {
 
 
 def kind_of(target: str) -> str:
-    """Return the kind of devices that a target is one of: ``sm_90`` is CUDA's, ``gfx942`` AMD's."""
+    """Return the kind of devices of a target: ``sm_90`` is for CUDA, ``gfx942`` for AMD."""
     return "cuda" if target.startswith("sm_") else "rocm"
 
 
@@ -114,11 +114,11 @@ class Compiler:
     Attributes
     ----------
     path : str
-        Where it was loaded from.
+        The path from which it was loaded.
     version : str
-        What it says of itself: ``"12.9"``.
+        The version that it reports: ``"12.9"``.
     identity : str
-        A word that differs between copies that may make different code.
+        A word that differs between copies that may generate different code.
 
     Raises
     ------
@@ -147,18 +147,18 @@ class Compiler:
         return f"{self.vendor.name} {self.version} ({self.path})"
 
     def _identity(self) -> str:
-        # hipRTC's version stayed 9.0 through many releases; its file's name has ROCm's.
+        # hipRTC's version stayed 9.0 through many releases; its file name contains ROCm's version.
         real = os.path.realpath(self.path)
         try:
             about = f"{os.path.basename(real)} {os.stat(real).st_size}"
-        except OSError:  # a name that the loader knows
+        except OSError:  # a name for the loader
             about = self.path
         digest = blake2b(f"{self.version} {about}".encode(), digest_size=4).hexdigest()
         return f"{self.vendor.name.lower()}-{self.version}-{digest}"
 
     @functools.cached_property
     def architectures(self) -> tuple[int, ...]:
-        """NVIDIA's that it makes machine code for: 90 stands for sm_90. Empty: it does not say."""
+        """NVIDIA's targets for which it makes machine code: 90 is sm_90. Empty if unknown."""
         count = c_int()
         if "architectures" not in self._functions:
             return ()
@@ -168,11 +168,11 @@ class Compiler:
         return tuple(sorted(numbers))
 
     def options(self, target: str) -> tuple[str, ...]:
-        """Return the options by which kernels are compiled for a target."""
+        """Return the options for compiling kernels for a target."""
         return (*self.vendor.options, self.vendor.target_option + self._architecture(target))
 
     def _architecture(self, target: str) -> str:
-        """Return the target, or where it is newer than this NVRTC the newest PTX that serves it."""
+        """Return the target; if it is newer than this NVRTC, the newest PTX that works for it."""
         number = re.fullmatch(r"sm_(\d+)", target)
         if not number or not self.architectures or int(number[1]) in self.architectures:
             return target
@@ -187,12 +187,12 @@ class Compiler:
     def compile(self, source: str, target: str) -> bytes:
         """Return kernels as machine code for a target.
 
-        For an NVIDIA GPU newer than this NVRTC it is PTX, which its driver compiles.
+        For an NVIDIA GPU newer than this NVRTC it returns PTX, which the driver compiles.
 
         Raises
         ------
         BackendError
-            It does not compile; the compiler's own words are in the message.
+            The source does not compile; the compiler's text is in the message.
         """
         options = self.options(target)
         program = c_void_p()
@@ -236,20 +236,20 @@ class Compiler:
 
 @functools.cache
 def compiler_of(kind: str, most_major: int = 0) -> Compiler:
-    """Return the compiler for a kind of devices: the first copy that serves.
+    """Return the compiler for a kind of devices: the first copy that can be used.
 
     Parameters
     ----------
     kind : str
         ``"cuda"`` or ``"rocm"``.
     most_major : int
-        Copies of later major versions come last: code of theirs may be too new for the driver. 0:
-        all versions are alike.
+        Copies of later major versions come last, because their code may be too new for the driver.
+        0: all versions are treated the same.
 
     Raises
     ------
     BackendUnavailableError
-        There is none. The message says what was tried, and what to install.
+        There is none. The message lists what was tried, and what to install.
     """
     vendor = VENDORS[kind]
     if named := config.variable(vendor.variable):

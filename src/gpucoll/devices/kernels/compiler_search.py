@@ -1,4 +1,4 @@
-"""Where copies of the vendors' compilers are looked for."""
+"""The places where copies of the vendors' compilers are searched for."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _NAMES = {
     "cuda": ("libnvrtc.so.13", "libnvrtc.so.12"),
     "rocm": ("libhiprtc.so.7", "libhiprtc.so.6"),
 }
-"""For the loader, which knows those of the system, and the folders of LD_LIBRARY_PATH."""
+"""For the loader, which searches the system's folders, and those of LD_LIBRARY_PATH."""
 _VARIABLES = {
     "cuda": ((config.CUDA_PATH, "lib64"), (config.CUDA_HOME, "lib64")),
     "rocm": ((config.ROCM_PATH, "lib"),),
 }
-"""Where a user says that the toolkit is, and the folder there."""
+"""The variables with the toolkit's location, and the folder in it."""
 _FOLDERS = {
     "cuda": (f"{sys.prefix}/lib", "/usr/local/cuda/lib64"),
     "rocm": ("/opt/rocm/lib",),
 }
-"""Of an environment of conda; where the vendor's own packages put theirs."""
+"""The folders of a conda environment in which the vendor's own packages put their copies."""
 
 
 def candidates(kind: str, most_major: int = 0) -> list[str]:
-    """Return the paths and names of copies that might be there, the best one first.
+    """Return the paths and names of copies that might exist, the best one first.
 
-    A copy that is already in the process comes first: PyTorch's or CuPy's. AMD's is looked for
-    beside the HIP runtime that is in use, since they belong together.
+    A copy that is already in the process, such as PyTorch's or CuPy's, comes first. AMD's is
+    searched for next to the HIP runtime in use, because they belong together.
     """
     found = dict.fromkeys(_all(kind))
     if not most_major:

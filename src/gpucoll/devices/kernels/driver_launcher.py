@@ -1,4 +1,4 @@
-"""Launching by the vendor's driver, NVIDIA's or AMD's, whichever library made the arrays."""
+"""Launching through NVIDIA's or AMD's driver, whichever library made the arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _WORD = struct.Struct("=Q")
 class DriverLauncher:
     """The `gpucoll.kernels.gpu.launcher.Launcher` of a kind of devices, CUDA's or AMD's.
 
-    A kernel is loaded on a device when it is first launched there, and stays: graphs may have it.
+    A kernel is loaded on a device at its first launch there, and stays, because graphs may contain
+    it.
     """
 
     def __init__(self, kind: str) -> None:
@@ -62,7 +63,7 @@ class DriverLauncher:
         return major, minor
 
     def load(self, kernel: Kernel | CompiledKernel, number: int) -> None:
-        """Compile a kernel, if it is not, and load it on a device."""
+        """Compile a kernel if needed, and load it on a device."""
         if (kernel, number) not in self._functions:
             self._load(kernel, number)
 
@@ -74,7 +75,7 @@ class DriverLauncher:
         number: int,
         stream: int,
     ) -> None:
-        """Enqueue a kernel; it is compiled and loaded on its first launch on a device."""
+        """Enqueue a kernel; its first launch on a device compiles and loads it."""
         function = self._functions.get((kernel, number)) or self._load(kernel, number)
         given = [_bytes_of(argument) for argument in arguments]
         device = self._device(number)
@@ -85,7 +86,7 @@ class DriverLauncher:
             raise BackendError(f"{kernel.name}: {error}") from None
 
     def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
-        """Copy a table to the device, in the stream's order; `Table` says how long it is kept."""
+        """Copy a table to the device, in the stream's order; for its lifetime see `Table`."""
         with self._lock:
             memory = self._tables.get(number)
             if memory is None:
@@ -113,7 +114,7 @@ class DriverLauncher:
             return self._functions[key]
 
     def _module(self, kernel: Kernel, device: Device) -> int:
-        """Return the loaded module of a kernel, which may have been loaded for another one."""
+        """Return the loaded module of a kernel; another kernel may have loaded it."""
         for (kernels, number), module in self._modules.items():
             if number == device.number and kernel in kernels:
                 return module
@@ -134,10 +135,10 @@ def _loaded(device: Device, content: bytes, name: str, origin: str) -> int:
 
 
 def _most_major(device: Device) -> int:
-    """Return the newest major version of a compiler whose code the driver surely loads."""
+    """Return the newest major version of a compiler whose code the driver can surely load."""
     return int(device.driver_version().partition(".")[0])
 
 
 def _bytes_of(argument: Any) -> bytes:
-    """Return an argument as it is passed: a struct as it is, whole numbers as 64-bit words."""
+    """Return an argument in the form to pass: a struct as it is, integers as 64-bit words."""
     return argument.tobytes() if isinstance(argument, np.ndarray) else _WORD.pack(argument)

@@ -1,8 +1,8 @@
-"""Where compiled GPU kernels are kept: a folder beside the CPU kernels', under the same rules.
+"""The cache of compiled GPU kernels: a folder next to the CPU kernels', with the same rules.
 
-A file is named after all that its content depends on, and ends in a checksum; it is written under
-another name and renamed. Since it is code, it is read only from a folder that nobody else can
-write to.
+A file is named after everything on which its content depends, and ends in a checksum. It is written
+under another name and renamed. Because it is code, it is read only from a folder to which no other
+user can write.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _SUFFIX = ".image"
 _DAY_S = 86400.0
 _KEPT_DAYS = 60
 WAIT_S = 60.0
-"""How long to wait for another process that compiles the same; then this one does so, too."""
+"""How long to wait for another process that compiles the same; then this one compiles, too."""
 
 
 @functools.cache
 def folder() -> Path | None:
-    """Return the folder, made if need be; None where there is none that nobody else can write to.
+    """Return the folder, made if needed; None if every possible folder is writable by others.
 
     Raises
     ------
     ArgumentError
-        The user named a folder for compiled kernels that cannot serve.
+        The user named a folder for compiled kernels that is not usable.
     """
     try:
         return own_folder(cache.cache_folder().parent / _NAME)
@@ -46,13 +46,13 @@ def folder() -> Path | None:
 
 
 def kept(name: str) -> bytes | None:
-    """Return what is kept under a name; None where nothing is, or what is there is damaged."""
+    """Return the content kept under a name; None if there is none, or it is damaged."""
     place = folder()
     return None if place is None else _read(place / f"{name}{_SUFFIX}")
 
 
 def any_kept(start: str) -> bytes | None:
-    """Return what is kept under a name with this start, the one written last."""
+    """Return the content last written under a name that begins with `start`."""
     place = folder()
     if place is None:
         return None
@@ -61,9 +61,9 @@ def any_kept(start: str) -> bytes | None:
 
 
 def made_once(name: str, make: Callable[[], bytes]) -> bytes:
-    """Return what is kept under a name, made and kept if need be: by one process at a time.
+    """Return the content kept under a name; if needed, one process at a time makes and keeps it.
 
-    Where it cannot be kept it serves this process all the same.
+    If it cannot be kept, this process can use it nevertheless.
     """
     place = folder()
     if place is None:
@@ -88,12 +88,12 @@ def _read(path: Path) -> bytes | None:
     content = kept_content(path)
     if content is not None and _age_s(path) > _DAY_S:
         with contextlib.suppress(OSError):
-            os.utime(path)  # it is in use
+            os.utime(path)  # it was used
     return content
 
 
 def _remove_old(place: Path) -> None:
-    """Remove what nobody has used for a long time, of earlier sources and compilers most of all."""
+    """Remove files that were not used for a long time, mostly of earlier sources and compilers."""
     for path in _files(place):
         if _age_s(path) > _KEPT_DAYS * _DAY_S:
             path.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Compiled kernels by their sources: those that are kept, and otherwise compiled now.
+"""Compiled kernels by their sources: loaded from the cache, or compiled now.
 
-An image has one kernel, or a group of them that was compiled ahead.
+An image contains one kernel, or a group of kernels that was compiled ahead.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Group = tuple[Kernel, ...]
 
 
 class Image(NamedTuple):
-    """What a device loads."""
+    """The compiled code that a device loads."""
 
     kernels: Group
-    """Those that are in it."""
+    """The kernels in it."""
     content: bytes
     origin: str
-    """What made it, for messages."""
+    """The compiler that made it, for messages."""
 
 
 def image_of(kernel: Kernel, target: str, most_major: int = 0) -> Image:
     """Return an image with a kernel, compiled for a target.
 
-    Cost: reading a file where it is kept; about half a second of compiling where it is not. Of
-    several processes that need it at once one compiles.
+    Cost: reading a file if it was kept; otherwise about half a second of compiling. If several
+    processes need it at the same time, one of them compiles.
 
     Parameters
     ----------
@@ -49,7 +49,8 @@ def image_of(kernel: Kernel, target: str, most_major: int = 0) -> Image:
     Raises
     ------
     BackendUnavailableError
-        It is not kept, and there is no compiler. What is kept was made by any copy of it then.
+        It was not kept, and there is no compiler. Without a compiler, images from any copy are
+        accepted.
     BackendError
         It does not compile.
     """
@@ -66,7 +67,7 @@ def image_of(kernel: Kernel, target: str, most_major: int = 0) -> Image:
 
 
 def compile_group(group: Group, target: str) -> Image:
-    """Return the image of kernels that are compiled together, compiled now unless it is kept."""
+    """Return the image of kernels that are compiled together, from the cache or compiled now."""
     return _made(group, target, compiler_of(kind_of(target)))
 
 
@@ -85,7 +86,7 @@ def _look(
     ending: str,
     origin: str,
 ) -> Image | None:
-    """Return what is kept: for exactly this target, or for the architecture whatever its modes."""
+    """Return a kept image: for exactly this target, or for its architecture in all modes."""
     for group in dict.fromkeys([(kernel,), group_of(kernel)]):
         for name in dict.fromkeys([target, target.partition(":")[0]]):
             if (content := find(_name(group, name) + ending)) is not None:
@@ -95,7 +96,7 @@ def _look(
 
 @functools.cache
 def _name(group: Group, target: str) -> str:
-    """Return what the file of an image is called, but for which copy of the compiler made it."""
+    """Return the file name of an image, without the part for the compiler's copy."""
     vendor = VENDORS[kind_of(target)]
     digest = blake2b(digest_size=12)
     for text in (vendor.name, *vendor.options, target, source_of(group)):

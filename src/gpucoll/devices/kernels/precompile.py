@@ -1,12 +1,12 @@
-"""Compile all kernels ahead, for GPUs that need not be here.
+"""Compile all kernels ahead, for GPUs that need not be present.
 
 ::
 
     python -m gpucoll.devices.kernels.precompile --targets sm_90,gfx942
 
-Without it a kernel is compiled when it is first launched, and kept. Ahead, all are: by as many
-processes as there are CPUs, kernels of one file together. A process that finds them kept
-needs no compiler.
+Otherwise a kernel is compiled at its first launch, and kept. This command compiles all of them,
+with one process per CPU, and kernels of one file together. Programs that find them kept need no
+compiler.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gpucoll.kernels.gpu.catalogue import groups
 __all__ = ["TARGETS", "precompile", "targets_here"]
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100")
-"""What every kernel is known to compile for (docs/gpu_kernels.md)."""
+"""Targets for which every kernel is known to compile (docs/gpu_kernels.md)."""
 _TARGET = re.compile(r"sm_\d+|gfx[0-9a-f]+(:[a-z]+[+-])*")
 
 
 def targets_here() -> list[str]:
-    """Return what the GPUs of this process are compiled for."""
+    """Return the targets of the GPUs of this process."""
     found = (
         devices.open_device(kind, number).target
         for kind in ("cuda", "rocm")
@@ -47,28 +47,28 @@ def targets_here() -> list[str]:
 def precompile(
     targets: Sequence[str], report: Callable[[str], None] = print, n_processes: int | None = None
 ) -> bool:
-    """Compile all kernels for each target, and keep them; return whether all of that was done.
+    """Compile all kernels for each target, and keep them; return whether all succeeded.
 
     Parameters
     ----------
     targets : sequence of str
-        ``"sm_90"``, ``"gfx942"``; of AMD's with modes (``"gfx942:sramecc+:xnack-"``) or for all.
+        ``"sm_90"``, ``"gfx942"``; AMD's with modes (``"gfx942:sramecc+:xnack-"``) or for all modes.
     report : callable
-        Gets a line of text for each target.
+        Receives a line of text for each target.
     n_processes : int, optional
-        That compile at once; by default as many as there are CPUs.
+        Number of processes that compile at once; by default the number of CPUs.
 
     Raises
     ------
     BackendUnavailableError
-        There is no folder to keep them in.
+        There is no folder in which to keep them.
     """
     if image_files.folder() is None:
         raise BackendUnavailableError(
-            "there is no folder to keep compiled kernels in that nobody else can write to: name "
-            f"one by {config.CACHE_DIR}"
+            "there is no folder for compiled kernels to which no other user can write: name one "
+            f"by {config.CACHE_DIR}"
         )
-    spawn = multiprocessing.get_context("spawn")  # compilers are not to be forked
+    spawn = multiprocessing.get_context("spawn")  # compilers must not be forked
     done = [True]
     with ProcessPoolExecutor(n_processes or len(os.sched_getaffinity(0)), spawn) as pool:
         for target in targets:
@@ -88,7 +88,7 @@ def precompile(
 
 
 def _compile(place: int, target: str) -> int:
-    """Compile one group, in a process of its own; return how many bytes it has."""
+    """Compile one group, in a separate process; return its size in bytes."""
     return len(compile_group(groups()[place], target).content)
 
 

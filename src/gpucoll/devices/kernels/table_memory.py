@@ -1,4 +1,4 @@
-"""Small tables that kernels read: copied to a device in a stream's order, in memory used again."""
+"""Small tables for kernels: copied to a device in a stream's order, into reused memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Table", "TableMemory"]
 _LEAST_BYTES = 4096
 _MOST_UNUSED_BYTES = 8 << 20
 _FIRST_CREATED_STREAM = 3
-"""Smaller numbers stand for default streams; the legacy one can neither be captured nor asked."""
+"""Smaller numbers are default streams; the legacy one can be neither captured nor queried."""
 
 _Unused = dict[tuple[int, int], deque[int]]
 
 
 class Table:
-    """A table on a device: lets go of its memory when nobody refers to it any more.
+    """A table on a device, which releases its memory when nothing refers to it any more.
 
-    Whoever has launched a kernel that reads it keeps it until that is done, and as long as there is
-    a graph with such a kernel: until then the copy to it may not have been made, too.
+    Code that launches a kernel that reads the table must keep it until the kernel is done, and as
+    long as a graph with such a kernel exists. Until then, even the copy to it may be pending.
     """
 
     def __init__(self, address: int, host: npt.NDArray[Any], unused: deque[int]) -> None:
@@ -38,8 +38,8 @@ class Table:
 class TableMemory:
     """The memory of one device's tables.
 
-    A table's memory serves later tables of the same stream. Only what is more than 8 MiB unused is
-    given back to the driver, when a table needs new memory.
+    A table's memory is reused for later tables of the same stream. Only memory beyond 8 MiB of
+    unused memory is freed, when a table needs new memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -48,9 +48,10 @@ class TableMemory:
         self._own_stream = 0
 
     def upload(self, table: npt.NDArray[Any], stream: int) -> Table:
-        """Return a copy of a table on the device, there for what is on the stream from now on.
+        """Return a copy of a table on the device, available to work on the stream from now on.
 
-        While a graph is captured from the stream the copy is made at once, beside the graph.
+        While a graph is captured from the stream, the copy is made immediately and outside the
+        graph.
         """
         device, host = self._device, table.copy()
         size = _LEAST_BYTES
@@ -75,7 +76,7 @@ class TableMemory:
             return self._device.allocate(size)
 
     def _give_back(self) -> None:
-        """Free what is unused beyond the limit; the driver waits for what may still use it."""
+        """Free unused memory beyond the limit; the driver waits for work that may still use it."""
         total = sum(size * len(kept) for (_, size), kept in [*self._unused.items()])
         for (_, size), kept in [*self._unused.items()]:
             while total > _MOST_UNUSED_BYTES and kept:

@@ -1,4 +1,4 @@
-"""Which CPUs each rank has for its own, and binding ranks to them."""
+"""Find the CPUs that each rank can have for itself, and bind ranks to them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["bind", "describe", "own_cpus"]
 def own_cpus(
     allowed: Sequence[frozenset[int]], rank: int, root: Path = FILE_SYSTEM
 ) -> frozenset[int] | None:
-    """Return a rank's own part of the CPUs that it shares with others; None: they have no parts.
+    """Return a rank's own part of the CPUs that it shares with others; None: there are no parts.
 
     Parameters
     ----------
     allowed : sequence of frozenset of int
-        By rank: the CPUs that each may use. Ranks that share some must share all of them.
+        By rank, the CPUs that it may use. Ranks that share any CPU must share all of theirs.
     rank : int
         Whose part to return.
     root : Path
@@ -36,9 +36,10 @@ def own_cpus(
 
 
 def bind(allowed: Sequence[frozenset[int]], rank: int) -> str:
-    """Bind this process to CPUs of its own out of those that its ranks share; say what was done.
+    """Bind this process to CPUs of its own among those that the ranks share; describe the result.
 
-    All its threads that may run where the process may; what a program has bound itself stays.
+    It binds the threads that may run on all CPUs of the process. A thread that the program has
+    bound itself stays bound as it is.
     """
     mine = allowed[rank]
     if len(_sharing(allowed, rank)) == 1:
@@ -62,7 +63,7 @@ def bind(allowed: Sequence[frozenset[int]], rank: int) -> str:
 
 
 def describe(allowed: Sequence[frozenset[int]], rank: int) -> str:
-    """Say which CPUs a rank may use, and with whom it shares them."""
+    """Describe which CPUs a rank may use, and with how many ranks it shares them."""
     if len(_sharing(allowed, rank)) == 1:
         return f"{_cpus(allowed[rank])}, for this rank alone"
     sharing, mine = _sharing(allowed, rank), allowed[rank]
@@ -72,7 +73,7 @@ def describe(allowed: Sequence[frozenset[int]], rank: int) -> str:
 
 
 def _sharing(allowed: Sequence[frozenset[int]], rank: int) -> list[int]:
-    """Return the ranks that may use some CPU that this one may use, itself among them."""
+    """Return the ranks that may use any CPU that `rank` may use, `rank` among them."""
     return [other for other, cpus in enumerate(allowed) if other == rank or cpus & allowed[rank]]
 
 

@@ -1,11 +1,11 @@
-"""The control channel's own collective: every rank's bytes to every rank; and the barrier.
+"""The control channel's collectives: give every rank's bytes to every rank; the barrier.
 
-Payloads have one size on all ranks and fit into a slot; longer ones go in pieces. Without payload
-it is a barrier.
+A payload has the same size on all ranks and fits into a slot; longer data goes in pieces. An
+exchange without payload is a barrier.
 
-What ranks say to each other is pickled into them. Nothing is unpickled, here or in the object
-collectives, that another user's process could have written: the segment is reachable through
-descriptors that were handed over after the kernel had vouched for their user.
+Callers send pickled objects over the channel. Neither the channel nor the object collectives
+unpickle anything that another user's process could have written: only processes of this user, as
+the kernel has certified, are given the descriptors of the segment.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ControlChannel:
         self._barrier = CallBlock(Collective.BARRIER, exchange_loop.address)
         self._barrier.set_arrays((0,), 0, 0)
         self.run_barrier = group.prepare(self._barrier)
-        """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
+        """Runs a barrier and returns its `Status`; not while asynchronous calls are queued."""
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when every rank has arrived."""
@@ -94,7 +94,8 @@ class ControlChannel:
     ) -> list[bytes]:
         """Return every rank's bytes, by rank.
 
-        Cost: one exchange for up to 1 KiB on the longest rank, and one more for each further slot.
+        Cost: one exchange if the longest rank's data is at most 1 KiB, and one more for each
+        further slot.
         """
         first = min(_FIRST_PIECE_BYTES, self._piece_bytes)
         head = len(data).to_bytes(_LENGTH_BYTES, "little") + data[: first - _LENGTH_BYTES]
@@ -116,7 +117,7 @@ class ControlChannel:
         self, piece: bytes, collective: Collective, root: int, timeout_s: float | None
     ) -> list[bytes]:
         key = collective, root, len(piece)
-        # Taken out while it is used: a call of another thread makes one of its own.
+        # It is taken out while it is in use: a call of another thread makes one of its own.
         exchange = self._exchanges.pop(key, None) or _Exchange(self._group, *key)
         parts = exchange.run(piece, timeout_s)
         if len(piece) <= _FIRST_PIECE_BYTES and len(self._exchanges) < _MOST_KEPT:
@@ -125,7 +126,7 @@ class ControlChannel:
 
 
 class _Exchange:
-    """A prepared exchange of so many bytes.
+    """A prepared exchange of pieces of `size_bytes`.
 
     Parameters
     ----------
@@ -134,7 +135,7 @@ class _Exchange:
     collective, root
         What ranks compare.
     size_bytes : int
-        Of each rank's piece.
+        Size of each rank's piece.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The context of a group: what every compiled loop gets, filled in when the ranks have met."""
+"""Make the context of a group: the words that every compiled loop gets."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def new_context(
     members : Members
         What the ranks share.
     tables : array
-        Room for every rank's source and destination; kept as long as the context.
+        Room for every rank's source and destination; must live as long as the context.
     waiting : (int, int)
         How often a wait spins, and yields, before it sleeps.
     """
-    # Not NumPy's memory: that may be shared with a forked child, who writes here.
+    # Not NumPy's memory: that may be shared with a forked child, which writes to these words.
     words = bytearray(8 * CONTEXT_WORDS)
     context: npt.NDArray[np.int64] = np.frombuffer(words, np.int64)
     for field, value in _values(members, tables, waiting).items():

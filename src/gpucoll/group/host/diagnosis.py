@@ -1,4 +1,4 @@
-"""What happened: the records and words in the segment, turned into errors that say it."""
+"""Turn the records and words in the segment into errors that explain what happened."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ UNEVEN = (
     "the work is uneven"
 )
 _OTHER_ORDER = (
-    "Is the other rank in another call, or are sends and receives in an order in which each waits "
-    "for the other? send_recv and group() cannot"
+    "Is the other rank in a different call, or do two ranks wait for each other's message? "
+    "send_recv() and group() avoid such deadlocks"
 )
 _IN_A_CIRCLE = (
-    "Make the calls in an order in which no rank waits for another's later call; several messages "
-    "at once go by send_recv or group()"
+    "Order the calls so that no rank waits for a later call of another rank; to send and receive "
+    "several messages at once, use send_recv() or group()"
 )
 
 
 def _advice(found: str, advice: str) -> str:
-    """Return what to do after a deadline."""
+    """Return the advice for a deadline whose text is `found`; a deadlock has its own."""
     return _IN_A_CIRCLE if found.endswith(DEADLOCK) else advice
 
 
 def _own_call(group: Inside) -> str:
-    """Return where this rank stands, for "lost rank 1 ..."."""
+    """Return which call this rank is in, to follow "lost rank 1 "."""
     members, rank = group.members, group.rank
     last, is_in_it = last_call(members, rank)
     if last is not None and is_in_it:
@@ -79,22 +79,22 @@ def _who(group: Inside) -> str:
 
 
 def mismatch_error(group: Inside, sequence: int, *, is_broken: bool = False) -> MismatchError:
-    """Say which ranks called what under this sequence number, the odd ones first.
+    """Return the error that lists what each rank called under this number, the odd ones first.
 
-    `is_broken`: some ranks may have gone on to later calls, which ends the communicator.
+    `is_broken`: some ranks may have gone on to later calls, which breaks the communicator.
     """
     by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank in range(group.world_size):
         word = group.members.header_word(rank, sequence)
         called = describe_call(group.members, rank, sequence) or "nothing yet, or something since"
         is_there = difference(word & 0xFFFFFFFF, sequence) == 0
-        # By digest too: a fifth dimension is not in the record.
+        # By digest too: the record leaves out a fifth dimension, for example.
         by_call[called, word >> 32 if is_there else 0].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
     calls = "; ".join(
         f"{group.members.spelled(ranks)} called {called}" for (called, _), ranks in groups
     )
-    if len({digest for _, digest in by_call}) == 1:  # an all_to_all whose counts are in conflict
+    if len({digest for _, digest in by_call}) == 1:  # an all_to_all whose counts conflict
         calls = disagreement(group.members, sequence) or calls
     elif len({called for called, _ in by_call}) < len(groups):
         calls += f" (they differ in what is not shown here: {_not_shown(groups[0][0][0])})"
@@ -119,7 +119,7 @@ _GONE_ON = (
 
 
 def _where(group: Inside, sequence: int) -> str:
-    """Return where this rank is told of a mismatch: in that call, or in which later one."""
+    """Return in which call this rank learns of a mismatch: in the call itself or in a later one."""
     present = present_call(group.members, group.rank)
     if present == sequence:
         return "in that call"
@@ -130,7 +130,7 @@ def _where(group: Inside, sequence: int) -> str:
 
 
 def _not_shown(called: str) -> str:
-    """Say in what calls can differ that read the same."""
+    """Return what can differ between calls whose descriptions are equal."""
     if "a list of" in called:
         return "the shapes of the list's arrays"
     if "counts=[" in called:
@@ -139,7 +139,7 @@ def _not_shown(called: str) -> str:
 
 
 def counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
-    """Say that there are counts, where ranks may have meant blocks of different sizes."""
+    """Return a hint at counts=, if the ranks may have meant blocks of different sizes."""
     names = {called.partition("(")[0] for called, _ in by_call}
     if len(names) != 1 or not names <= {collective.spelled for collective in WITH_COUNTS}:
         return ""
@@ -149,7 +149,7 @@ def counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
 
 
 def late_ranks(group: Inside, gave_up: int, sequence: int) -> str:
-    """Say for which ranks the one that gave up was waiting, and where those stand."""
+    """Describe which ranks the rank that gave up was waiting for, and where they stand."""
     members = group.members
     missing, unfinished = (
         [rank for rank in late if rank != gave_up] for late in late_for(members, sequence)
@@ -164,7 +164,7 @@ def late_ranks(group: Inside, gave_up: int, sequence: int) -> str:
 
 
 def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
-    """Say which rank gave up, in which call, and who was late."""
+    """Return the error that names the rank that gave up, its call, and the ranks that were late."""
     called = describe_call(group.members, gave_up, sequence) or "a call"
     if group.rank == gave_up:
         seconds = round(int(group.context[Context.TIMEOUT_NS]) / 1e9, 3)
@@ -177,7 +177,7 @@ def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
 
 
 def lost_error(group: Inside, lost: int) -> GpucollError:
-    """Say which rank is gone, and how it went."""
+    """Return the error that names the rank that is gone, and how it went."""
     if lost >= group.members.world_size:
         return group.lost_elsewhere(lost)
     status = group.members.status_offset(lost)
@@ -192,7 +192,7 @@ def lost_error(group: Inside, lost: int) -> GpucollError:
 
 
 def _message_deadline_error(group: Inside, gave_up: int) -> DeadlineError:
-    """Say which rank gave up a message."""
+    """Return the error that names the rank that gave up waiting for a message."""
     called = describe_message(group.members, gave_up) or "a message"
     who = f"{_who(group)} waited {message_timeout_s(group.members, gave_up):g} s"
     if group.rank != gave_up:
@@ -213,13 +213,13 @@ ENQUEUED = (
     Abort.ENQUEUED_MESSAGE,
     Abort.BACKEND,
 )
-"""Abort codes whose sequence number is one of the calls on GPU arrays."""
+"""Abort codes whose sequence number counts the calls on GPU arrays."""
 
 
 def enqueued_error(
     group: Inside, code: Abort, rank: int, sequence: int, waited_s: float | None = None
 ) -> GpucollError:
-    """Return the error for what a call on GPU arrays met."""
+    """Return the error for an abort code that a call on GPU arrays has caused."""
     who, members = _who(group), group.members
     called = f"{describe_enqueued(members, rank, sequence) or 'a call on GPU arrays'} (#{sequence})"
     if code == Abort.ENQUEUED_MISMATCH:
@@ -267,7 +267,7 @@ def _enqueued_mismatch(group: Inside, sequence: int) -> MismatchError:
 
 
 def _late_enqueued(members: Members, gave_up: int, sequence: int) -> str:
-    """Say which ranks had not made this call on GPU arrays."""
+    """Describe which ranks had not made this call on GPU arrays."""
     late = [
         rank
         for rank in range(members.world_size)
@@ -288,7 +288,7 @@ def _how_it_went(group: Inside, lost: int, after: str = "") -> str:
 
 
 def why(group: Inside, rank: int) -> str:
-    """Return the exception that took a rank out, as the end of a sentence."""
+    """Return the exception that took a rank out of the group, as the end of a sentence."""
     reason = reasons.read(group.members, rank).rstrip(".")
     return f", because it raised {reason}" if reason else ""
 
@@ -296,7 +296,7 @@ def why(group: Inside, rank: int) -> str:
 def abort_error(group: Inside, word: int, waited_s: float | None = None) -> GpucollError:
     """Return the error that the segment's abort word stands for.
 
-    `waited_s` is how long this rank itself waited, where it gave up a call on GPU arrays.
+    `waited_s` is how long this rank itself waited, if it gave up a call on GPU arrays.
     """
     code, rank = word & 0xFF, (word >> 8) & 0xFFFFFF
     number = group.members.number(rank)
@@ -307,7 +307,8 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
         return deadline_error(group, rank, sequence)
     if code == Abort.MESSAGE_DEADLINE:
         return _message_deadline_error(group, rank)
-    # Memory goes before the process: whoever reads it may find that out first.
+    # The kernel frees a process's memory before the process ends, so a rank that reads that memory
+    # may notice first.
     if code == Abort.LOST or (code == Abort.UNREADABLE and group.members.ends_within(rank, 1.0)):
         return lost_error(group, rank)
     if code == Abort.MISMATCH:
@@ -327,10 +328,10 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
         )
     if code == Abort.NO_ADDRESSES:
         return SharedMemoryError(
-            f"{_who(group)}: rank {number} has no address space for what it needs of another "
-            "rank's arrays of comm.empty. Raise the limit of the process (ulimit -v, "
-            f"/proc/sys/vm/max_map_count), or let its own arena take less by {config.ARENA_BYTES}. "
-            "The communicator is broken: close it"
+            f"{_who(group)}: rank {number} has no address space left to map another rank's arrays "
+            "of comm.empty. Raise the limit of the process (ulimit -v, "
+            "/proc/sys/vm/max_map_count), or make its own arena smaller with "
+            f"{config.ARENA_BYTES}. The communicator is broken: close it"
         )
     if code in ENQUEUED:
         return enqueued_error(group, Abort(code), rank, sequence, waited_s)

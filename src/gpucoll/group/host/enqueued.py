@@ -1,9 +1,9 @@
-"""Calls on GPU arrays beside the work: posted in a fraction of a microsecond, compared later.
+"""The records of calls on GPU arrays: posted in a fraction of a microsecond, compared later.
 
-A call that is enqueued on a stream cannot wait for the other ranks. It writes its record, with the
-{sequence, digest} word last, into this rank's ring and goes on. Somebody else, a thread or who asks
-for certainty, looks how far all ranks have posted the same (`compare_calls`); a rank's ring is full
-when the slowest one has not compared its oldest.
+A call that is enqueued on a stream cannot wait for the other ranks. It writes its record into this
+rank's ring, the {sequence, digest} word last, and goes on. Later a thread, or a caller that asks
+whether calls succeeded, finds out how far all ranks have posted the same calls (`compare_calls`). A
+rank's ring is full while the slowest rank has not compared the oldest call in it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpucoll.transport.shared.words import Call, Context, State, Status
 __all__ = ["SEQUENCE", "EnqueuedCalls", "compare_calls", "post", "post_call"]
 
 SEQUENCE = int(Context.ENQUEUED_SEQUENCE)
-"""Place in `EnqueuedCalls.words` of the number of the last call that this rank posted."""
+"""Index in `EnqueuedCalls.words` of the number of the last call that this rank posted."""
 
 _LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout.ENQUEUED_COMPARED
 _OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
@@ -69,7 +69,7 @@ def _record_of(context, rank, sequence):
 
 @inline
 def _line_of(context, rank):
-    """Return the address of the word that says how far a rank has compared."""
+    """Return the address of the word with the number of the last call that a rank has compared."""
     return get(context, _LINES) + rank * _LINE + _COMPARED
 
 
@@ -119,7 +119,7 @@ def post_call(self, _):
 
 @inline
 def _compare_one(context, sequence):
-    """Compare all ranks' records of one call: OK, MISMATCH, or MORE where one is not there yet."""
+    """Compare all ranks' records of one call: OK, MISMATCH, or MORE if one is not posted yet."""
     me = get(context, RANK)
     mine = load64(_record_of(context, me, sequence) + 8 * _HEADER)
     sent = received = np.int64(0)
@@ -134,16 +134,17 @@ def _compare_one(context, sequence):
         if np.int32(header) != np.int32(mine):
             put(context, _LATE, rank)
             return _MORE
-        status = _MISMATCH  # go on: the error names every odd rank, so all must have come
+        status = _MISMATCH  # go on: the error names every odd rank, so all must have posted
     return _MISMATCH if sent != received else status
 
 
 @compiled(_i64(_i64))
 def compare_calls(context):
-    """Go on comparing as far as all ranks have posted; return a `Status`. For Python.
+    """Compare the next calls, as far as all ranks have posted them; return a `Status`. For Python.
 
-    OK: all that this rank has posted is the same everywhere; MORE: so far, but a rank has not come
-    (`Context.ENQUEUED_LATE`); MISMATCH: the call after the last one compared differs.
+    OK: all calls that this rank has posted are the same on every rank. MORE: those compared are the
+    same, but a rank has not posted the next one (`Context.ENQUEUED_LATE`). MISMATCH: the call after
+    the last one compared differs.
     """
     line = _line_of(context, get(context, RANK))
     compared = np.int64(load32_acquire(line))
@@ -165,16 +166,16 @@ class EnqueuedCalls:
     Parameters
     ----------
     members : Members
-        The ranks; their segment has room for such records.
+        The ranks; their segment has memory for these records.
     context : array
-        Of this rank's group.
+        The context of this rank's group.
     """
 
     def __init__(self, members: Members, context: npt.NDArray[np.int64]) -> None:
         self._members = members
         self._context = context
         self.words: Any = context.data
-        """Of the group's context: an item of it is an int, in half the time."""
+        """A view of the context: reading an item gives an int, in half of NumPy's time."""
 
     @property
     def sequence(self) -> int:
@@ -195,7 +196,7 @@ class EnqueuedCalls:
 
     @property
     def has_uncompared(self) -> bool:
-        """Whether this rank has posted calls of which that is not known."""
+        """Whether this rank has posted calls that have not been compared on all ranks."""
         return difference(self.compared, self.sequence) < 0
 
     def poster(self, block: CallBlock) -> Callable[[], int]:
@@ -207,24 +208,24 @@ class EnqueuedCalls:
         return post
 
     def compare(self) -> Status:
-        """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""
+        """Compare as far as all ranks have posted; return OK, MORE (a rank is late) or MISMATCH."""
         with self._members.held():
             return Status(compare_calls.ctypes(self._context.ctypes.data))
 
     @property
     def late_rank(self) -> int:
-        """The rank that the last `compare` found late; -1: none."""
+        """The rank that the last `compare` found late, or -1."""
         return int(self._context[Context.ENQUEUED_LATE])
 
     # --- connecting -------------------------------------------------------------------------------
 
     def say_failed(self) -> None:
-        """Tell the ranks that wait for this one's GPU that it will not come."""
+        """Tell the ranks that wait for this rank's GPU that it will not connect."""
         members = self._members
         members.store(members.enqueued_offset(members.rank) + layout.ENQUEUED_FAILED, 1)
 
     def failed_ranks(self) -> list[int]:
-        """Return the ranks that said so."""
+        """Return the ranks that have reported that their GPU will not connect."""
         members = self._members
         return [
             rank

@@ -1,7 +1,7 @@
-"""The ranks of one host around one segment: what every communicator stands on.
+"""The group of the ranks of one host, around one segment.
 
-A `HostGroup` runs call blocks through compiled loops and turns what they return into errors that
-say what happened. Backends add loops; `group.host.channel` adds objects.
+A `HostGroup` runs call blocks through compiled loops and turns their statuses into errors that
+explain what happened. Backends add loops; `group.host.channel` adds objects.
 """
 
 from __future__ import annotations
@@ -67,36 +67,39 @@ class HostGroup:
         self.over_mpi: Any = None
         self.failure: GpucollError | None = None
         self.was_told = False
-        """Whether that was raised to somebody."""
+        """Whether `failure` has been raised to the program."""
         self.is_closed = False
         self._ending = threading.RLock()
-        """Held while that, or `failure`, is set: by then no other thread lets calls go on."""
+        """Held while `is_closed` or `failure` is set: after that no other thread lets calls go
+        on."""
         self._is_forked = False
         self._settling = threading.Lock()
         """Held by the thread that agrees with the other ranks on where to go on."""
         self._started: StartedCalls | None = None
         self._at_close: list[Callable[[], None]] = []
         self.error_elsewhere: Callable[[], GpucollError] = _no_elsewhere
-        """Returns the error that the abort code `ELSEWHERE` stands for."""
+        """Returns the error for the abort code `ELSEWHERE`."""
         self.lost_elsewhere: Callable[[int], GpucollError] = _no_rank_elsewhere
-        """Returns the error for a rank of another host that is lost, by its place behind these."""
+        """Returns the error for a lost rank of another host, by its place after this host's
+        ranks."""
         self.standing_elsewhere: Callable[[list[int]], str] = _nothing_elsewhere
-        """Says where such ranks stand, for errors: sentences, each behind a full stop."""
+        """Describes where ranks of other hosts stand: sentences for errors, each after a full
+        stop."""
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self.spans_hosts = False
-        """Whether calls are parts of calls of several hosts, none of which a rank ends alone.
+        """Whether calls are parts of calls that span hosts, which no rank can end alone.
 
-        It belongs to the group of all hosts then, which closes it.
+        The group of all hosts then owns this one, and closes it.
         """
         self._cpus = ""
         self._tables = np.zeros((2, self.world_size), np.int64)
         self._waiting = waiting
         self.context = new_context(members, self._tables, waiting)
         self.context_address: int = self.context.ctypes.data
-        """Where the context is that compiled loops get."""
+        """Address of the context that compiled loops get."""
         self._beside: list[npt.NDArray[np.int64]] = []
-        # Asked at every call on GPU arrays: as an item of a memoryview in a tenth of NumPy's time.
+        # Read at every call on GPU arrays: an item of a memoryview takes a tenth of NumPy's time.
         asked: Any = partial(getitem, self.context.data, int(Context.STATUS))
         self.last_status: Callable[[], int] = asked
         """Returns the `Status` with which this rank's last compiled entry ended."""
@@ -104,9 +107,9 @@ class HostGroup:
         _groups.add(self)
 
     def context_beside(self) -> npt.NDArray[np.int64]:
-        """Return one more context, for what runs beside collectives: it shares none of its words.
+        """Return one more context, for code that runs concurrently with collectives.
 
-        It is taken out of use together with the group's own.
+        It shares no words with the group's own context, and is taken out of use together with it.
         """
         context = new_context(self.members, self._tables, self._waiting)
         context[Context.TIMEOUT_NS] = self.context[Context.TIMEOUT_NS]
@@ -135,8 +138,8 @@ class HostGroup:
     def prepare(self, call: CallBlock, *, queued: bool = False) -> Callable[[], int]:
         """Return the built-in that runs `call` and returns its status.
 
-        The block must be kept alive. One that is not for the queue of asynchronous calls does not
-        run while that has something to do.
+        The caller keeps the block alive. A call with `queued` takes its turn in the queue of
+        asynchronous calls. Any other does not run while that queue has calls to run.
         """
         self.bind(call)
         code = collectives.queued_call if queued else collectives.prepared_call
@@ -171,13 +174,13 @@ class HostGroup:
                 self._set_timeout(self.timeout_s)
 
     def check_usable(self, timeout_s: float | None = None) -> None:
-        """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
+        """Raise unless a call can run now; first settle what an earlier mismatch has left open."""
         if self._state == State.IDLE and self.failure is None:
             return
         self.check_open()
         with self._settling:
-            # A call of another thread's may end between any two looks: what is there to be settled
-            # is said by the state alone.
+            # A call of another thread may end between any two looks, so only the state tells
+            # whether there is something to settle.
             while self._state != State.NEEDS_PYTHON:
                 has_ended = self._started is None or self._started.settle()
                 if self._state == State.IDLE:
@@ -189,12 +192,12 @@ class HostGroup:
             recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
 
     def check_alive(self) -> None:
-        """Raise where this rank has closed the communicator, or is a forked child."""
+        """Raise if this rank has closed the communicator, or is a forked child."""
         if self._is_forked or self.is_closed:
             self.check_open()
 
     def check_open(self) -> None:
-        """Raise where this communicator can never run a call again."""
+        """Raise if this communicator can never run a call again."""
         if not self._is_over:
             return
         who = self.members.who(self.rank)
@@ -212,12 +215,13 @@ class HostGroup:
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means.
 
-        Returns after NO_ROOM where more memory was granted: the call can be made again. An entry
-        has left the call's own deadline where messages read it; it ends here.
+        Returns after NO_ROOM if more memory was granted: the call can be made again. An entry
+        leaves the call's own deadline in the context, from which messages read it; this restores
+        the default.
         """
         try:
             if status == Status.NO_ROOM:
-                self.go_on()  # it had not begun
+                self.go_on()  # the call had not begun
                 make_room(self.context)
                 return
             if status == Status.NOT_RUN:
@@ -238,18 +242,18 @@ class HostGroup:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child's copy, which can do nothing."""
+        """Whether this is a forked child's copy, which cannot be used."""
         return self._is_forked
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is running at this moment, in some thread of Python's."""
+        """Whether a Python thread is running a call at this moment."""
         for _ in range(_LOOKS):
             if not self._is_busy() or (self._started is not None and self._started.is_running):
                 return False
             if self._started is None:
                 return True
-            time.sleep(0.001)  # who runs started calls says so just after it begins, and ends
+            time.sleep(0.001)  # a thread that runs started calls sets its flag a moment late
         return True
 
     def _is_busy(self) -> bool:
@@ -263,7 +267,7 @@ class HostGroup:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether an interrupt in a call of this rank has broken it: the program got that."""
+        """Whether an interrupt in this rank's call has broken it, so that the program knows."""
         return self.members.abort_word() & 0xFFFFFFFF == Abort.INTERRUPTED | self.rank << 8
 
     @property
@@ -273,12 +277,12 @@ class HostGroup:
 
     @property
     def here(self) -> int:
-        """The number of this rank's host; 0: there is one only."""
+        """The number of this rank's host: always 0."""
         return 0
 
     @property
     def interface(self) -> str:
-        """The network interface that links this host to the others; empty: there is one host."""
+        """The network interface that links this host to others: none, so always empty."""
         return ""
 
     @property
@@ -292,13 +296,13 @@ class HostGroup:
         return last_completed(self.members, int(self.context[Context.SEQUENCE]))
 
     def agreement(self, timeout_s: float) -> Agreement:
-        """Return this rank's part in agreeing who goes on after losses."""
+        """Return this rank's part in the agreement on the survivors after losses."""
         from gpucoll.group.host.shrinking import HostAgreement
 
         return HostAgreement(self, timeout_s)
 
     def enqueued_calls(self) -> EnqueuedCalls:
-        """Return this rank's ring of calls on GPU arrays; memory for all ranks' is taken here."""
+        """Return this rank's ring of calls on GPU arrays; take memory for all rings first."""
         self.take_enqueued_memory()
         return EnqueuedCalls(self.members, self.context)
 
@@ -324,30 +328,33 @@ class HostGroup:
     # --- asynchronous calls ----------------------------------------------------------------------
 
     def started_calls(self) -> StartedCalls:
-        """Return the queue in which compiled code runs started calls, made at the first time."""
+        """Return the queue in which compiled code runs started calls; the first call makes it."""
         if self._started is None:
             make_more = partial(make_room, self.context)
             self._started = StartedCalls(self.context, self.timeout_s, make_more)
-        self._started.serve()
+        with self._ending:
+            if not self.is_closed and not self._is_forked:  # nothing would take it from the thread
+                self._started.serve()
         return self._started
 
     def hold(self, n_reasons: int) -> None:
-        """Let compiled entries leave every call to Python, while there are reasons for it."""
+        """Make compiled entries leave every call to Python while `n_reasons` is not 0."""
         hold_started(self.context_address, n_reasons)
 
     @property
     def needs_settling(self) -> bool:
-        """Whether no call can run before `check_usable`, or at all."""
+        """Whether no call can run until `check_usable` has settled something, or ever again."""
         return self._state == State.NEEDS_PYTHON
 
     @property
     def _state(self) -> int:
-        # Not NumPy's number: comparing that with an enum, it asks the class for attributes of
-        # arrays, which until Python 3.12 runs Python, and drops a KeyboardInterrupt in there.
+        # Not NumPy's integer: when it is compared with an enum, NumPy looks up attributes of arrays
+        # in the enum's class. Until Python 3.12 that runs Python code, and drops a
+        # KeyboardInterrupt raised there.
         return int(self.context[Context.STATE])
 
     def go_on(self) -> None:
-        """Let calls begin again, unless this was closed, or has failed, meanwhile."""
+        """Let calls begin again, unless the group has been closed or has failed in the meantime."""
         with self._ending:
             if not self._is_over:
                 self.context[Context.STATE] = State.IDLE
@@ -355,7 +362,7 @@ class HostGroup:
     # --- breaking --------------------------------------------------------------------------------
 
     def raise_if_aborted(self) -> None:
-        """Raise, now and from now on, where the communicator has been given up."""
+        """Raise, now and from now on, if the communicator has been given up."""
         if self.is_aborted:
             self.was_told = True
             raise self.fail(self.failure or self.abort_error())
@@ -363,22 +370,23 @@ class HostGroup:
     def abort_error(self, waited_s: float | None = None) -> GpucollError:
         """Return the error for why the communicator was given up.
 
-        `waited_s` is how long this rank itself waited, where it gave up a call on GPU arrays.
+        `waited_s` is how long this rank itself waited, if it gave up a call on GPU arrays.
         """
         return diagnosis.abort_error(self, self.members.abort_word(), waited_s)
 
     def fail(self, error: GpucollError) -> GpucollError:
-        """Note why the communicator is broken, and return it: every later call raises that."""
+        """Store the error that broke the communicator, and return it; later calls raise it."""
         with self._ending:
             self.failure = error
-        self._take_out_of_use()  # a call that runs says so until it has ended
+        self._take_out_of_use()  # a running call keeps its state until it has ended
         self.members.arena.retire()
         return error
 
     def break_with(self, code: Abort, rank: int, why: str = "") -> None:
-        """Give the communicator up for all ranks, unless somebody already has; raise.
+        """Give the communicator up for all ranks, unless a rank already has; raise the error.
 
-        `why` the rank is to blame lies in the segment, where it has said so.
+        `why` is not used here: the rank itself has left its exception in the segment, if it had
+        one.
         """
         self.abort(code, rank)
         self.raise_if_aborted()
@@ -389,7 +397,7 @@ class HostGroup:
         rank: int | None = None,
         sequence: int | None = None,
     ) -> None:
-        """Give the communicator up for all ranks, unless somebody already has.
+        """Give the communicator up for all ranks, unless a rank already has.
 
         The sequence number is by default that of this rank's last call.
         """
@@ -404,19 +412,19 @@ class HostGroup:
     # --- description, the end --------------------------------------------------------------------
 
     def bind_cpus(self) -> None:
-        """Bind this process to CPUs of its own, where the ranks share enough of them."""
+        """Bind this process to CPUs of its own, if the ranks share enough of them."""
         self._cpus = binding.bind(self.members.allowed_cpus, self.rank)
 
     def meeting_of(
         self, ranks: Sequence[int], token: str, call: str, tell: Callable[[bytes], list[bytes]]
     ) -> Job:
-        """Return the job of this rank and others of the group, who meet anew."""
+        """Return the job in which this rank and others of the group meet anew."""
         if not ranks:
             return Job(0, 1, token, call)
         return Job(ranks.index(self.rank), len(ranks), token, call)
 
     def describe(self) -> dict[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about the group for people to read: name -> sentence."""
         members = self.members
         try:
             taken = f"{members.segment_bytes / 2**20:.1f} MiB so far, of"
@@ -431,24 +439,30 @@ class HostGroup:
         }
 
     def note_exception(self, error: BaseException) -> None:
-        """Keep what takes this rank out of the group, for the others: before `close` or `abort`."""
+        """Store the exception that takes this rank out of the group, for the others to read.
+
+        It must be called before `close` or `abort`.
+        """
         if not self.is_closed and not self._is_forked:
             reasons.write(self.members, error)
 
     def close(self) -> None:
-        """Say that this rank takes part no more, and let go of everything shared.
+        """Report that this rank leaves the group, and release everything shared.
 
-        A call that runs in another thread is given up. Where it does not end, and where the group
+        A call that runs in another thread is given up. If it does not end, or if the group
         `is_in_use`, the memory stays until the process ends.
         """
         if self.is_closed or self._is_forked:
             return
-        with held_signals():  # an interrupt in the middle would leave some of it
+        with held_signals():  # an interrupt in the middle would leave something open
             if is_first(self, "close"):
                 self._let_go()
 
     def at_close(self, function: Callable[[], None]) -> None:
-        """Call a function before the memory that the ranks share goes; not in a forked child."""
+        """Register a function that is called before the shared memory is released.
+
+        A forked child does not call it.
+        """
         self._at_close.append(function)
 
     def _let_go(self) -> None:
@@ -456,7 +470,7 @@ class HostGroup:
             self.is_closed = True
         for function in self._at_close:
             function()
-        _groups.discard(self)  # or a callback at its end might swallow a Ctrl-C
+        _groups.discard(self)  # or the weak set's callback might swallow a Ctrl-C
         if not self.end_calls():
             self.is_in_use = True
         if self.is_aborted:
@@ -468,9 +482,9 @@ class HostGroup:
             self.members.close()
 
     def end_calls(self) -> bool:
-        """Let no call begin, and give up one that runs in another thread; return whether it ended.
+        """Let no call begin, give up one that runs in another thread; return whether it has ended.
 
-        Waits for it for `ENDING_S` at most.
+        It waits for the running call for `ENDING_S` at most.
         """
         if self._take_out_of_use():
             self.abort()
@@ -501,7 +515,7 @@ class HostGroup:
             warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def forget_in_child(self) -> None:
-        """Make this unusable in a forked child, without touching anything that is shared."""
+        """Make this unusable in a forked child, without touching anything shared."""
         self._is_forked = True
         self._ending = threading.RLock()
         for context in (self.context, *self._beside):

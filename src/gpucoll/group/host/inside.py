@@ -1,4 +1,4 @@
-"""A group of one host as its own parts see it: with its segment and its context."""
+"""The view of a host's group that its own parts have: with its segment and its context."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpucoll.group.protocol import Group
 
 
 class Inside(Group, Protocol):
-    """What diagnosis and recovery work on; `HostGroup` is one.
+    """The group that diagnosis and recovery work on; `HostGroup` is one.
 
     Attributes
     ----------
     members : Members
         What the ranks share.
     context : array
-        The words of this rank that compiled loops get.
+        The words of this rank that every compiled loop gets.
     spans_hosts : bool
-        Whether calls are parts of calls of several hosts, none of which a rank ends alone.
+        Whether calls are parts of calls that span hosts, which no rank can end alone.
     error_elsewhere : callable
-        Returns the error that the abort code `ELSEWHERE` stands for.
+        Returns the error for the abort code `ELSEWHERE`.
     lost_elsewhere, standing_elsewhere : callable
-        Return the error for a rank of another host that is lost, and where such ranks stand.
+        Return the error for a lost rank of another host, and where ranks of other hosts stand.
     """
 
     members: Members
@@ -38,4 +38,4 @@ class Inside(Group, Protocol):
     standing_elsewhere: Callable[[list[int]], str]
 
     def go_on(self) -> None:
-        """Let calls begin again, unless this was closed, or has failed, meanwhile."""
+        """Let calls begin again, unless the group has been closed or has failed in the meantime."""

@@ -1,4 +1,4 @@
-"""What a rank says of itself when the ranks meet, and whether another's can be true."""
+"""The introduction that a rank sends when the ranks meet, and the check of another rank's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpucoll.wording import rank_of
 
 _MOST = 1 << 63
 _DESCRIPTORS = 3
-"""For each rank: its connection, its arena, and what tells when it ends. Only that stays open."""
+"""Descriptors for each rank: its connection, its arena, and its life line, which stays open."""
 _MORE_DESCRIPTORS = 2
-"""The segment's, which stays open, too; and the socket at which rank 0 listens."""
+"""Further descriptors: the segment's, which stays open too, and rank 0's listening socket."""
 
 
 def introduction_of(
@@ -44,11 +44,12 @@ def introduction_of(
 def check_descriptors(job: Job) -> None:
     """Raise RendezvousError if this process may not open what it needs to meet so many ranks.
 
-    As rank 0, which needs most: so ranks with one limit all say so, and none waits for another.
+    Every rank counts what rank 0 needs, which needs most. So ranks with the same limit all raise
+    the error, and none waits for another.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        in_use = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists
+        in_use = len(os.listdir("/proc/self/fd")) - 1  # without listdir's own
     except OSError:
         return
     needed = in_use + _DESCRIPTORS * job.world_size + _MORE_DESCRIPTORS
@@ -63,7 +64,7 @@ def check_descriptors(job: Job) -> None:
 def check_introduction(introduction: dict[str, Any], fds: list[int], facts: dict[str, Any]) -> None:
     """Raise ValueError unless an introduction and its descriptors can be a rank's.
 
-    `facts` are this rank's: every rank says the same kinds of things.
+    `facts` are this rank's: every rank's introduction has the same kinds of facts.
     """
     if not _is_number(introduction.get("pid"), 1, 1 << 31):
         raise ValueError("without a process number")
@@ -83,7 +84,7 @@ def check_introduction(introduction: dict[str, Any], fds: list[int], facts: dict
 
 
 def check_facts(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Raise ValueError unless an introduction says the same kinds of things as this rank's."""
+    """Raise ValueError unless an introduction has the same kinds of facts as this rank's."""
     for name, ours in facts.items():
         if not _is_like(introduction.get(name), ours):
             raise ValueError(f"without {name!r}")
@@ -103,7 +104,7 @@ def _is_probe(address: object, token: object) -> bool:
 
 
 def _is_like(theirs: object, ours: object) -> bool:
-    """Return whether two facts are of one kind; what is a tuple here has the same fields there."""
+    """Return whether two facts are of one kind; for a tuple, a list of as many such facts."""
     if isinstance(ours, tuple):
         return (
             isinstance(theirs, list)

@@ -1,4 +1,4 @@
-"""From a job to its members: the ranks of one host meet, and map what they share."""
+"""Let the ranks of one host meet and map what they share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from gpucoll.transport.shared.peer_arena import GROWTHS, PeerArena
 def life_line() -> int:
     """Return a descriptor that peers can poll for the end of this process.
 
-    A pidfd where the kernel has them (5.3); else the reading end of a pipe whose other end stays
-    open here until the process is gone.
+    A pidfd if the kernel has them (5.3); else the reading end of a pipe whose writing end stays
+    open in this process until it ends.
     """
     try:
         return os.pidfd_open(os.getpid())
@@ -59,27 +59,27 @@ def join(
     Parameters
     ----------
     job : Job
-        Who this rank is, and where to meet.
+        This rank, and the ranks that it meets.
     tune : callable
         Called on rank 0 with all introductions; returns the `Tuning` for all.
     timeout_s : float
         How long to wait for the others.
     facts : dict, optional
-        What every rank is to know of this one, as JSON: into its introduction.
+        Facts about this rank that every rank gets with its introduction; they must fit JSON.
     same : dict, optional
-        What must be equal on all ranks, by what errors call it.
+        Values that must be equal on all ranks, by the names that errors give them.
     watch : Watch, optional
-        What else than the meeting itself knows of ranks that can never come.
+        Knows, beyond the meeting's own connections, which ranks can never come.
     make_further : callable, optional
-        Called on rank 0; returns descriptors that all ranks are to have besides.
+        Called on rank 0; returns further descriptors that all ranks get.
 
     Raises
     ------
     RendezvousError
-        A rank did not come, or another version of gpucoll did; or the limit of open files is too
-        low for so many.
+        A rank did not come, or runs another version of gpucoll; or the limit of open files is too
+        low for the number of ranks.
     PeerLostError, AbortedError
-        A rank is gone, or gave up.
+        A rank's process has ended, or a rank has given up.
     SharedMemoryError
         There is no memory for the segment.
     """
@@ -173,7 +173,7 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
                 members.peers.append(peer)
                 members.arenas[rank] = peer.arena_address
                 members.poll_table[rank] = peer.life_fd | (select.POLLIN << 32)
-        # Whoever does without single copies does so in every call, in messages too.
+        # A rank that cannot use single copies must not use them in any call, messages included.
         can_copy = members.tuning.single_copy_min_bytes < layout.NEVER and all(
             peer_memory.is_readable(member["pid"], *member["probe"])
             for member in meeting.introductions

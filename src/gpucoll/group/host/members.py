@@ -1,4 +1,4 @@
-"""The group's shared things in this process: segment, arenas, and who is still alive."""
+"""What the ranks of a group share, in this process: segment, arenas, and who is still alive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) sk
 
 
 def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
-    """Return a view of int64 words at an address. Whoever owns the memory must outlive it."""
+    """Return a view of int64 words at an address. The memory must outlive the view."""
     pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_int64))
     return np.ctypeslib.as_array(pointer, (count,))
 
@@ -31,8 +31,8 @@ def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
 class Members(SharedWords):
     """What the ranks of a group share, mapped into this process.
 
-    What returns words gives a view: it is for within `held`, or for who knows otherwise that the
-    segment stays, and after the flag was loaded that says that they are there.
+    Methods that return words return views. Use a view only within `held`, or where the segment is
+    known to stay mapped, and only after loading the flag that announces its words.
     """
 
     job: Job
@@ -40,24 +40,25 @@ class Members(SharedWords):
     layout: SegmentLayout
     segment: mapping.Mapping
     segment_fd: int
-    """Of the same memory: more of it is reserved through this when it is first used."""
+    """Descriptor of the segment. Parts that are first used later are reserved through it."""
     room_bytes: int
-    """How much that may be before somebody looks what the host has."""
+    """How many bytes may be reserved before a rank looks again at how much the host has left."""
     arena: Arena
     arenas: npt.NDArray[np.int64]
-    """By rank: address of the words that say where its arena is mapped (`PeerArena`)."""
+    """By rank, the address of the words that tell where its arena is mapped (`PeerArena`)."""
     own_arena: npt.NDArray[np.int64]
-    """Those of this rank."""
+    """The words of this rank's arena."""
     peers: list[PeerProcess]
     poll_table: npt.NDArray[np.int64]
-    """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers.
+    """``struct pollfd`` per rank: descriptor, events, and the events that poll(2) returns.
 
-    Behind them an empty one for each rank of another host, as in the next table.
+    After them an empty one for each rank of another host, as in `pid_table`.
     """
     pid_table: npt.NDArray[np.int64]
     introductions: list[dict[str, Any]]
     further_fds: list[int] = field(default_factory=list)
-    """What else rank 0 made for all: for a group around this one, to which they belong."""
+    """Further descriptors that rank 0 made for all ranks; they belong to a group around this
+    one."""
 
     @property
     def pids(self) -> list[int]:
@@ -66,7 +67,7 @@ class Members(SharedWords):
 
     @property
     def allowed_cpus(self) -> list[frozenset[int]]:
-        """The CPUs that each rank could use when the ranks met, by rank."""
+        """By rank, the CPUs that it could use when the ranks met."""
         return [frozenset(member["cpus"]) for member in self.introductions]
 
     @property
@@ -86,13 +87,13 @@ class Members(SharedWords):
         return words_at(address, layout.RECORD_BYTES // 8)
 
     def all_records(self, rank: int) -> npt.NDArray[np.int64]:
-        """Return all records of a rank, a row each."""
+        """Return all records of a rank, one per row."""
         count, words = layout.RECORDS, layout.RECORD_BYTES // 8
         place = self.layout.records + rank * count * layout.RECORD_BYTES
         return words_at(self.at(place), count * words).reshape(count, words)
 
     def all_enqueued(self, rank: int) -> npt.NDArray[np.int64]:
-        """Return all records of a rank's calls on GPU arrays, a row each."""
+        """Return all records of a rank's calls on GPU arrays, one per row."""
         count, words = self.tuning.enqueued_records, layout.RECORD_BYTES // 8
         place = self.layout.enqueued + rank * count * layout.RECORD_BYTES
         return words_at(self.at(place), count * words).reshape(count, words)
@@ -108,17 +109,17 @@ class Members(SharedWords):
         return self.layout.enqueued + place * layout.RECORD_BYTES
 
     def enqueued_header(self, rank: int, sequence: int) -> int:
-        """Return the {sequence, digest} word in such a record: written behind all else in it."""
+        """Return the {sequence, digest} word in such a record: the last word written to it."""
         return self.load(self._enqueued_record(rank, sequence) + 8 * Record.HEADER)
 
     def store_enqueued_header(self, rank: int, sequence: int, word: int) -> None:
-        """Store that word, of another host's calls, behind all else in the record."""
+        """Store that word of another host's call, after all other words of the record."""
         self.store(self._enqueued_record(rank, sequence) + 8 * Record.HEADER, word)
 
     def pieces_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
-        """Return what a rank has posted of an all_to_all with counts.
+        """Return the byte counts that a rank has posted for an all_to_all with counts.
 
-        That is bytes to each rank, then bytes from each, as a payload; written by
+        These are the bytes to each rank, then the bytes from each, stored as a payload by
         `gpucoll.backends.cpu.host.pieces`.
         """
         place = self.layout.payload(rank, sequence, 16 * self.world_size)
@@ -131,7 +132,7 @@ class Members(SharedWords):
         )
 
     def life_fds(self) -> list[int]:
-        """Return, by rank, what tells when its process ends; below 0: nothing does."""
+        """Return, by rank, the descriptor that shows the end of its process; below 0: none does."""
         return [int(np.int32(word & 0xFFFFFFFF)) for word in self.poll_table[: self.world_size]]
 
     def ended_ranks(self) -> list[int]:
@@ -145,7 +146,7 @@ class Members(SharedWords):
         return [rank for rank, fd in enumerate(fds) if fd in ended]
 
     def ends_within(self, rank: int, timeout_s: float) -> bool:
-        """Return whether a rank's process has ended, or does so within this time."""
+        """Return whether a rank's process has ended, or ends within `timeout_s`."""
         fd = int(np.int32(self.poll_table[rank] & 0xFFFFFFFF))
         if fd < 0:
             return False
@@ -160,7 +161,7 @@ class Members(SharedWords):
         return [rank for rank in ranks if rank in ended or self.has_closed(rank)]
 
     def leave(self) -> None:
-        """Say that this rank takes no part, as one that closes the communicator does, and close."""
+        """Report that this rank takes no part, as if it had closed the communicator, and close."""
         self.store(self.status_offset(self.rank) + layout.STATUS_CLOSED, 1)
         self.close()
 

@@ -1,4 +1,4 @@
-"""An all_to_all with counts of which two ranks say different things: which, and what each says."""
+"""Find the ranks whose counts for an all_to_all contradict each other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpucoll.types import Collective
 
 
 def disagreement(members: Members, sequence: int) -> str:
-    """Say between which ranks send_counts and recv_counts differ; empty where they do not.
+    """Describe between which ranks send_counts and recv_counts differ; empty: they agree.
 
-    The ranks' tables lie in the slots of this call: none of them has begun another one since.
+    The ranks' tables are still in the slots of this call, because no rank has begun another call.
     """
     with members.held():
         return _disagreement(members, sequence)
@@ -50,7 +50,7 @@ def _disagreement(members: Members, sequence: int) -> str:
 
 
 def _row_bytes(records: list[npt.NDArray[np.int64]]) -> int:
-    """Return the size of a row, which all ranks agree on; 0 where no rank has one."""
+    """Return the size of a row in bytes, which all ranks agree on; 0 if no rank has a row."""
     for record in records:
         rows = int(record[Record.DIMENSION])
         if rows > 0:

@@ -1,8 +1,8 @@
-"""The process's thread that runs started calls and steps messages: compiled, one for all of them.
+"""The process's one compiled thread, which runs started calls and steps messages of all groups.
 
-It is begun by ``pthread_create`` on compiled code and never takes the interpreter, so that it goes
-on while Python computes. It sleeps while there is nothing to do, with all signals blocked. Before
-the interpreter ends it must have ended: the memory that it looks at goes then.
+``pthread_create`` starts it on compiled code. It never takes the interpreter, so it goes on while
+Python computes. It sleeps while there is nothing to do, with all signals blocked. It must end
+before the interpreter does, because the memory that it reads is released then.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ProgressThread:
     Attributes
     ----------
     address : int
-        Of its words.
+        Address of its words.
     """
 
     def __init__(self) -> None:
-        # Not NumPy's memory: that may be shared with a forked child, who writes here.
+        # Not NumPy's memory: that may be shared with a forked child, which writes to these words.
         self._words = np.frombuffer(bytearray(8 * THREAD_WORDS), np.int64)
         self._words[Thread.FUTEX_TIMEOUT + 1] = _FIRST_SLEEP_NS
         self.address = self._words.ctypes.data
@@ -43,11 +43,11 @@ class ProgressThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started."""
+        """Whether the thread has been started."""
         return bool(self._words[Thread.IS_RUNNING])
 
     def start(self) -> bool:
-        """Start it, unless it runs; return whether it does. There may be no room for a thread."""
+        """Start the thread unless it runs; return whether it runs. The system may refuse it."""
         with self._starting:
             if not self.is_running:
                 self._words[Thread.IS_RUNNING] = self._create()
@@ -60,7 +60,7 @@ class ProgressThread:
         attributes = (ctypes.c_ubyte * 128)()
         libc.pthread_attr_init(attributes)
         libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK_BYTES))
-        libc.pthread_sigmask(_SIG_SETMASK, everything, before)  # which the thread inherits
+        libc.pthread_sigmask(_SIG_SETMASK, everything, before)  # the thread inherits the mask
         try:
             code = libc.pthread_create(
                 ctypes.byref(self._handle),
@@ -74,9 +74,9 @@ class ProgressThread:
         return bool(code == 0)
 
     def add(self, queue: int) -> bool:
-        """Serve a queue, or a table of messages, from now on; False: there are too many.
+        """Serve a queue, or a table of messages, from now on; False: there is no place left.
 
-        Like `remove` without a lock: whatever a user's finalizer does may come to either.
+        Like `remove`, it takes no lock, because a user's finalizer may call either at any moment.
         """
         places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
         for place in np.flatnonzero(places == 0).tolist():
@@ -87,16 +87,17 @@ class ProgressThread:
         return False
 
     def _look_up_to(self, count: int) -> None:
-        """Have the thread look at so many places at least."""
+        """Make the thread look at the first `count` places, or more."""
         at = self.address + 8 * Thread.COUNT
         while (before := ordering.load(at)) < count:
             ordering.compare_exchange(at, before, count)
 
     def remove(self, queue: int, keep: object) -> bool:
-        """Serve a queue no more; return whether the thread has ceased to look at it.
+        """Stop serving a queue; return whether the thread no longer looks at it.
 
-        What it runs has ended or been given up, so that it ceases within a slice of waiting. Where
-        it does not, `keep`, which is everything that it looks at, stays for ever.
+        The call that the thread runs has ended or been given up, so the thread leaves the queue
+        within one slice of waiting. If it does not, `keep`, which is everything that the thread
+        looks at, stays alive for ever.
         """
         places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
         for place in np.flatnonzero(places == queue).tolist():
@@ -111,7 +112,7 @@ class ProgressThread:
         return True
 
     def stop(self) -> None:
-        """End the thread; return when it has ended. What it runs must have been given up."""
+        """End the thread and wait for its end. The call that it runs must have been given up."""
         if not self.is_running:
             return
         ordering.store(self.address + 8 * Thread.STOP, 1)
@@ -121,7 +122,7 @@ class ProgressThread:
 
 
 def as_messages(table: int) -> int:
-    """Return how the thread knows a table of messages."""
+    """Return the queue number by which the thread recognises a table of messages."""
     return table | 1
 
 
@@ -136,7 +137,7 @@ def thread() -> ProgressThread:
 
 def _after_fork() -> None:
     global _thread
-    _thread = ProgressThread()  # the child has none, and uses none of its parent's queues
+    _thread = ProgressThread()  # the child has no such thread, and must not use its parent's queues
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Why a rank left a communicator: the exception that took it out, where the others can read it."""
+"""The exception that took a rank out of a communicator, stored where the others can read it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _CUT = "..."
 
 
 def shown(error: BaseException) -> str:
-    """Return an exception's class and the first line of what it says, as a traceback ends."""
+    """Return an exception's class and the first line of its text, as a traceback ends."""
     try:
         lines = str(error).splitlines()
-    except Exception:  # of a class whose __str__ fails
+    except Exception:  # its __str__ fails
         lines = []
     name = type(error).__qualname__
     return f"{name}: {lines[0].strip()}" if lines and lines[0].strip() else name
 
 
 def write(members: Members, error: BaseException) -> None:
-    """Keep why this rank leaves; the word that says that it has left is to be written after it."""
+    """Store why this rank leaves; the word that announces that it has left is stored later."""
     text = shown(error).replace("\0", " ").encode(errors="backslashreplace")
     if len(text) >= REASON_BYTES:
         room = REASON_BYTES - 1 - len(_CUT)
@@ -33,7 +33,7 @@ def write(members: Members, error: BaseException) -> None:
 
 
 def read(members: Members, rank: int) -> str:
-    """Return what another rank has kept; empty where it has not left by an exception."""
+    """Return the exception that another rank has stored; empty: no exception made it leave."""
     with members.held():
         text = ctypes.string_at(_address(members, rank), REASON_BYTES)
     return text.partition(b"\0")[0].decode(errors="replace")

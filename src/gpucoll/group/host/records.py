@@ -1,4 +1,4 @@
-"""What the segment says of a rank's calls: its records, as the calls that its user wrote."""
+"""Decode the call records in the segment into readable descriptions of the user's calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def difference(left: int, right: int) -> int:
 
 
 def last_completed(members: Members, begun: int) -> int:
-    """Return the number of the last call that this rank has completed, of those until `begun`."""
+    """Return the number of the last call up to `begun` that this rank has completed."""
     with members.held():
         words = members.all_records(members.rank)
         done = words[words[:, Record.STATE] == RecordState.DONE, Record.SEQUENCE].tolist()
@@ -32,14 +32,14 @@ def last_completed(members: Members, begun: int) -> int:
 
 
 def describe_call(members: Members, rank: int, sequence: int) -> str | None:
-    """Return what a rank called under this sequence number; None where it has no record of it."""
+    """Return what a rank called under this sequence number; None: it has no record of that call."""
     with members.held():
-        members.header_word(rank, sequence)  # where that is there, so is the record behind it
+        members.header_word(rank, sequence)  # loaded first: it is stored after the record
         return describe_record(members.record_words(rank, sequence), sequence)
 
 
 def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
-    """Return the same of a call on GPU arrays."""
+    """Return what a rank called on GPU arrays under this number; None: it has no such record."""
     with members.held():
         if difference(members.enqueued_header(rank, sequence) & 0xFFFFFFFF, sequence) != 0:
             return None
@@ -47,7 +47,7 @@ def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
 
 
 def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
-    """Return a recorded call as its user would write it; None where the record is another's."""
+    """Return a recorded call as its user would write it; None: the record is of another call."""
     record = [int(word) for word in words]
     if difference(record[Record.SEQUENCE], sequence) != 0 or not record[Record.COLLECTIVE]:
         return None
@@ -76,7 +76,7 @@ def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
 
 
 def describe_block(block: CallBlock) -> str:
-    """Return a call as its user would write it before anybody has made it."""
+    """Return a prepared call as its user would write it; it need not have been made yet."""
     call, record = block.words, np.zeros(layout.RECORD_BYTES // 8, np.int64)
     for field, shown in _SHOWN_OF_CALL.items():
         record[field] = call[shown]
@@ -109,7 +109,7 @@ def _shape(record: list[int]) -> str:
 
 
 def _describe_counts(record: list[int]) -> str:
-    """Return the call that asks the ranks for their counts first; its record's root says which."""
+    """Return the call whose first part exchanges counts; the root in its record names the call."""
     collective = Collective(record[Record.ROOT])
     name = "recv_counts" if collective == Collective.ALL_TO_ALL else "counts"
     return f'{collective.spelled}({name}="auto")'
@@ -119,11 +119,11 @@ _AS_CALLED = {
     Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE,
     Collective.COMPRESSED_ALL_REDUCE: Collective.ALL_REDUCE,
 }
-"""What users called, where ranks compare more than its name."""
+"""The collective that the user called, for those that the ranks compare under another name."""
 
 _INTERNAL: dict[Collective, Callable[[list[int]], str]] = {
     Collective.COUNTS: _describe_counts,
     Collective.CONNECT: lambda _: "a collective on GPU arrays (it connects the GPUs first)",
-    Collective.UNFIT: lambda _: "nothing: its arguments do not fit the counts that it was told",
+    Collective.UNFIT: lambda _: "nothing: its arguments do not fit the counts that it received",
 }
-"""Parts of calls that are no methods of their own."""
+"""Parts of calls that are not methods of a communicator."""

@@ -1,14 +1,15 @@
-"""After a mismatch: all ranks go on from a common sequence number, or the communicator is broken.
+"""Recover from a mismatch: agree on a common sequence number, or break the communicator.
 
-Ranks can go on where every one of them raises the mismatch in the very call that differed. Whoever
-sees it counts the event word up (once per mismatch). Each rank that meets the event answers it in
-its status line with its own sequence and chunk numbers, and raises. At its next call it waits until
-all have answered and takes the greatest numbers, so that nothing which a rank had already posted
-can be taken for something new.
+The ranks can go on if every one of them raises the mismatch in the call that differed. The rank
+that detects it increments the generation in the event word, once per mismatch. Each rank that sees
+the event answers it in its status line with its own sequence and chunk numbers, and raises the
+error. At its next call it waits until all ranks have answered, and takes the greatest numbers. So
+nothing that a rank had already posted can be mistaken for something new.
 
-A rank that ended the differing call, or may have, raises in a later one. Its program and those of
-the others are then a call apart, and their next calls might fit each other. So whoever sees such a
-mismatch aborts the communicator (docs/decisions/0061).
+A rank that has, or may have, ended the differing call raises the error in a later one. Its program
+and those of the others are then one call apart, and their next calls might match each other by
+accident. A rank that detects such a mismatch therefore aborts the communicator
+(docs/decisions/0061).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def pending_event(group: Inside) -> int:
 
 
 def announce(group: Inside) -> None:
-    """Make the mismatch that this rank saw known to all; whoever comes second finds it done."""
+    """Announce the mismatch that this rank has found, unless another rank has."""
     sequence = int(group.context[Context.MISMATCHED])
     if any(_may_have_gone_on(group, rank, sequence) for rank in range(group.world_size)):
         group.abort(Abort.MISMATCH, sequence=sequence)
@@ -43,10 +44,10 @@ def announce(group: Inside) -> None:
 
 
 def _may_have_gone_on(group: Inside, rank: int, sequence: int) -> bool:
-    """Return whether a rank raises the mismatch in this call in a later one, or may do so.
+    """Return whether a rank raises the mismatch of this call in a later one, or may do so.
 
-    Alike on all ranks that are asked in that call, where the headers of all have come: what a
-    rank's record says then changes to `DONE` from `GOES_AHEAD` alone.
+    All ranks that check this within the call get the same result. By then the headers of all ranks
+    have come, and from then on a record becomes `DONE` only from `GOES_AHEAD`.
     """
     if group.spans_hosts:
         return False
@@ -60,7 +61,7 @@ def answer(group: Inside) -> MismatchError:
     """Answer the pending event, and return the error for it."""
     event = pending_event(group)
     sequence = difference(event >> 32, 0)
-    if _may_have_gone_on(group, group.rank, sequence):  # by what `announce` knew this cannot be
+    if _may_have_gone_on(group, group.rank, sequence):  # `announce` has ruled this out
         group.abort(Abort.MISMATCH, sequence=sequence)
         group.raise_if_aborted()
     error = diagnosis.mismatch_error(group, sequence)
@@ -76,9 +77,9 @@ def answer(group: Inside) -> MismatchError:
 
 
 def _leave_calls(group: Inside, sequence: int) -> None:
-    """Note in this rank's records that it stands in that call no more, nor in those after it.
+    """Note in this rank's records that it has left this call and those after it.
 
-    Calls that it has posted ahead get new numbers.
+    Calls that it has posted ahead get new numbers later.
     """
     last = int(group.context[Context.SEQUENCE])
     for number in range(sequence, sequence + difference(last, sequence) + 1):
@@ -92,7 +93,7 @@ def _place(event: int) -> int:
 
 
 def recover(group: Inside, timeout_s: float) -> None:
-    """Wait until every rank has answered this rank's last event; agree on where to go on."""
+    """Wait until every rank has answered the last event; agree on where to go on."""
     event = int(group.context[Context.EVENT_SEEN])
     place = _place(event) // 8
     deadline = time.monotonic() + timeout_s
@@ -119,14 +120,14 @@ def _answers(group: Inside, place: int) -> list[tuple[int, int]]:
 
 
 def _has_answered(group: Inside, rank: int, event: int) -> bool:
-    """Return whether a rank has answered this event; its numbers may be read then."""
+    """Return whether a rank has answered this event; if so, its numbers may be read."""
     members = group.members
     return members.load(members.status_offset(rank) + _place(event)) == event
 
 
 def _check_going_on(group: Inside, event: int, deadline: float) -> None:
     group.check_open()  # another thread may close it meanwhile
-    # Whoever is gone now may have answered before that: the answers are looked at afterwards.
+    # A rank that is gone now may have answered before it went, so its answer is read afterwards.
     gone = [rank for rank in group.members.gone_ranks() if not _has_answered(group, rank, event)]
     if gone:
         group.break_with(Abort.LOST, gone[0])

@@ -1,6 +1,6 @@
-"""Whether there is room for a segment: asked before the kernel is, which might kill a process.
+"""Check whether the host has memory for a segment, before the kernel kills a process for it.
 
-Once when the segment is made, and again when a rank has used up what it was granted then.
+The check runs when the segment is made, and again when a rank has used up what it was granted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gpucoll.wording import rank_of
 __all__ = ["check_room", "make_room"]
 
 _LEFT_OVER = 16
-"""One part in so many of what is free is left to others, and to this process itself."""
+"""This fraction (1/16) of the free memory is left to other processes and to this one itself."""
 _GRANTED = 16
-"""One part in so many of it the ranks together may take before one of them looks again."""
+"""The ranks together may take this fraction (1/16) of the free memory before one checks again."""
 
 
 def check_room(layout: SegmentLayout) -> int:
     """Raise SharedMemoryError if a segment takes more memory than is free on this host.
 
-    Returns how much more each rank may take when it uses parts of the segment for the first time,
-    in bytes, before it looks again: see `make_room`.
+    Returns how many bytes more each rank may take, for parts of the segment that it uses for the
+    first time, before it checks again (`make_room`).
     """
     free_bytes = free_memory_bytes()
     if free_bytes is None:
@@ -44,7 +44,7 @@ def check_room(layout: SegmentLayout) -> int:
 
 
 def make_room(context: npt.NDArray[np.int64]) -> None:
-    """Let a rank take more memory, after `Status.NO_ROOM`; it tries again what it was about to do.
+    """Let a rank take more memory after `Status.NO_ROOM`; the rank then repeats its step.
 
     Raises
     ------

@@ -1,11 +1,14 @@
-"""Agreeing who is left on one host: all of it is in the segment, and the kernel says who is alive.
+"""Agree on the survivors of one host, through words in its segment; the kernel tells who is alive.
 
-Each rank that comes says so, with the last call that it has completed. As soon as all who live have
-come (or a rank's time is up) whoever sees that first writes down who goes on, and makes it the
-decision of this round by one compare-and-exchange: there is one, complete, whoever dies. Then they
-meet as in `split`. The first of them says by a second compare-and-exchange that all have the new
-communicator; who gives the meeting up says so in the same word: one of both holds, for all. Where
-it was given up, those who had been agreed on go into the next round.
+Each rank that enters `shrink` records that in the segment, with the number of the last call that it
+has completed. Once all living ranks have come, or a rank's time is up, the first rank that notices
+writes down who goes on. One compare-and-exchange then makes this proposal the decision of the
+round. So there is one decision, and it is complete, even if further ranks die.
+
+The survivors then meet as in `split`. By a second compare-and-exchange on the same word, their new
+rank 0 records that all have the new communicator; a rank that gives the meeting up records that
+there instead. Whichever comes first is valid for all ranks. If the meeting was given up, the ranks
+that had been agreed on go into the next round.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort
 
 PATIENCE_S = 1.0
-"""How long ranks in other calls have for coming, until they are told that the others shrink."""
+"""How long to wait for ranks that are in other calls, before the old communicator is aborted."""
 _PAUSE_S = 0.002
 _PROPOSAL = struct.Struct("=q16s32s")
 
 
 class Phase(enum.IntEnum):
-    """How far those are who were agreed on: the low byte of the word."""
+    """How far the survivors are: the low byte of the decision word."""
 
     MEETING = 0
     MADE = 1  # all of them have the new communicator
@@ -47,7 +50,7 @@ class Phase(enum.IntEnum):
 
 
 class Decision(NamedTuple):
-    """What that word says: whose proposal holds in which round."""
+    """The contents of the decision word: whose proposal is valid, in which round."""
 
     round: int
     rank: int
@@ -55,19 +58,19 @@ class Decision(NamedTuple):
 
     @property
     def word(self) -> int:
-        """Return it as the segment has it."""
+        """Return the decision as the segment's word."""
         return self.phase | (self.rank << 8) | (self.round << 32)
 
     @staticmethod
     def of(word: int) -> Decision:
-        """Return what a word says; of 0, that a round before the first has failed."""
+        """Return the decision in a word; for 0, that a round before the first one has failed."""
         if not word:
             return Decision(0, 0, Phase.FAILED)
         return Decision(word >> 32, (word >> 8) & 0xFFFFFF, Phase(word & 0xFF))
 
 
 class Shrinking(Protocol):
-    """What this asks of its group; `gpucoll.group.host.group.HostGroup` is one."""
+    """The part of its group that this module uses; `gpucoll.group.host.group.HostGroup` is one."""
 
     members: Members
 
@@ -80,50 +83,50 @@ class Shrinking(Protocol):
         """Whether some rank has given the group up."""
 
     def abort(self, code: Abort = ...) -> None:
-        """Give the group up for all ranks, unless somebody already has."""
+        """Give the group up for all ranks, unless a rank already has."""
 
 
 class Standing(NamedTuple):
-    """Where the ranks are that may go on."""
+    """The ranks that may go on, by where they are."""
 
     present: list[int]
     missing: list[int]
-    """Alive, and not in this round."""
+    """Alive, but not in this round."""
     gone: list[int]
 
 
 class Statements:
-    """What the ranks of a host say of themselves in `shrink`."""
+    """The words by which the ranks of a host report their state in `shrink`."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
 
     def say(self, completed: int, round_: int, port: int = 0) -> None:
-        """Say that this rank is there."""
+        """Report that this rank takes part in a round."""
         at = self._at(self._members.rank)
         self._members.store(at + layout.SHRINKING_COMPLETED, completed)
         self._members.store(at + layout.SHRINKING_PORT, port)
         self._members.store(at + layout.SHRINKING_ROUND, round_)
 
     def leave(self) -> None:
-        """Say that this rank is not there any more."""
+        """Report that this rank no longer takes part."""
         at = self._at(self._members.rank)
         self._members.store(at + layout.SHRINKING_ROUND, layout.LEFT_SHRINK)
 
     def round_of(self, rank: int) -> int:
-        """Return for which round a rank waits; what else it said may be read then."""
+        """Return the round that a rank waits for; its other values may be read after that."""
         return self._members.load(self._at(rank) + layout.SHRINKING_ROUND)
 
     def completed(self, rank: int) -> int:
-        """Return the last call that a rank has completed."""
+        """Return the number of the last call that a rank has completed."""
         return self._members.load(self._at(rank) + layout.SHRINKING_COMPLETED)
 
     def port(self, rank: int) -> int:
-        """Return where a rank listens."""
+        """Return the port at which a rank listens."""
         return self._members.load(self._at(rank) + layout.SHRINKING_PORT)
 
     def standing(self, ranks: Collection[int], round_: int) -> Standing:
-        """Return where these ranks are."""
+        """Return which of these ranks are in a round, missing, or gone."""
         members, ended = self._members, {*self._members.ended_ranks()}
         found = Standing([], [], [])
         for rank in ranks:
@@ -135,7 +138,7 @@ class Statements:
         return found
 
     def propose(self, round_: int, resumed_from: int, ranks: Collection[int]) -> None:
-        """Write down who is to go on."""
+        """Write down this rank's proposal of who is to go on."""
         bits = sum(1 << rank for rank in ranks).to_bytes(32, "little")
         data = _PROPOSAL.pack(resumed_from, secrets.token_bytes(16), bits)
         at = self._at(self._members.rank) + layout.SHRINKING_PROPOSALS[round_ % 2]
@@ -143,7 +146,7 @@ class Statements:
             self._members.store(at + 8 * place, word)
 
     def proposal(self, rank: int, round_: int) -> Survivors:
-        """Return what a rank has proposed; the decision must be the same before and after."""
+        """Return a rank's proposal; valid only if the decision is the same before and after."""
         at = self._at(rank) + layout.SHRINKING_PROPOSALS[round_ % 2]
         words = (self._members.load(at + 8 * place) for place in range(7))
         resumed_from, token, bits = _PROPOSAL.unpack(struct.pack("=7q", *words))
@@ -156,14 +159,14 @@ class Statements:
 
 
 class HostAgreement:
-    """This rank's part in agreeing with the ranks of its host.
+    """This rank's part in the agreement with the ranks of its host.
 
     Parameters
     ----------
     group : Shrinking
-        The old communicator's.
+        The old communicator's group.
     timeout_s : float
-        How long a rank that lives has for coming, in each round.
+        How long to wait, in each round, for a rank that is alive.
     """
 
     def __init__(self, group: Shrinking, timeout_s: float) -> None:
@@ -175,7 +178,7 @@ class HostAgreement:
         self._is_hopeless = False
 
     def agree(self) -> Survivors:
-        """Return who goes on, once that is settled."""
+        """Return the survivors, once the ranks have agreed on them."""
         start = time.monotonic()
         with held_signals() as signals:
             while True:
@@ -197,7 +200,7 @@ class HostAgreement:
         return found == before
 
     def _read(self, decision: Decision) -> Survivors | None:
-        """Return who goes on; None: another round has begun meanwhile."""
+        """Return the survivors of a decision; None: another round has begun in the meantime."""
         found = self._statements.proposal(decision.rank, decision.round)
         now = self._decision()
         if now[:2] != decision[:2]:
@@ -208,7 +211,7 @@ class HostAgreement:
         return found if now.phase == Phase.MEETING else None
 
     def _settle(self, last: Decision, waited_s: float) -> bool:
-        """Decide the next round if all who can have come; return whether something has changed."""
+        """Decide the next round if all ranks that can come have; return whether it has changed."""
         former = self._former(last)
         if former is None:
             return True
@@ -218,7 +221,7 @@ class HostAgreement:
         standing = statements.standing(former, round_)
         if standing.missing and waited_s < self._timeout_s:
             if waited_s > PATIENCE_S and not self._group.is_aborted:
-                self._group.abort()  # they may wait for this rank, in a call of the old one
+                self._group.abort()  # they may wait for this rank in a call on the old communicator
             return False
         if not are_enough(standing.present, former):
             if self._decision() != last:
@@ -231,7 +234,7 @@ class HostAgreement:
         return True
 
     def _former(self, last: Decision) -> tuple[int, ...] | None:
-        """Return of whom the next round may choose; None: it has begun."""
+        """Return the ranks from which the next round may choose; None: it has begun already."""
         if not last.round:
             return tuple(range(self._members.world_size))
         found = self._statements.proposal(last.rank, last.round)
@@ -253,28 +256,34 @@ class HostAgreement:
     # --- making it --------------------------------------------------------------------------------
 
     def meeting_of(self, survivors: Survivors) -> tuple[Job, Watch]:
-        """Return the job of those who go on, and what watches over their meeting."""
+        """Return the job in which the survivors meet, and the watch over their meeting."""
         ranks = survivors.ranks
         place = ranks.index(self._members.rank)
         return Job(place, len(ranks), survivors.token, "shrink"), _Watch(self, survivors)
 
     def gone(self, survivors: Survivors) -> list[int]:
-        """Return the ranks that will not come to their meeting."""
+        """Return the survivors that will not come to the meeting."""
         return self._statements.standing(survivors.ranks, survivors.round).gone
 
     def phase(self, survivors: Survivors) -> Phase:
-        """Return how far they are."""
+        """Return how far the survivors are."""
         now = self._decision()
         return now.phase if now.round == survivors.round else Phase.FAILED
 
     def commit(self, survivors: Survivors) -> None:
-        """Say that all have the new communicator; AbortedError: one has given the meeting up."""
+        """Record that all survivors have the new communicator.
+
+        Raises AbortedError if one of them has given the meeting up.
+        """
         self._end(survivors, Phase.MADE)
         if self.phase(survivors) != Phase.MADE:
-            raise AbortedError(f"{self._who}: a rank gave shrink up when all were to have met")
+            raise AbortedError(f"{self._who}: a rank gave up shrink just before it was complete")
 
     def abandon(self, survivors: Survivors) -> bool:
-        """Give their meeting up, unless all of them have the new communicator; return whether."""
+        """Give up the survivors' meeting, unless all of them have the new communicator.
+
+        Returns whether the meeting is given up.
+        """
         self._end(survivors, Phase.FAILED)
         return self.phase(survivors) == Phase.FAILED
 
@@ -284,16 +293,16 @@ class HostAgreement:
             self._exchange(now, now._replace(phase=phase))
 
     def leave(self) -> None:
-        """Say that this rank goes on with nobody."""
-        if not self._is_hopeless:  # so that all who are left find the same
+        """Withdraw this rank from the agreement."""
+        if not self._is_hopeless:  # so that all remaining ranks find the same
             self._statements.leave()
 
     def close(self) -> None:
-        """Do nothing: what there is belongs to the group."""
+        """Do nothing: the group owns all resources."""
 
 
 class _Watch(SurvivorsWatch):
-    """Who can still come to the meeting of those who go on, by the old communicator."""
+    """Watches, through the old communicator, which survivors can still come to the meeting."""
 
     def __init__(self, agreement: HostAgreement, survivors: Survivors) -> None:
         members = agreement._members
@@ -303,14 +312,14 @@ class _Watch(SurvivorsWatch):
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
         """Return an awaited rank that has ended or given up."""
         if self._agreement.phase(self._survivors) == Phase.FAILED:
-            raise AbortedError(f"{self.who}: another rank gave the meeting in shrink up")
+            raise AbortedError(f"{self.who}: another rank gave up the meeting in shrink")
         gone = self._agreement.gone(self._survivors)
         return next(((rank, "it is gone") for rank in awaited if self.number(rank) in gone), None)
 
     def commit(self) -> None:
-        """Take, on the new rank 0, that all have their part."""
+        """On the new rank 0: record that all survivors have their part."""
         self._agreement.commit(self._survivors)
 
     def is_committed(self) -> bool:
-        """Return whether all have the new communicator; if not, they never will."""
+        """Return whether all survivors have the new communicator; if not, they never will."""
         return not self._agreement.abandon(self._survivors)

@@ -1,4 +1,4 @@
-"""A group's queue of started calls, as Python sees it: numbers and what has become of them."""
+"""A group's queue of started calls, as Python sees it: numbers, and how the calls ended."""
 
 from __future__ import annotations
 
@@ -32,34 +32,36 @@ class StartedCalls:
     Parameters
     ----------
     context : array of int64
-        The group's.
+        The group's context.
     timeout_s : float
         Default deadline of a call, in seconds.
     make_room : callable
-        Lets the group take more memory for a call that found none; SharedMemoryError if it may not.
+        Lets the group take more memory for a call that found none; raises SharedMemoryError if it
+        may not.
 
     Attributes
     ----------
     address : int
-        Of the queue's words.
+        Address of the queue's words.
     wait : callable
-        ``(number)``: runs calls until that one has ended, well and as the next to be noted: 0. Else
-        returns 1, perhaps before that, where a failed call must be settled first. Ctrl-C comes out
-        of it.
+        ``(number)``: runs calls until the one of this number has ended; see
+        `gpucoll.group.protocol.StartedCalls` for what it returns.
     poll : callable
-        ``(number, wanted)``: finishes what needs nobody else; returns whether that call has ended.
-        `wanted`: from now on the thread runs it.
+        ``(number, wanted)``: returns whether the call has ended, without waiting for other ranks.
+        `wanted`: the thread runs the call from now on.
     sleep : callable
-        ``(number, ns)``: sleeps until that call has ended, for so long at most; returns whether.
+        ``(number, ns)``: sleeps until the call has ended, or for `ns`; returns whether it has
+        ended.
     reap : callable
-        ``(number)``: the entry of a call may be used anew, if all before it were reaped.
+        ``(number)``: frees the entry of an ended call, once the entries of all calls before it are
+        free.
     """
 
     def __init__(
         self, context: npt.NDArray[np.int64], timeout_s: float, make_room: Callable[[], None]
     ) -> None:
         self._make_room = make_room
-        # Not NumPy's memory: that may be shared with a forked child, who writes here.
+        # Not NumPy's memory: that may be shared with a forked child, which writes to these words.
         self._memory = bytearray(8 * (PENDING_WORDS + 8))
         words = np.frombuffer(self._memory, np.int64)
         words = words[-words.ctypes.data // 8 % 8 :][:PENDING_WORDS]  # from a cache line on
@@ -84,10 +86,10 @@ class StartedCalls:
         self._start = entry(starting.start_block)
         self._skip = entry(waiting.skip_started)
         self.is_served = False
-        """Whether the thread runs calls; where there are too many communicators, only waiters."""
+        """Whether the thread runs calls. With too many communicators, only waiters run them."""
 
     def serve(self) -> None:
-        """Have the thread run calls, if it has room. Whoever has called this calls `close`."""
+        """Make the thread run calls, if it has room. After this, `close` must be called."""
         if not self.is_served:
             self.is_served = thread().add(self.address)
 
@@ -99,21 +101,24 @@ class StartedCalls:
         return number
 
     def without_room(self) -> int:
-        """Return the number of the next call, if it has found no memory and not begun; else 0."""
+        """Return the number of the next call if it found no memory and so has not begun; else 0."""
         number = int(self._words[Pending.DONE]) + 1
         if number > int(self._words[Pending.TAIL]) or self.status_of(number) != Status.NO_ROOM:
             return 0
         return number
 
     def make_room(self, number: int) -> None:
-        """Let such a call be run again; SharedMemoryError: there is no memory, it never will."""
+        """Let a call that found no memory run again.
+
+        Raises SharedMemoryError if there still is no memory; the call never runs then.
+        """
         self._words[self._place_of(number) + Started.STATUS] = Status.NOT_RUN
         try:
             self._make_room()
         except BaseException:
             until = time.monotonic() + ENDING_S
             while not self._skip(number) and time.monotonic() < until:
-                time.sleep(0)  # somebody looks whether a call can run, or the group was given up
+                time.sleep(0)  # another thread checks the queue, or the group was given up
             raise
 
     def begin_serving(self) -> bool:
@@ -138,16 +143,16 @@ class StartedCalls:
         return int(self._words[self._place_of(number) + Started.STATUS])
 
     def _place_of(self, number: int) -> int:
-        """Return where the entry of a call begins."""
+        """Return the index at which the entry of a call begins."""
         return Pending.ENTRIES + (number % PENDING_CALLS) * STARTED_WORDS
 
     @property
     def is_running(self) -> bool:
-        """Whether somebody runs calls of this queue, or has not quite ended that."""
+        """Whether a thread runs calls of this queue, or has not quite stopped."""
         return bool(self._words[Pending.IS_RUNNING])
 
     def settle(self) -> bool:
-        """Wait, for `ENDING_S` at most, until nobody runs calls; return whether nobody does."""
+        """Wait, for `ENDING_S` at most, until no thread runs calls; return whether none does."""
         until = time.monotonic() + ENDING_S
         while self.is_running:
             if time.monotonic() > until:
@@ -156,14 +161,14 @@ class StartedCalls:
         return True
 
     def close(self) -> bool:
-        """Let the thread look at this no more; return whether it has ceased to."""
+        """Take the queue from the thread; return whether the thread no longer looks at it."""
         return thread().remove(self.address, self._looked_at)
 
 
 def nanoseconds(timeout_s: float) -> int:
-    """Return a deadline as the context has it."""
+    """Return a deadline in nanoseconds, as the context stores it."""
     return int(min(timeout_s, 1e9) * 1e9)
 
 
 hold_started = ordering.function(waiting.hold_started, 2)
-"""``hold_started(context, n_reasons)``: see `Group.hold`; one step for other threads of Python."""
+"""``hold_started(context, n_reasons)``: see `Group.hold`; no other Python thread runs meanwhile."""

@@ -1,7 +1,7 @@
-"""Where ranks stand: in which call or message, or in none, as the words in the segment say.
+"""Find where ranks stand: in which call or message, if any, by the words in the segment.
 
-They are read when a communicator has been given up: then no rank begins anything any more, so what
-a rank was doing at that moment stays there to be read.
+The words are read when a communicator has been given up. No rank begins anything any more then, so
+the words still tell what each rank was doing at that moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpucoll.transport.shared.words import Kind
 from gpucoll.types import Collective, dtype_name
 
 MOST_SHOWN = 8
-"""Further groups of ranks are only counted: errors are read by people."""
+"""Further groups of ranks are only counted, so that people can read the error."""
 DEADLOCK = "So they wait for each other"
 
 
@@ -31,13 +31,13 @@ class Standing:
     Attributes
     ----------
     text : str
-        For "rank 1 is ...".
+        Completes "rank 1 is ...".
     is_in_call : bool
         Whether it stands in a collective or message of this communicator.
     awaited : tuple of int
         The ranks that it waits for there.
     sequence : int or None
-        The number of the collective, where it stands in one and in no message.
+        The number of the collective, if the rank stands in one and in no message.
     """
 
     text: str
@@ -47,14 +47,14 @@ class Standing:
 
 
 class Whereabouts:
-    """Where every rank stands, asked one by one; what several need is looked up once."""
+    """Looks up where ranks stand, one by one; keeps what several lookups need."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self._late: dict[int, tuple[list[int], list[int]]] = {}
 
     def standing_of(self, rank: int) -> Standing:
-        """Say where a rank stands."""
+        """Return where a rank stands."""
         members, message = self._members, describe_message(self._members, rank)
         awaited = [] if message is None else awaited_by_message(members, rank)
         sends = pending_send(members, rank)
@@ -81,9 +81,10 @@ class Whereabouts:
 
 
 def _absence_of(members: Members, rank: int, last: int | None) -> str:
-    """Say of a rank that stands in nothing what is known of it.
+    """Describe a rank that is in no call or message, by its last calls.
 
-    Not that it is gone: who misses such a rank says that it is lost, so it went after the deadline.
+    The text does not report that the rank is gone. A rank that misses it reports it as lost
+    instead; otherwise the rank went only after the deadline.
     """
     calls, enqueued = [], last_enqueued(members, rank)
     if last is not None and not (enqueued is not None and _connects(members, rank, last)):
@@ -96,7 +97,7 @@ def _absence_of(members: Members, rank: int, last: int | None) -> str:
 
 
 def _connects(members: Members, rank: int, sequence: int) -> bool:
-    """Return whether a call was only a part of one on GPU arrays."""
+    """Return whether a call only connected the GPUs for a call on GPU arrays."""
     with members.held():
         collective = int(members.record_words(rank, sequence)[Record.COLLECTIVE])
         return collective == Collective.CONNECT
@@ -120,9 +121,9 @@ def is_stopped(members: Members, rank: int) -> bool:
 
 
 def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
-    """Return the number of the last call of which a rank has a record, and whether it is in it.
+    """Return the number of the last call that a rank has recorded, and whether it is still in it.
 
-    None: it has made none.
+    None: it has made no call.
     """
     with members.held():
         records = members.all_records(rank).copy()
@@ -136,7 +137,7 @@ def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
 def present_call(members: Members, rank: int) -> int | None:
     """Return the number of the collective that a rank stands in; None: it stands in none.
 
-    That is the first of those that it has posted: it ends them in order.
+    A rank ends its calls in order, so this is the first unfinished one of those that it has posted.
     """
     last, is_in_it = last_call(members, rank)
     if last is None or not is_in_it:
@@ -151,7 +152,7 @@ def present_call(members: Members, rank: int) -> int | None:
 
 
 def last_enqueued(members: Members, rank: int) -> int | None:
-    """Return the number of the last call on GPU arrays of which a rank has a record."""
+    """Return the number of the last call on GPU arrays that a rank has recorded."""
     with members.held():
         records = members.all_enqueued(rank).copy()
     place = _last_of(records)
@@ -159,17 +160,17 @@ def last_enqueued(members: Members, rank: int) -> int | None:
 
 
 def _last_of(records: npt.NDArray[np.int64]) -> int | None:
-    """Return the place of the record with the greatest number; None where there is none."""
+    """Return the place of the record with the greatest number; None: there is no record."""
     places = np.flatnonzero(records[:, Record.COLLECTIVE])
     if not places.size:
         return None
     sequences = records[places, Record.SEQUENCE].astype(np.int32)
-    ahead = sequences - sequences[0]  # they may have wrapped: by their differences
+    ahead = sequences - sequences[0]  # numbers may have wrapped, so compare their differences
     return int(places[ahead.argmax()])
 
 
 def late_for(members: Members, sequence: int) -> tuple[list[int], list[int]]:
-    """Return who has not arrived at a call, and who has not finished it."""
+    """Return the ranks that have not arrived at a call, and those that have not finished it."""
     everyone = range(members.world_size)
     missing = [
         rank
@@ -185,7 +186,7 @@ def late_for(members: Members, sequence: int) -> tuple[list[int], list[int]]:
 
 
 def _done_word(members: Members, rank: int) -> int:
-    """Return {the last call that a rank has finished, its waiters}."""
+    """Return the word {last call that a rank has finished, its waiters}."""
     return members.load(members.status_offset(rank) + layout.STATUS_DONE)
 
 
@@ -199,7 +200,7 @@ def _doing(members: Members, rank: int) -> list[int]:
 
 
 def describe_message(members: Members, rank: int) -> str | None:
-    """Return the message that a rank waits for, or sends, as a call; None where there is none."""
+    """Return the message that a rank waits for, or sends, as a call; None: there is none."""
     doing = _doing(members, rank)
     kind, peer, tag = doing[Doing.KIND], doing[Doing.PEER], doing[Doing.TAG]
     if kind == 0:
@@ -212,19 +213,19 @@ def describe_message(members: Members, rank: int) -> str | None:
     if kind in (Kind.PROBE, Kind.TAKE):
         name, size = "recv or probe", ""
     more = doing[Doing.FURTHER]
-    beside = f" beside {more} more message{'s' if more > 1 else ''}" if more else ""
+    beside = f" and {more} more message{'s' if more > 1 else ''}" if more else ""
     return f"{name}({size}{end}={who}, tag={what}){beside}"
 
 
 def message_timeout_s(members: Members, rank: int) -> float:
-    """Return how long the message that a rank waits for may take."""
+    """Return the deadline of the message that a rank waits for, in seconds."""
     return _doing(members, rank)[Doing.TIMEOUT_NS] / 1e9
 
 
 def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
-    """Return the first of a rank's sends that waits for its receive, and for whom; or None.
+    """Return a rank's first send that waits for its receive, and that send's destination; or None.
 
-    Whatever the rank does itself.
+    This does not depend on what the rank itself is doing.
     """
     doing = _doing(members, rank)
     if not doing[Doing.SENDS]:
@@ -234,7 +235,7 @@ def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
 
 
 def awaited_by_message(members: Members, rank: int) -> list[int]:
-    """Return the ranks of which one is the other end of the message that a rank waits for."""
+    """Return the ranks that can be the other end of the message that a rank waits for."""
     peer = _doing(members, rank)[Doing.PEER]
     others = [other for other in range(members.layout.ends) if other != rank]
     return others if peer < 0 else [peer]
@@ -244,23 +245,24 @@ def awaited_by_message(members: Members, rank: int) -> list[int]:
 
 
 def trace(members: Members, gave_up: int, late: list[int], sequence: int | None = None) -> str:
-    """Say where the ranks stand that a rank was waiting for, and those that they wait for.
+    """Describe where the ranks stand that a rank was waiting for, and those that they wait for.
 
     Parameters
     ----------
     members : Members
         The ranks.
     gave_up : int
-        Who was waiting.
+        The rank that was waiting.
     late : list of int
-        For whom.
+        The ranks that it was waiting for.
     sequence : int, optional
-        In which collective: those who stand in it themselves are not worth a word.
+        The collective in which it was waiting. Ranks that stand in the same collective are left
+        out.
 
     Returns
     -------
     str
-        Sentences to go on with, each behind a full stop; empty where nothing is to be said.
+        Sentences to append, each after a full stop; empty if there is nothing to add.
     """
     standings: dict[int, Standing] = {}
     whereabouts = Whereabouts(members)
@@ -283,7 +285,7 @@ def trace(members: Members, gave_up: int, late: list[int], sequence: int | None 
         told[MOST_SHOWN:] = [f"{len(told) - MOST_SHOWN} further groups of ranks are elsewhere"]
     sends = pending_send(members, gave_up)
     if sends is not None and not (describe_message(members, gave_up) or "").startswith("send"):
-        told.append(f"Of rank {members.number(gave_up)} itself, {sends[0]}")
+        told.append(f"Rank {members.number(gave_up)} itself: {sends[0]}")
     awaited = {peer for standing in standings.values() for peer in standing.awaited}
     if told and gave_up in awaited and all(item.is_in_call for item in standings.values()):
         told.append(DEADLOCK)

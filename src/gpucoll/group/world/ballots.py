@@ -1,8 +1,8 @@
-"""What a host has promised, and what was decided, while its ranks agree with others in `shrink`.
+"""A host's promises and the decisions while its ranks agree with other hosts in `shrink`.
 
-A small shared memory of the ranks of a host: where the one that speaks for them dies, the next one
-goes on with what that had promised. Only who leads writes, a value before the word that says that
-it is there; so nothing is half there.
+They lie in a small memory that the ranks of the host share. If the rank that speaks for the host
+dies, the next one goes on with what the first had promised. Only the speaker writes. It writes a
+value before the word that announces it, so no value is ever half written.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gpucoll.transport.shared import mapping, ordering
 from gpucoll.transport.shared.layout import LINE_BYTES
 
 ROUNDS: Final = 8
-"""How often ranks may agree anew because some were lost on the way."""
+"""Limit of rounds: how often ranks may agree anew after some were lost on the way."""
 _LEADER, _LATEST = 0, 8
 _PROMISED, _ACCEPTED, _DECIDED, _REFUSED = 0, 8, 16, 24
 _DECIDED_SLOT, _REFUSED_SLOT, _SLOTS = 2, 3, 4
 
 
 class Ballots:
-    """This process's mapping of it.
+    """This process's mapping of the ballots.
 
     Parameters
     ----------
     fd : int
-        Of the memory; stays the caller's.
+        Descriptor of the memory; the caller keeps it.
     world_size : int
         Number of ranks on all hosts.
     """
@@ -52,20 +52,20 @@ class Ballots:
     # --- who speaks for this host, in which round -------------------------------------------------
 
     def leader(self) -> int:
-        """Return the place of the rank that speaks for this host; -1: none yet."""
+        """Return the place of the rank that speaks for this host; -1: none does yet."""
         return ordering.load(self._at(_LEADER)) - 1
 
     def follow(self, before: int, place: int) -> bool:
-        """Make a rank the leader after the one at `before`; return whether it is."""
+        """Make a rank the speaker after the one at `before`; return whether it is."""
         found = ordering.compare_exchange(self._at(_LEADER), before + 1, place + 1)
         return found in (before + 1, place + 1)
 
     def latest(self) -> int:
-        """Return the latest round that some rank, of whatever host, is known to be in."""
+        """Return the latest round that any rank, on any host, is known to be in."""
         return ordering.load(self._at(_LATEST))
 
     def note(self, round_: int) -> None:
-        """Say that some rank is in a round."""
+        """Record that some rank is in a round."""
         while (known := self.latest()) < round_:
             ordering.compare_exchange(self._at(_LATEST), known, round_)
 
@@ -83,7 +83,7 @@ class Ballots:
         return True
 
     def accepted(self, round_: int) -> tuple[int, dict[str, Any]] | None:
-        """Return the last ballot of a round in which this host has accepted something, and that."""
+        """Return the last ballot of a round that this host has accepted, with its value."""
         word = ordering.load(self._word(round_, _ACCEPTED))
         return (word >> 1, json.loads(self._read(round_, word & 1))) if word else None
 
@@ -112,7 +112,7 @@ class Ballots:
             ordering.store(self._word(round_, _DECIDED), 1)
 
     def refusal(self, round_: int) -> str:
-        """Return why the ranks of this host cannot go on; empty: that is not known."""
+        """Return why the ranks of this host cannot go on; empty: no reason is known."""
         word = self._word(round_, _REFUSED)
         return self._read(round_, _REFUSED_SLOT) if ordering.load(word) else ""
 
@@ -134,7 +134,7 @@ class Ballots:
         return ctypes.string_at(at + 8, ordering.load(at)).decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the memory."""
         self._mapping.unmap()
 
 
@@ -143,11 +143,11 @@ def _slot_bytes(world_size: int) -> int:
 
 
 def size_bytes(world_size: int) -> int:
-    """Return how large it is."""
+    """Return the size of the ballots' memory."""
     return LINE_BYTES + ROUNDS * (LINE_BYTES + _SLOTS * _slot_bytes(world_size))
 
 
 def create(world_size: int) -> int:
-    """Return a descriptor of new memory for it."""
+    """Return a descriptor of new memory for ballots."""
     size = size_bytes(world_size)
     return mapping.create("gpucoll-ballots", size, reserve_bytes=size)

@@ -1,7 +1,7 @@
-"""What the ranks of one host know of the other hosts: a small shared memory beside the segment.
+"""The board: what the ranks of one host know of the other hosts, in a small shared memory.
 
-Its leader hears from the other hosts and writes it; every rank reads it where it waits. Flags are
-loaded and stored as those of the segment.
+The leader receives news from the other hosts and writes it on the board; every rank reads the board
+where it waits. Flags are loaded and stored like those of the segment.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Failure:
     Attributes
     ----------
     kind : int
-        Which error, its place in `gpucoll.group.world.failures.KINDS`.
+        The error's place in `gpucoll.group.world.failures.KINDS`.
     author : int
         The rank that wrote the text.
     text : str
-        It.
+        The error text.
     """
 
     kind: int
@@ -42,14 +42,14 @@ class Failure:
 
 
 class Board:
-    """This process's mapping of it.
+    """This process's mapping of the board.
 
     Parameters
     ----------
     fd : int
-        Of the memory; stays the caller's.
+        Descriptor of the memory; the caller keeps it.
     n_here, world_size : int
-        Number of ranks on this host, and of all.
+        Number of ranks on this host, and on all hosts.
     """
 
     def __init__(self, fd: int, n_here: int, world_size: int) -> None:
@@ -65,7 +65,7 @@ class Board:
     # --- why it is broken -------------------------------------------------------------------------
 
     def write(self, failure: Failure) -> bool:
-        """Write why the communicator is broken, unless somebody has; return whether it was this."""
+        """Write why the communicator is broken, unless that was done; return whether it wrote."""
         if ordering.compare_exchange(self._at(_STATE), _FREE, _TAKEN) != _FREE:
             return False
         data = failure.text.encode(errors="replace")[:TEXT_BYTES]
@@ -76,7 +76,7 @@ class Board:
         return True
 
     def failure(self) -> Failure | None:
-        """Return what was written."""
+        """Return why the communicator is broken; None: nothing was written."""
         if ordering.load(self._at(_STATE)) != _WRITTEN:
             return None
         kind, author, length = (ordering.load(self._at(p)) for p in (_KIND, _AUTHOR, _LENGTH))
@@ -84,21 +84,21 @@ class Board:
         return Failure(kind, author, text)
 
     def ask(self, word: int) -> None:
-        """Have the leader find out about a call on GPU arrays, unless somebody has asked."""
+        """Ask the leader to inquire about a call on GPU arrays, unless a rank has asked before."""
         ordering.compare_exchange(self._at(_ASKED), 0, word)
 
     def asked(self) -> int:
-        """Return what was asked; 0: nothing."""
+        """Return the call that the leader was asked about; 0: none."""
         return ordering.load(self._at(_ASKED))
 
     # --- where the ranks of this host are ---------------------------------------------------------
 
     def enter(self, place: int, number: int) -> None:
-        """Say that a rank of this host has begun its call of this number."""
+        """Record that a rank of this host has begun its call of this number."""
         ordering.store(self._at(_CALLS + place * LINE_BYTES), number)
 
     def entered_address(self, place: int) -> int:
-        """Return where that number lies, for compiled code."""
+        """Return the address of the number that `enter` writes, for compiled code."""
         return self._at(_CALLS + place * LINE_BYTES)
 
     def entered(self, place: int) -> int:
@@ -108,43 +108,43 @@ class Board:
     # --- who has closed ---------------------------------------------------------------------------
 
     def note_closed(self, rank: int, number: int, reason: str) -> None:
-        """Say that a rank, on whatever host, has closed after this call."""
+        """Record that a rank, on any host, has closed after this call."""
         data = reason.encode(errors="replace")[: REASON_BYTES - 1] + b"\0"
         ctypes.memmove(self._at(self._reasons_at + rank * REASON_BYTES), data, len(data))
         ordering.store(self._at(self._closed_at + 8 * rank), number + 1)
         ordering.store(self._at(_N_CLOSED), ordering.load(self._at(_N_CLOSED)) + 1)
 
     def has_closed_ranks(self) -> bool:
-        """Return whether `closed_after` says anything of any rank."""
+        """Return whether any rank has closed, as `closed_after` reports."""
         return ordering.load(self._at(_N_CLOSED)) != 0
 
     @property
     def n_closed_address(self) -> int:
-        """Where compiled code looks for that."""
+        """Address of the number of ranks that have closed, for compiled code."""
         return self._at(_N_CLOSED)
 
     def closed_after(self, rank: int) -> int | None:
-        """Return the last call of a rank that has closed; None: it has not."""
+        """Return the number of the last call of a rank that has closed; None: it has not closed."""
         number = ordering.load(self._at(self._closed_at + 8 * rank))
         return number - 1 if number else None
 
     def reason_of(self, rank: int) -> str:
-        """Return how a rank that has closed did so: the end of "it closed the communicator"."""
+        """Return why a rank has closed, as the end of "it closed the communicator"."""
         data = ctypes.string_at(self._at(self._reasons_at + rank * REASON_BYTES), REASON_BYTES)
         return data.partition(b"\0")[0].decode(errors="replace")
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Unmap the memory."""
         self._mapping.unmap()
 
 
 def size_bytes(n_here: int, world_size: int) -> int:
-    """Return how large it is."""
+    """Return the size of a board."""
     return _CALLS + n_here * LINE_BYTES + (8 + REASON_BYTES) * world_size
 
 
 def create(n_here: int, world_size: int) -> list[int]:
-    """Return descriptors of new memory for a board, and of what rings the leader."""
+    """Return descriptors of new memory for a board, and of the eventfd that wakes the leader."""
     board = mapping.create(
         "gpucoll-board",
         size_bytes(n_here, world_size),

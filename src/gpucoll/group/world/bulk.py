@@ -1,13 +1,12 @@
-"""A leader's connections for large arrays: beside the links, opened when first needed.
+"""A leader's connections for large arrays, in addition to its links; opened when first needed.
 
-Each is authenticated by the handshake, for this group and for nothing else. Then it is TLS, where
-the job has certificates; else it carries bytes as they are: what goes over it is not encrypted, and
-nothing but TCP's checksum guards it. A call
-that does not end well leaves connections in the middle of their bytes: all are closed, which the
-other leaders notice at once.
+The handshake authenticates each connection for this group and this purpose only. If the job has
+certificates, the connection is TLS. Otherwise it carries plain bytes: they are not encrypted, and
+only TCP's checksum protects them. A call that fails leaves connections in the middle of a transfer.
+All connections are closed then, which the other leaders notice at once.
 
-There may be several connections to each host (lanes), over one interface or several: a block that
-is large enough goes over all of them, a piece over each.
+There may be several connections to each host (lanes), over one interface or several: a large enough
+block is cut into one piece for each lane.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class Lane(NamedTuple):
     Attributes
     ----------
     listener : socket
-        This leader's; its address is where connections come from, too.
+        This leader's listening socket. Its address is also the one that connections are made from.
     addresses : tuple of (str, int)
-        By host, where its leader listens.
+        By host, the address at which its leader listens.
     """
 
     listener: socket.socket
@@ -60,12 +59,12 @@ class Bulk:
     names : tuple of str
         What errors call the hosts.
     lanes : sequence of Lane
-        As many connections to each host; all leaders have the same number of them. Listeners belong
-        to this from here on.
+        The lanes, one connection to each host for each of them; all leaders have the same number of
+        lanes. Listeners belong to this object from here on.
     credentials : Credentials
-        By which leaders know each other; with certificates all of it is encrypted.
+        By which leaders authenticate each other; with certificates everything is encrypted.
     group : str
-        What the group is called; nobody else knows it.
+        The group's secret name.
     """
 
     def __init__(
@@ -82,27 +81,27 @@ class Bulk:
         self._credentials = credentials
         self._purpose = encode_purpose("bulk", group)
         self._ends: dict[tuple[int, int], socket.socket] = {}
-        """By host and lane, in the order in which they were opened, which numbers the links."""
+        """By host and lane, in the order of opening, which numbers the links."""
         self._links: Links = ()
         self._table = _NO_STEPS
-        """What runs, or has run last."""
-        self._streams: Streams | None = None  # the first one may have to be compiled
+        """The schedule that runs, or has run last."""
+        self._streams: Streams | None = None  # making the first one may compile its loop
         _all.add(self)
 
     def connect(self, schedule: Schedule, look: Callable[[], None], deadline: float) -> Outcome:
-        """Open what a schedule needs and is not open; all hosts that it needs do it, too.
+        """Open the connections that a schedule needs and does not have; its other hosts do so too.
 
         Parameters
         ----------
         look : callable
-            Called while waiting, again and again; raises where nothing can come of it.
+            Called again and again while waiting; raises if the wait is in vain.
         deadline : float
-            By the monotonic clock.
+            As `time.monotonic` counts.
 
         Returns
         -------
         Outcome
-            `DONE`; or `GONE`, with its host.
+            `DONE`, or `GONE` with the host that is gone.
 
         Raises
         ------
@@ -149,9 +148,9 @@ class Bulk:
         return _DONE
 
     def _made_streams(self) -> Streams:
-        """Return what runs schedules over what is open."""
+        """Return an object that runs schedules over the open connections."""
         if self._credentials.tls is not None:
-            # Nothing of this is loaded where there is no TLS.
+            # Without TLS none of this is loaded.
             from gpucoll.transport.tcp.secure_streams import secure_streams
 
             return secure_streams(list(self._ends.values()))
@@ -173,7 +172,7 @@ class Bulk:
         abort_address: int,
         ready: int,
     ) -> None:
-        """Take a schedule for which `connect` has opened everything; see `Streams.begin`."""
+        """Begin a schedule for which `connect` has opened everything; see `Streams.begin`."""
         self._table = table_of(schedule, self._here, len(self._names), self._links)
         if not self._table.ends:
             return
@@ -191,13 +190,13 @@ class Bulk:
             )
 
     def let(self, ready: int) -> Outcome:
-        """Say how many pieces are ready now, and move what can move without waiting.
+        """Announce how many pieces are ready now, and move what can move without waiting.
 
         Returns
         -------
         Outcome
-            Of this and of `finish`: its ``link`` is the host. After all but `DONE` and `AGAIN`
-            everything is closed.
+            The outcome, as for `finish`; its ``link`` is the host. After any outcome but `DONE` and
+            `AGAIN` all connections are closed.
         """
         if not self._table.ends:
             return _DONE
@@ -206,7 +205,7 @@ class Bulk:
             return self._seen(self._streams.let(ready))
 
     def finish(self, n_steps: int | None = None) -> Outcome:
-        """Go on to the end, or until so many steps are over: those of each section in turn."""
+        """Finish the schedule, or its first `n_steps` steps: those of each section in turn."""
         table = self._table
         if not table.ends:
             return _DONE
@@ -217,12 +216,12 @@ class Bulk:
             return self._seen(self._streams.finish(table.ends[n_steps - 1]))
 
     def finish_sections(self, count: int) -> Outcome:
-        """Go on until so many sections are over."""
+        """Finish the first `count` sections."""
         return self.finish(count * self._table.n_steps)
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Close everything where the block raises."""
+        """Close everything if the block raises."""
         try:
             yield
         except BaseException:
@@ -230,7 +229,7 @@ class Bulk:
             raise
 
     def _seen(self, outcome: Outcome) -> Outcome:
-        """Close everything after a call that did not end well; name the host."""
+        """Close everything after a call that failed; name the host in the outcome."""
         if outcome.status in (StreamStatus.DONE, StreamStatus.AGAIN):
             return outcome
         hosts = [host for host, _ in self._ends]
@@ -240,7 +239,7 @@ class Bulk:
         return outcome
 
     def describe(self) -> str:
-        """Return what guards large arrays, and how many lanes there are, if there are several."""
+        """Return how large arrays are protected and, if there are several lanes, how many."""
         guarded = "authenticated when they are opened"
         if self._credentials.tls is not None:
             from gpucoll.transport.tcp.secure_streams import SecureStreams
@@ -254,20 +253,21 @@ class Bulk:
         return f"{guarded}, {len(self._lanes)} to each host, from {', '.join(own)}"
 
     def close_connections(self) -> None:
-        """Close what is open; the next schedule opens anew what it needs."""
+        """Close the open connections; the next schedule opens again what it needs."""
         for end in self._ends.values():
             end.close()
         self._ends = {}
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.close_connections()
         for lane in self._lanes:
             lane.listener.close()
 
 
 def _after_fork() -> None:
-    # A child that outlives its parent would keep the connections open, and the parent unmissed.
+    # A child that outlives its parent would keep the connections open, and other hosts would not
+    # notice the parent's end.
     for bulk in list(_all):
         bulk.close()
 

@@ -36,7 +36,7 @@ _WELL, _BADLY = b"\0", b"\1"
 _LEAST_S = 0.001
 _LONGER_S = 1.0
 _TELLING_S = 1.0
-"""How long, after a connection has ended, whoever knows why has for saying it."""
+"""How long to wait, after a connection has ended, for a leader's report of the reason."""
 _STATUS = {
     exchange_words.Outcome.GONE: StreamStatus.GONE,
     exchange_words.Outcome.ABORTED: StreamStatus.ABORTED,
@@ -46,24 +46,24 @@ _STATUS = {
 
 
 class Caller(Protocol):
-    """What a call asks of its group; `gpucoll.group.world.group.WorldGroup` is one.
+    """The part of its group that a call uses; `gpucoll.group.world.group.WorldGroup` is one.
 
     Attributes
     ----------
     host : HostGroup
         The ranks of this host.
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     names : tuple of str
         What errors call the hosts.
     links, bulk
-        Of a leader; None elsewhere.
+        The leader's; None on other ranks.
     exchanges : Exchanges or None
-        What small calls stand on, where they do not go over the links.
+        The means of small calls; None if they go over the links.
     channel : ControlChannel
         Between the ranks of this host.
     rank, world_size, here : int
-        Which of how many ranks, on which host.
+        This rank, the number of ranks, and the number of this host.
     """
 
     host: HostGroup
@@ -86,26 +86,26 @@ class Caller(Protocol):
         """Whether some rank has given the group up."""
 
     def raise_if_aborted(self) -> None:
-        """Raise where the group has been given up."""
+        """Raise if the group has been given up."""
 
     def late_error(self, number: int, waited_s: float) -> DeadlineError:
-        """Return the error for hosts that did not come."""
+        """Return the error for hosts that are late."""
 
     def lose(self, host: int, reason: str) -> None:
-        """Take that the connection to a host has ended."""
+        """Handle the end of the connection to a host."""
 
 
 class Transfer:
-    """A schedule between the leaders that has begun, on one of them.
+    """One leader's side of a schedule between the leaders that has begun.
 
-    It raises `DeadlineError`, `PeerLostError` or `AbortedError` where it cannot be done any more.
+    Its methods raise `DeadlineError`, `PeerLostError` or `AbortedError` if it cannot go on.
 
     Parameters
     ----------
     bulk : Bulk
         The leader's connections.
     raise_for : callable
-        Raises what has ended it.
+        Raises the error for what has ended it.
     """
 
     def __init__(self, bulk: Bulk, raise_for: Callable[[Outcome], NoReturn]) -> None:
@@ -113,15 +113,15 @@ class Transfer:
         self._raise_for = raise_for
 
     def let(self, ready: int) -> None:
-        """Say how many pieces are ready, and move what can be moved without waiting."""
+        """Announce how many pieces are ready, and move what can move without waiting."""
         self._see(self._bulk.let(ready))
 
     def finish(self, n_steps: int | None = None) -> None:
-        """Wait for all of it, or for so many steps: those of each section in turn."""
+        """Wait for all of it, or for its first `n_steps` steps, those of each section in turn."""
         self._see(self._bulk.finish(n_steps))
 
     def finish_sections(self, count: int) -> None:
-        """Wait for so many sections."""
+        """Wait for the first `count` sections."""
         self._see(self._bulk.finish_sections(count))
 
     def _see(self, outcome: Outcome) -> None:
@@ -135,13 +135,13 @@ class WorldCall:
     Parameters
     ----------
     group : Caller
-        Whose.
+        The group that makes the call.
     number : int
-        Of the call.
+        Number of the call.
     name : str
-        What is called, for messages.
+        The user's call, for messages.
     timeout_s : float, optional
-        Its deadline.
+        Deadline of the call, in seconds.
     """
 
     def __init__(self, group: Caller, number: int, name: str, timeout_s: float | None) -> None:
@@ -161,21 +161,21 @@ class WorldCall:
 
     @property
     def left_s(self) -> float:
-        """What is left of the deadline, for ranks of this host to come."""
+        """The rest of the deadline, in seconds, for waits within this host."""
         left_ms = 1000 * (self._deadline - time.monotonic())
-        return max(math.ceil(left_ms) / 1000, _LEAST_S)  # as people read it in errors
+        return max(math.ceil(left_ms) / 1000, _LEAST_S)  # whole milliseconds: errors show it
 
     def tried(self, step: Callable[[], bytes]) -> bytes | MismatchError:
-        """Return what a leader's step gives, or the mismatch that all ranks are to raise."""
+        """Return the result of a leader's step, or the mismatch that all ranks are to raise."""
         try:
             return step()
         except MismatchError as error:
             return error
 
     def agree(self, digest: int, described: str) -> None:
-        """Find out, before anything is done, that all leaders make the same call.
+        """Check, before anything is moved, that all leaders make the same call.
 
-        As `exchange`, without anybody's bytes.
+        Unlike `exchange`, it carries no bytes. It raises the same errors.
         """
         self._exchange(Part(digest, described, "", b""), PartKind.NOTHING)
 
@@ -187,7 +187,7 @@ class WorldCall:
         part : bytes
             This host's.
         digest : int
-            Of the call's signature: where hosts differ, all of them raise.
+            Digest of the call's signature; if hosts differ in it, all of them raise.
         described : str
             The call, as its user wrote it.
 
@@ -196,12 +196,12 @@ class WorldCall:
         MismatchError
             The ranks of different hosts made different calls, or those of one host did.
         DeadlineError, PeerLostError, AbortedError
-            It cannot be done any more.
+            The call cannot be completed any more.
         """
         return self._exchange(Part(digest, described, "", part))
 
     def fail(self, error: MismatchError) -> None:
-        """Tell the other hosts that the ranks of this one did not agree."""
+        """Tell the other hosts that the ranks of this host did not agree."""
         if self.leads and not self._has_exchanged:
             with contextlib.suppress(GpucollError):  # the first error is the one to raise
                 self._exchange(Part(0, self.name, str(error), b""))
@@ -222,7 +222,7 @@ class WorldCall:
         return [part.data for part in parts]
 
     def _is_agreed(self, exchanges: Exchanges, digest: int, kind: PartKind) -> bool:
-        """Return whether all leaders make the same call, and nothing more is to be exchanged."""
+        """Return whether all leaders make the same call and have nothing more to exchange."""
         self.open_exchanges(exchanges)
         outcome = exchanges.announce(digest, kind, self._look)
         if outcome in _STATUS:
@@ -230,8 +230,8 @@ class WorldCall:
         return outcome == exchange_words.Outcome.AGREED
 
     def open_exchanges(self, exchanges: Exchanges) -> None:
-        """Open the leader's connections for small calls, where that has not been done."""
-        # Nobody is lost whom the links still reach: who does not come is late.
+        """Open the leader's connections for small calls, if they are not open."""
+        # A host that the links still reach is not lost: if it does not connect, it is late.
         ended = exchanges.open(self._look, self._deadline + _LONGER_S)
         if ended is not None:
             self._raise_for(Outcome(StreamStatus.GONE, *ended))
@@ -239,12 +239,12 @@ class WorldCall:
     def _raise_for_exchange(
         self, exchanges: Exchanges, outcome: exchange_words.Outcome
     ) -> NoReturn:
-        """Raise what has ended an exchange of small parts."""
+        """Raise the error for what has ended an exchange of small parts."""
         link, errno = exchanges.ended_with
         self._raise_for(Outcome(_STATUS[outcome], link, errno, exchanges.header))
 
     def end_small_call(self, exchanges: Exchanges) -> NoReturn:
-        """Raise what has ended this call in compiled code, on every rank of the host."""
+        """Raise, on every rank of the host, the error for what ended this call in compiled code."""
         outcome = exchanges.outcome
         if outcome in _STATUS:
             self._raise_for_exchange(exchanges, outcome)
@@ -255,7 +255,7 @@ class WorldCall:
             word = self.tried(lambda: b"".join(self._exchange(part)))
         self.deliver(Collective.BARRIER, NO_ROOT, word)
         raise AbortedError(
-            f"{self._who}: the hosts differ in how much they bring to {self.name}. {BROKEN}"
+            f"{self._who}: the hosts differ in how much data they bring to {self.name}. {BROKEN}"
         )
 
     def begin_transfer(
@@ -266,28 +266,28 @@ class WorldCall:
         reduction: Reduction | None = None,
         ready: int = ALL,
     ) -> Transfer:
-        """Begin a schedule between the leaders, over connections of their own.
+        """Begin a schedule between the leaders, over its own connections.
 
-        Only after an `exchange`, in which all of them have said that they make the same call.
-        Nothing moves before the transfer is asked for something.
+        It must follow an `exchange`, in which all leaders have shown that they make the same call.
+        Nothing moves before a method of the transfer is called.
 
         Parameters
         ----------
         schedule : Schedule
-            Of whole blocks; all leaders' fit together.
+            The schedule, of whole blocks; it must match those of the other leaders.
         work_address : int
-            The working buffer, of which the schedule has the edges.
+            Address of the working buffer; the schedule has the edges of its blocks.
         digest : int
-            Of the call's signature.
+            Digest of the call's signature.
         reduction : Reduction, optional
-            Where the schedule reduces.
+            How to combine elements, if the schedule reduces.
         ready : int
             How many pieces of the working buffer are ready (`Section.gates`).
 
         Raises
         ------
         DeadlineError, PeerLostError, AbortedError
-            It cannot be done any more.
+            The call cannot be completed any more.
         """
         group = self._group
         assert self._has_exchanged
@@ -310,11 +310,11 @@ class WorldCall:
         return Transfer(group.bulk, self._raise_for)
 
     def _raise_for(self, outcome: Outcome) -> NoReturn:
-        """Raise what has ended a transfer."""
+        """Raise the error for what has ended a transfer."""
         group = self._group
         assert group.links is not None
         if outcome.status == StreamStatus.GONE:
-            # Whoever has ended it tells why over the links, which may take longer.
+            # The leader that ended it reports the reason over the links, which may take longer.
             group.links.wait(lambda: group.is_aborted, _TELLING_S)
         group.raise_if_aborted()
         if outcome.status == StreamStatus.DEADLINE:
@@ -334,20 +334,23 @@ class WorldCall:
         return rank_of(self._group.rank, self._group.world_size)
 
     def _look_longer(self) -> None:
-        """As `_look`, but who waits knows better why it is late."""
+        """Raise if waiting is in vain; unlike `_look`, only some time after the deadline.
+
+        The waiting leader itself knows better why it is late.
+        """
         self._group.raise_if_aborted()
         if time.monotonic() > self._deadline + _LONGER_S:
             self._raise_late()
 
     def _raise_late(self) -> NoReturn:
-        """Raise for hosts that did not come."""
+        """Raise the error for hosts that are late."""
         group = self._group
         error = group.late_error(self._number, self.timeout_s)
-        group.raise_if_aborted()  # who gave up meanwhile, beside the late rank, knows more
+        group.raise_if_aborted()  # a rank that gave up meanwhile, near the late one, knows more
         raise error
 
     def _look(self) -> None:
-        """Raise where waiting for other hosts can lead to nothing."""
+        """Raise if waiting for other hosts is in vain."""
         group = self._group
         group.raise_if_aborted()
         if time.monotonic() > self._deadline:
@@ -356,12 +359,13 @@ class WorldCall:
     def deliver(
         self, collective: Collective, root: int, payload: bytes | MismatchError | None
     ) -> bytes:
-        """Give the ranks of this host what their leader has; return it.
+        """Give the ranks of this host the leader's payload; return it.
 
         Parameters
         ----------
         payload : bytes or MismatchError
-            Of the leader; where it is an error, all ranks of the host raise it.
+            The leader's payload, None on other ranks; if it is an error, all ranks of the host
+            raise it.
         """
         if self._group.host.world_size == 1:
             return self._own(payload)
@@ -370,7 +374,7 @@ class WorldCall:
             data = _WELL + payload
         elif payload is not None:
             data = _BADLY + str(payload).encode()
-        # The leader's own deadline explains more.
+        # The leader's own deadline error explains more, so let it come first.
         limit_s = self.left_s + (0.0 if self.leads else _LONGER_S)
         parts = self._group.channel.all_gather_bytes(data, collective, root, limit_s)
         answer = parts[0]
@@ -381,7 +385,7 @@ class WorldCall:
         return answer[1:]
 
     def _own(self, payload: bytes | MismatchError | None) -> bytes:
-        """Return what the leader has, who is the only rank of its host."""
+        """Return the payload of a leader that is the only rank of its host."""
         if isinstance(payload, MismatchError):
             raise payload
         return payload or b""

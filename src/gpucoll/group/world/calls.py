@@ -1,4 +1,4 @@
-"""How a rank of several hosts makes a call: its number, its beginning, and what ends it."""
+"""How a rank makes a call that spans hosts: its number, its beginning, and its end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpucoll.transport.tcp.exchange_words import Outcome, Word
 
 
 class WorldCalls(WorldNews):
-    """Makes calls of all hosts, by Python or compiled."""
+    """Makes calls that span hosts, in Python or in compiled code."""
 
     @contextlib.contextmanager
     def call(self, name: str, timeout_s: float | None = None) -> Iterator[WorldCall]:
-        """Run a collective of all hosts within the block.
+        """Run a collective that spans hosts within the block.
 
-        What is raised in it by any rank of this host ends it on all hosts.
+        An exception that any rank of this host raises in it ends the call on all hosts.
         """
         self.check_usable(timeout_s)
         made = WorldCall(self, self._take_number(), name, timeout_s)
@@ -57,16 +57,16 @@ class WorldCalls(WorldNews):
     def run_small(
         self, run: Callable[[], int], block: CallBlock, timeout_s: float | None = None
     ) -> bool:
-        """Run a prepared small call; return False where it goes another way, and has not begun.
+        """Run a prepared small call; return False if it goes another way and has not begun.
 
         Parameters
         ----------
         run : callable
-            Runs the block, whose loop is that of `exchanges`; returns its `Status`.
+            Runs the block, whose loop is the one of `exchanges`; returns its `Status`.
         block : CallBlock
             The call.
         timeout_s : float, optional
-            Its deadline.
+            Deadline of the call, in seconds.
         """
         exchanges = self.exchanges
         assert exchanges is not None
@@ -81,7 +81,7 @@ class WorldCalls(WorldNews):
                 try:
                     call.open_exchanges(exchanges)
                 except BaseException:
-                    self._take_number()  # this rank had come to the call
+                    self._take_number()  # this rank had entered the call
                     raise
             exchanges.words[Word.MAY_RUN] = 1
             try:
@@ -99,13 +99,13 @@ class WorldCalls(WorldNews):
 
     @contextlib.contextmanager
     def _small_call(self, timeout_s: float) -> Iterator[None]:
-        """See to it, within the block, that what is raised there ends the call on all hosts."""
+        """End the call on all hosts if the block raises."""
         assert self.exchanges is not None
         self._is_in_small_call = True
         try:
             yield
         except MismatchError as error:
-            if self.exchanges.outcome == Outcome.NONE:  # the ranks of this host do not agree
+            if self.exchanges.outcome == Outcome.NONE:  # the ranks of this host differ
                 self._call_now(timeout_s).fail(error)
             raise
         except BaseException as error:
@@ -118,7 +118,7 @@ class WorldCalls(WorldNews):
             self._calling = ""
 
     def _break_off(self, error: BaseException) -> None:
-        """Give the group up for what has ended a call here: all other ranks wait for this one."""
+        """Give the group up for an error that ended a call here: all others wait for this rank."""
         if isinstance(error, GpucollError):
             self._raised = error
         if self.bulk is not None:
@@ -133,17 +133,17 @@ class WorldCalls(WorldNews):
         self.ring()
 
     def _check_closed(self, number: int) -> None:
-        """Raise where a rank on another host has closed before this call."""
+        """Raise if a rank on another host has closed before this call."""
         if not self._board.has_closed_ranks():
             return
         for rank in range(self.world_size):
             after = self._board.closed_after(rank)
             if after is not None and after < number and rank != self.rank:
-                self.raise_if_aborted()  # why it has closed may just have been told
+                self.raise_if_aborted()  # the reason may have come in just now
                 raise self._lost_error(rank)
 
     def raise_for(self, status: int) -> None:
-        """Raise what a compiled loop's status means; return where the call is left to Python."""
+        """Raise what a compiled loop's status means; return if the call is left to Python."""
         if status in (Status.NO_ROOM, Status.NOT_RUN) or self.exchanges is None:
             self._raise_for(status)
             return

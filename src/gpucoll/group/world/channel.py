@@ -1,4 +1,4 @@
-"""The control channel between hosts: every rank's bytes to every rank; and the barrier."""
+"""The control channel between hosts: give every rank's bytes to every rank; the barrier."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorldChannel:
     def __init__(self, group: WorldGroup) -> None:
         self._group = group
         self.run_barrier: Callable[[], int] = _not_run
-        """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
+        """Runs a barrier and returns its `Status`; not while asynchronous calls are queued."""
         self._run_queued: Callable[[], int] | None = None
         if group.exchanges is not None:
             self._barrier = CallBlock(Collective.BARRIER, group.exchanges.loop)
@@ -59,5 +59,5 @@ class WorldChannel:
 
 
 def _not_run() -> int:
-    """Leave it to Python: asynchronous calls may be pending, behind which it belongs."""
+    """Leave the barrier to Python: it may belong behind pending asynchronous calls."""
     return int(Status.NOT_RUN)

@@ -1,4 +1,4 @@
-"""The leaders of the hosts connect: each to its neighbours, the lower-numbered host first."""
+"""Connect the leaders of the hosts: each to its neighbours, the lower-numbered host first."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.socket_options import tune_socket
 
 MOST_BYTES: Final = 1 << 32
-"""Of a message between leaders."""
+"""Limit of a message between leaders."""
 _SLICE_S: Final = 0.02
 _MOST_UNKNOWN: Final = 64
-"""Connections of who has not shown yet who it is; the oldest makes room."""
+"""Limit of connections whose other end has not identified itself; the oldest makes room."""
 _AGAIN_S: Final = 0.5
 """Pause between two tries to connect."""
 _BEGIN: Final = b"\1"
-"""What the leader that has connected sends first over an unsealed connection."""
+"""The first byte that the connecting leader sends over an unsealed connection."""
 
 
 def purpose_of(group: str) -> bytes:
-    """Return what links of a group are for."""
+    """Return the purpose of a group's links, for the handshake."""
     return encode_purpose("link", group)
 
 
@@ -46,11 +46,11 @@ class Connecting:
     addresses : mapping of int to (str, int)
         By neighbour, where its leader listens.
     credentials : Credentials
-        By which leaders know each other.
+        By which leaders authenticate each other.
     purpose : bytes
-        What the connections are for.
+        The connections' purpose, for the handshake.
     own_address : str
-        Of the interface to connect from; empty: the one that leads there.
+        Address of the interface to connect from; empty: the one that leads to the other host.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Connecting:
         self._purpose = purpose
         self._own_address = own_address
         self._made: dict[int, SealedConnection] = {}
-        """By host, with whom the introduction is over."""
+        """By host: connections whose introduction is complete."""
         self._coming: dict[int, SealedConnection] = {}
-        """By descriptor: who has connected, and not said yet which host it is."""
+        """By descriptor: connections from hosts that have not yet told which host they are."""
         self._going: dict[int, tuple[int, socket.socket]] = {}
-        """By descriptor: connections under way, and to which host."""
+        """By descriptor: connections in progress, and the host at the other end."""
         self._asked: dict[int, SealedConnection] = {}
-        """By host: connected, and not answered."""
+        """By host: connections that are open, but whose other end has not answered yet."""
         self._next_try = dict.fromkeys((host for host in addresses if host > here), 0.0)
         self._trouble: dict[int, str] = {}
         self._turned_away = ""
-        """Who has come last and may not, and why."""
+        """The last connection that was refused, and why."""
 
     def run(
         self,
@@ -93,7 +93,7 @@ class Connecting:
         Raises
         ------
         RendezvousDeadlineError
-            One could not be reached in time.
+            A neighbour could not be reached in time.
         """
         made = self.connect(listener, look, deadline)
         return Links(self._here, len(self._names), made, bell_fd)
@@ -101,9 +101,9 @@ class Connecting:
     def connect(
         self, listener: socket.socket, look: Callable[[], None], deadline: float
     ) -> dict[int, SealedConnection]:
-        """Connect, as `run` does; return the connections by host.
+        """Connect to all neighbours; return the connections by host. Raises as `run` does.
 
-        What has come over each is the introduction and nothing else.
+        Only the introduction has been received over each of them.
         """
         listener.setblocking(False)
         try:
@@ -124,7 +124,7 @@ class Connecting:
                 end.close()
 
     def _turn(self, listener: socket.socket) -> None:
-        """Wait a moment, and take what has happened."""
+        """Wait a moment, and handle what has happened."""
         now = time.monotonic()
         for host, moment in list(self._next_try.items()):
             if now >= moment:
@@ -160,7 +160,7 @@ class Connecting:
             if self._own_address:
                 end.bind((self._own_address, 0))
             number = end.connect_ex((address, port))
-        except OSError as error:  # that address is gone
+        except OSError as error:  # this host's address is gone
             number = error.errno or 0
         if number not in (0, errno.EINPROGRESS):
             end.close()
@@ -184,7 +184,7 @@ class Connecting:
         self._do(host, lambda: connection.send(f"{self._here}".encode()))
 
     def _hear_answer(self, host: int, connection: SealedConnection) -> None:
-        """Take the other leader's word that it expects this one."""
+        """Take the other leader's confirmation that it expects this one."""
 
         def hear() -> None:
             connection.flush()
@@ -245,20 +245,20 @@ class Connecting:
 
 
 def unsealed(connection: SealedConnection, begins: bool, look: Callable[[], None]) -> socket.socket:
-    """Return the socket of a new connection, over which bytes go as they are from here on.
+    """Return the socket of a new connection, over which plain bytes go from here on.
 
     Parameters
     ----------
     connection : SealedConnection
-        Whose introduction is over.
+        The connection, whose introduction is complete.
     begins : bool
-        Whether this end says so, and the other waits for that: or what comes behind it might be
-        taken for the introduction's.
+        Whether this end sends the first byte, for which the other end waits. Without it, bytes that
+        follow might be taken for the introduction's.
     look : callable
-        Called while waiting, again and again; raises where nothing can come of it.
+        Called again and again while waiting; raises if the wait is in vain.
     """
     end = connection.detach()
-    # A leader that takes nothing for long is not lost, but late: the links know the difference.
+    # A leader that reads nothing for a long time is late, not lost: the links tell the two apart.
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
     if begins:
         connection.send_unsealed(_BEGIN)  # a new connection has room for it

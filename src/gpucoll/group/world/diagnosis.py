@@ -1,4 +1,4 @@
-"""What errors of several hosts say: who is lost, who is late, and where that one is."""
+"""The errors of a group on several hosts: which ranks are lost or late, and where they stand."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpucoll.wording import list_ranks
 _SHOWN: Final = 8
 _WRITING_S: Final = 0.1
 _ANSWERING_S: Final = 0.5
-"""How long leaders may take to say where their ranks are, when one has given up."""
+"""How long leaders may take to report where their ranks stand, when one has given up."""
 
 
 class WorldDiagnosis(WorldState):
-    """Makes the errors."""
+    """Makes the errors of a group on several hosts."""
 
     @property
     def _where(self) -> str:
@@ -51,7 +51,7 @@ class WorldDiagnosis(WorldState):
         )
 
     def late_error(self, number: int, waited_s: float) -> DeadlineError:
-        """Return the error for hosts that did not come; asks them where their ranks are."""
+        """Return the error for hosts that are late, after asking them where their ranks stand."""
         assert self.links is not None
         self._n_asked += 1
         asked, others = self._n_asked, self.hosts.count - 1
@@ -77,9 +77,9 @@ class WorldDiagnosis(WorldState):
         )
 
     def _standing_elsewhere(self, places: list[int]) -> str:
-        """Say where ranks of other hosts stand: the end of an error of this rank's wait."""
+        """Return where ranks of other hosts stand, as the end of an error of this rank's wait."""
         ranks = [self.host.members.number(place) for place in places]
-        # The links' thread must not wait; nor does it speak for a wait of its own.
+        # The links' thread must not wait, and it reports no wait of its own.
         if not ranks or self.pairs is None or threading.current_thread().name == LINKS_THREAD:
             return ""
         answers = self.pairs.ask(ranks[:_SHOWN], _ANSWERING_S)
@@ -90,7 +90,7 @@ class WorldDiagnosis(WorldState):
         return "".join(f". {text}" for text in told)
 
     def _standings(self, number: int) -> str:
-        """Say which ranks of this host have not begun a call, and where they are."""
+        """Return which ranks of this host have not begun a call, and where they stand."""
         members = self.host.members
         late = [
             place

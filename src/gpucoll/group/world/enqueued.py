@@ -1,10 +1,11 @@
-"""Calls on GPU arrays that are compared between hosts.
+"""Compare calls on GPU arrays between hosts.
 
-The ranks of a host post into their own rings, as on one host alone, and compare those by the same
-compiled loop. Behind them the segment has a ring for each other host: its leader tells what all of
-its ranks have called, this host's leader writes it there (`Mirror`). So what a rank compares is its
-own call with those of the ranks here and of the other hosts, whoever is late or differs; and a ring
-is full as long as some host has not compared its oldest call.
+The ranks of a host post into their own rings and compare those with the same compiled loop as on
+one host alone. After these rings, the segment has one ring for each other host. The other host's
+leader reports what all its ranks have called, and this host's leader writes it into that ring
+(`Mirror`). So each rank compares its own call with those of the ranks here and of the other hosts,
+whichever is late or differs. A ring stays full as long as some host has not compared the oldest
+call in it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from gpucoll.transport.shared.layout import Record
 from gpucoll.transport.shared.words import Context, Status
 
 _CALL: Final = struct.Struct("<Iqq")
-"""Of one call of a host: digest of its signature, what is sent and received, summed over ranks."""
+"""One call of a host: digest of its signature; what is sent and received, summed over its ranks."""
 _LOW: Final = 0xFFFFFFFF
 
 
 def row_of(host: int, here: int, n_here: int) -> int:
-    """Return the row of another host's calls, in the segment of this one."""
+    """Return the row of another host's calls in this host's segment."""
     return n_here + host - (host > here)
 
 
@@ -44,15 +45,15 @@ class WorldEnqueuedCalls(EnqueuedCalls):
     members : Members
         The ranks of this host.
     context : array
-        A context of this rank's own for them.
+        A context of this rank for these calls alone.
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     here : int
         This host's number.
     has_closed : callable
         Returns whether a rank has closed the communicator.
     ring : callable
-        Has the leader look what is new on this host.
+        Makes the leader look for news on this host.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class WorldEnqueuedCalls(EnqueuedCalls):
         self._has_closed = has_closed
         self._ring = ring
         self._told = 0, 0
-        """The last call posted, and the last compared, when the leader was last asked to look."""
+        """The last call posted, and the last compared, when this rank last rang the leader."""
 
     def compare(self) -> Status:
-        """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH.
+        """Compare as far as all ranks have posted; return OK, MORE (a rank is late) or MISMATCH.
 
-        Before that the other hosts are told of calls that this rank has made.
+        Before that it has the leader report this rank's new calls to the other hosts.
         """
         self._tell_news()
         status = super().compare()
@@ -84,7 +85,7 @@ class WorldEnqueuedCalls(EnqueuedCalls):
         return status
 
     def _tell_news(self) -> None:
-        """Have the leader look, where that helps the others to go on."""
+        """Ring the leader if its news let the other hosts go on."""
         sequence, compared = self.sequence, self.compared
         told_sequence, told_compared = self._told
         quarter = _quarter(self._members)
@@ -94,7 +95,7 @@ class WorldEnqueuedCalls(EnqueuedCalls):
 
     @property
     def late_rank(self) -> int:
-        """A rank that the last `compare` found late; -1: none."""
+        """A rank that the last `compare` found late, or -1."""
         row, n_here = super().late_rank, self._members.world_size
         if row < n_here:
             return row if row < 0 else self._members.number(row)
@@ -102,12 +103,12 @@ class WorldEnqueuedCalls(EnqueuedCalls):
         return next((rank for rank in ranks if self._has_closed(rank)), ranks[0])
 
     def say_failed(self) -> None:
-        """Tell the ranks that wait for this one's GPU that it will not come."""
+        """Tell the ranks that wait for this rank's GPU that it will not connect."""
         super().say_failed()
         self._ring()
 
     def failed_ranks(self) -> list[int]:
-        """Return the ranks that said so; of each other host one."""
+        """Return the ranks whose GPU will not connect; of each other host, at most one."""
         members, found = self._members, super().failed_ranks()
         told = (
             members.load(members.enqueued_offset(row) + layout.ENQUEUED_FAILED)
@@ -117,18 +118,18 @@ class WorldEnqueuedCalls(EnqueuedCalls):
 
 
 class Mirror:
-    """A leader's part: tells the other hosts what the ranks here call, and writes what those tell.
+    """A leader's part: reports the calls of the ranks here, and writes what other hosts report.
 
     Parameters
     ----------
     members : Members
         The ranks of this host.
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     here : int
         This host's number.
     tell : callable
-        Tells every other host facts and data, in order.
+        Sends facts and data to every other host, in order.
     """
 
     def __init__(
@@ -145,14 +146,14 @@ class Mirror:
         self._is_open = False
         self._early: list[tuple[Mapping[str, Any], bytes]] = []
         self._heard = [0] * hosts.count
-        """By host, the last call of its ranks that has been written here."""
+        """By host, the number of its ranks' last call that has been written here."""
         self._waiting: dict[int, list[tuple[int, Callable[[], None]]]] = defaultdict(list)
         self.told = 0
-        """The last call of the ranks here that the others were told of."""
+        """The number of the last call of the ranks here that was reported to the other hosts."""
         self._told_compared = self._told_failed = 0
 
     def open(self) -> None:
-        """Write what has come, from here on: the rings have memory."""
+        """Write what has come and what comes from here on: the rings have memory now."""
         with self._lock:
             self._is_open = True
             early, self._early = self._early, []
@@ -162,7 +163,7 @@ class Mirror:
     # --- of the ranks here ------------------------------------------------------------------------
 
     def take(self) -> bool:
-        """Tell the others what is new here; return whether anything was."""
+        """Report what is new here to the other hosts; return whether anything was."""
         with self._lock:
             if not self._is_open:
                 return False
@@ -193,14 +194,14 @@ class Mirror:
                     _wrapped(sum(int(record[field]) for record in records))
                     for field in (Record.SENT, Record.RECEIVED)
                 )
-            if len(headers) > 1:  # they differ here already: it can be right nowhere
+            if len(headers) > 1:  # they differ on this host already: make it differ everywhere
                 sent = _wrapped(received + 1)
             found.append(_CALL.pack(headers.pop() >> 32 & _LOW, sent, received))
             self.told = sequence
         return found
 
     def _compared(self) -> int:
-        """Return the last call that all ranks here have compared."""
+        """Return the number of the last call that all ranks here have compared."""
         members, least = self._members, self.told
         for place in range(members.world_size):
             word = members.load(members.enqueued_offset(place) + layout.ENQUEUED_COMPARED)
@@ -209,7 +210,7 @@ class Mirror:
         return least
 
     def _failed(self) -> int:
-        """Return the first rank here that could not connect its GPU, and 1; or 0."""
+        """Return 1 plus the first rank here that could not connect its GPU; 0: there is none."""
         members = self._members
         for place in range(members.world_size):
             if members.load(members.enqueued_offset(place) + layout.ENQUEUED_FAILED):
@@ -219,7 +220,7 @@ class Mirror:
     # --- of other hosts ---------------------------------------------------------------------------
 
     def hear(self, facts: Mapping[str, Any], data: bytes) -> None:
-        """Write what another host tells where the ranks here compare it."""
+        """Write what another host reports to where the ranks here compare it."""
         with self._lock:
             if not self._is_open:
                 self._early.append((facts, data))
@@ -246,7 +247,7 @@ class Mirror:
         members.store_enqueued_header(row, sequence, _wrapped(digest << 32 | sequence))
 
     def after(self, host: int, sequence: int, function: Callable[[], None]) -> None:
-        """Call a function when a host's calls up to this one are written here, or now."""
+        """Call a function once a host's calls up to this one are written here."""
         with self._lock:
             if difference(self._heard[host], sequence) < 0:
                 self._waiting[host].append((sequence, function))
@@ -255,10 +256,10 @@ class Mirror:
 
 
 def _quarter(members: Members) -> int:
-    """Return after how many calls that were compared it is told, where there is nothing else."""
+    """Return how many compared calls are reported together, if there is nothing else to report."""
     return max(members.tuning.enqueued_records // 4, 1)
 
 
 def _wrapped(value: int) -> int:
-    """Return a sum as a word of 64 bits holds it."""
+    """Return a sum, wrapped to a signed word of 64 bits."""
     return (value + 2**63) % 2**64 - 2**63

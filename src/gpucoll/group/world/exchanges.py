@@ -1,9 +1,9 @@
 """Small calls between hosts: the words that compiled code reads, and the leaders' connections.
 
-Leaders have, beside their links, a connection with each of the hosts to which they have those. It
-is authenticated by the handshake, for this group and for nothing else, and then carries bytes as
-they are (as those of `gpucoll.group.world.bulk`). All are opened at the first call. Who breaks the
-communicator closes them, which its neighbours notice at once.
+In addition to its links, each leader keeps one connection to every host that it is linked to. The
+handshake authenticates the connection for this group and this purpose only. After that it carries
+plain bytes, like those of `gpucoll.group.world.bulk`. The first call opens all of them. A leader
+that breaks the communicator closes them, which its neighbours notice at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpucoll.transport.tcp.exchange_words import (
 from gpucoll.transport.tcp.handshake import encode_purpose
 
 MOST_BYTES: Final = 32 << 10
-"""Of all ranks' data together: more goes by schedules."""
+"""Limit on the combined data of all ranks; larger calls use the schedules."""
 _SLICE_NS: Final = 20_000_000
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
@@ -50,11 +50,11 @@ class Connections:
     addresses : mapping of int to (str, int)
         By neighbour, where its leader listens.
     credentials : Credentials
-        By which leaders know each other.
+        By which leaders authenticate each other.
     group : str
-        What the group is called; nobody else knows it.
+        The group's secret name.
     listener : socket
-        This leader's; belongs to this from here on.
+        This leader's listening socket; belongs to this object from here on.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Connections:
         _all.add(self)
 
     def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
-        """Open all; all leaders do. Return the host whose connection has ended again, and why.
+        """Open all connections, as all leaders do; if one ended again, return its host and errno.
 
         Parameters
         ----------
         look : callable
-            Called while waiting, again and again; raises where nothing can come of it.
+            Called again and again while waiting; raises if the wait is in vain.
         deadline : float
-            By the monotonic clock.
+            As `time.monotonic` counts.
 
         Raises
         ------
@@ -113,39 +113,39 @@ class Connections:
         self.close_connections()
 
     def steps(self) -> list[list[int]]:
-        """Return the rows of an exchange's steps, see `gpucoll.transport.tcp.exchange_words`."""
+        """Return the rows of an exchange's steps; see `gpucoll.transport.tcp.exchange_words`."""
         return [
             [self._ends[after].fileno(), self._ends[before].fileno(), n_parts]
             for after, before, n_parts in _steps(self._here, len(self._names))
         ]
 
     def close_connections(self) -> None:
-        """Close what is open."""
+        """Close the open connections."""
         for end in self._ends.values():
             end.close()
         self._ends = {}
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.close_connections()
         self._listener.close()
 
 
 class Exchanges:
-    """What one rank's compiled small calls read, and its leader's exchanges.
+    """The words that one rank's compiled small calls read, and its leader's exchanges.
 
     Parameters
     ----------
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     rank : int
         This rank.
     connections : Connections or None
-        Of a leader.
+        A leader's connections; None on other ranks.
     entered, n_closed, abort : int
-        Addresses of words of this host, see `gpucoll.transport.tcp.exchange_words.Word`.
+        Addresses of words of this host; see `gpucoll.transport.tcp.exchange_words.Word`.
     bell_fd : int
-        Wakes this host's leader.
+        Descriptor that wakes this host's leader.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class Exchanges:
         self.connections = connections
         self.hosts = hosts
         count, world_size = hosts.count, hosts.world_size
-        # Hosts that make different calls each bring as much as their own may have of all ranks.
+        # If hosts make different calls, each of them may bring as much as all ranks together may
+        # have.
         capacity = count * (MOST_BYTES + 8 * PART_WORDS + 8)
         edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
         self._tables = {
@@ -171,7 +172,8 @@ class Exchanges:
             Word.INPUTS: np.zeros(world_size + 1, np.int64),
             Word.STEPS: np.zeros((count.bit_length(), STEP_WORDS), np.int64),
         }
-        # Behind a word for the outcome; in whole lines, and of pages that only a call touches.
+        # After a word for the outcome, aligned to a cache line. Pages of it have no memory until a
+        # call touches them.
         self._held = np.empty(16 + capacity // 8, np.int64)
         self.words: npt.NDArray[np.int64] = np.zeros(WORDS, np.int64)
         self.address: int = self.words.ctypes.data
@@ -193,13 +195,13 @@ class Exchanges:
         }.items():
             self.words[field] = value
         self.loop: int = small_calls.small_call.address
-        """Address of the compiled loop of every small call; 4 s where nobody has needed it here."""
+        """Address of the compiled loop of every small call; compiled once per host, in 4 s."""
         self._begin = exchange.begin.ctypes
         self._proceed = exchange.proceed.ctypes
 
     @property
     def number(self) -> int:
-        """Of the last call, alike on all ranks."""
+        """Number of the last call; the same on all ranks."""
         return int(self.words[Word.NUMBER])
 
     @number.setter
@@ -208,7 +210,7 @@ class Exchanges:
 
     @property
     def completed(self) -> int:
-        """Of the last call that has ended well."""
+        """Number of the last call that has succeeded."""
         return int(self.words[Word.COMPLETED])
 
     @completed.setter
@@ -222,26 +224,26 @@ class Exchanges:
 
     @property
     def ended_with(self) -> tuple[int, int]:
-        """The host with which an exchange could not go on, and the kernel's number of why."""
+        """The host with which an exchange failed, and the errno of the failure."""
         return int(self.words[Word.LINK]), int(self.words[Word.ERRNO])
 
     @property
     def digest(self) -> int:
-        """Of the last call's signature."""
+        """Digest of the last call's signature."""
         return int(self.words[Word.DIGEST])
 
     @property
     def header(self) -> tuple[int, ...]:
-        """The last header that came."""
+        """The last header that was received."""
         return tuple(self.words[Word.CAME_HEADER : Word.CAME_HEADER + 4].tolist())
 
     @property
     def is_open(self) -> bool:
-        """Whether the leader's connections are."""
+        """Whether the leader's connections are open."""
         return bool(self.words[Word.IS_OPEN])
 
     def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
-        """Open the leader's connections, where that has not been done; see `Connections.open`."""
+        """Open the leader's connections, if they are not open; see `Connections.open`."""
         assert self.connections is not None
         if self.is_open:
             return None
@@ -255,14 +257,14 @@ class Exchanges:
         return None
 
     def carry_by(self, go_on: int, carrier: int, leaders: Sequence[int], large: int) -> None:
-        """Have something else than connections carry exchanges, from here on; all ranks do.
+        """Let other code than connections carry exchanges from here on; all ranks do this.
 
         Parameters
         ----------
         go_on, carrier, large : int
-            Addresses, see `gpucoll.transport.tcp.exchange_words.Word`.
+            Addresses; see `gpucoll.transport.tcp.exchange_words.Word`.
         leaders : sequence of int
-            By host: the steps' rows have these numbers where they would have descriptors.
+            By host, the number that the steps' rows contain in place of a descriptor.
         """
         here, count = int(self.words[Word.HERE]), int(self.words[Word.N_HOSTS])
         rows = [[leaders[to], leaders[origin], n] for to, origin, n in _steps(here, count)]
@@ -272,16 +274,16 @@ class Exchanges:
             self.words[field] = value
 
     def announce(self, digest: int, kind: PartKind, look: Callable[[], None]) -> Outcome:
-        """Find out, on a leader, whether all hosts make the same call.
+        """On a leader: find out whether all hosts make the same call.
 
         Parameters
         ----------
         digest : int
-            Of its signature.
+            Digest of the call's signature.
         kind : PartKind
-            `NOTHING`, or `FURTHER`, with which it never ends as `AGREED`.
+            `NOTHING`, or `FURTHER`, for which the outcome is never `AGREED`.
         look : callable
-            Called while waiting, again and again; raises where nothing can come of it.
+            Called again and again while waiting; raises if the wait is in vain.
         """
         self._begin(self.address, digest, int(kind))
         while (outcome := self._proceed(self.address, _SLICE_NS)) == Outcome.AGAIN:
@@ -289,26 +291,27 @@ class Exchanges:
         return Outcome(outcome)
 
     def close_connections(self) -> None:
-        """Close the leader's connections: nothing more will come of them."""
+        """Close the leader's connections, of which no more use can be made."""
         self.words[Word.IS_OPEN] = 0
         if self.connections is not None:
             self.connections.close_connections()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self.words[Word.IS_OPEN] = 0
         if self.connections is not None:
             self.connections.close()
 
 
 def _steps(here: int, count: int) -> list[tuple[int, int, int]]:
-    """Return, by step, the host that a message goes to, the one it comes from, and its parts."""
+    """Return, by step: the host that a message goes to, the host it comes from, its parts."""
     distances = [1 << step for step in range((count - 1).bit_length())]
     return [((here + d) % count, (here - d) % count, min(d, count - d)) for d in distances]
 
 
 def _after_fork() -> None:
-    # A child that outlives its parent would keep the connections open, and the parent unmissed.
+    # A child that outlives its parent would keep the connections open, and other hosts would not
+    # notice the parent's end.
     for connections in list(_all):
         connections.close()
 

@@ -1,4 +1,4 @@
-"""Errors as they go from host to host: a class and a text."""
+"""Errors as hosts send them to each other: a class and a text."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BROKEN: Final = "The communicator is broken: close it"
 
 
 def failure_of(error: GpucollError, author: int) -> Failure:
-    """Return what is told of an error that a rank has raised, or would."""
+    """Return the failure that reports an error that a rank raises or would raise."""
     kind = next((place for place, made in enumerate(KINDS) if isinstance(error, made)), 0)
     return Failure(kind, author, str(error))
 
 
 def error_of(failure: Failure, rank: int, world_size: int) -> GpucollError:
-    """Return the error that a rank raises for what it was told."""
+    """Return the error that a rank raises for a failure that was reported to it."""
     made = KINDS[failure.kind] if 0 <= failure.kind < len(KINDS) else AbortedError
     if failure.author == rank:
         return made(failure.text)

@@ -1,4 +1,4 @@
-"""What a group of several hosts has of calls on GPU arrays: compared, given up, told to all."""
+"""A group's calls on GPU arrays between hosts: comparing, giving up, and reporting to all hosts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from gpucoll.wording import rank_of
 
 KINDS: Final = (Kind.CALLS, Kind.ASK_CALL, Kind.TELL_CALL)
 INQUIRED: Final = (Abort.ENQUEUED_MISMATCH, Abort.ENQUEUED_DEADLINE)
-"""Of which a rank alone does not know enough."""
+"""Abort codes about which a rank alone does not know enough."""
 _LEADER_S: Final = ANSWERING_S + 0.5
-"""How long a rank waits for its leader's word, before it says what it knows itself."""
+"""How long a rank waits for its leader's error, before it raises what it knows itself."""
 _LOOK_S: Final = 0.01
 _REST_S: Final = 0.5e-3
-"""For each host: so long a leader collects calls before it tells of them. Each leader hears all
-others, so what it hears in a second does not grow with their number."""
+"""How long a leader collects calls before it reports them, for each host in the group.
+
+Each leader receives all others' reports, so this keeps their rate independent of the number of
+hosts.
+"""
 
 
 class Owner(Protocol):
-    """The group of which this is a part; `gpucoll.group.world.group.WorldGroup` is one."""
+    """The group that `GpuCalls` is a part of; `gpucoll.group.world.group.WorldGroup` is one."""
 
     host: HostGroup
     hosts: Hosts
@@ -53,24 +56,24 @@ class Owner(Protocol):
         """Return whether a rank has closed the communicator."""
 
     def write(self, failure: Failure) -> None:
-        """Break the communicator on this host, unless it is."""
+        """Break the communicator on this host, unless it is broken."""
 
     def ring(self) -> None:
-        """Have the leader look what has happened on this host."""
+        """Make the leader look for news on this host."""
 
     def look(self) -> None:
-        """Tell the other hosts what has happened on this one."""
+        """Report this host's news to the other hosts."""
 
 
 class GpuCalls:
-    """Calls on GPU arrays of this rank; of a leader also those of its host.
+    """This rank's calls on GPU arrays; for a leader, also those of its host.
 
     Parameters
     ----------
     group : Owner
-        Whose.
+        The group that makes the calls.
     board : Board
-        Where the ranks of this host leave word for their leader.
+        The board on which the ranks of this host leave questions for their leader.
     """
 
     def __init__(self, group: Owner, board: Board) -> None:
@@ -89,7 +92,7 @@ class GpuCalls:
             )
 
     def enqueued_calls(self) -> WorldEnqueuedCalls:
-        """Return this rank's ring; memory for all rings of this host is taken here."""
+        """Return this rank's ring, after taking memory for all rings of this host."""
         group = self._group
         if self._calls is None:
             group.host.take_enqueued_memory()
@@ -108,19 +111,19 @@ class GpuCalls:
 
     @property
     def told(self) -> int:
-        """The last call of this host's ranks of which the others were told."""
+        """The number of the last call of this host's ranks that was reported to the other hosts."""
         return 0 if self._mirror is None else self._mirror.told
 
     # --- giving up --------------------------------------------------------------------------------
 
     def give_up(self, code: Abort, sequence: int) -> None:
-        """Break the communicator for a call that differs or is late: the leader finds out more."""
+        """Break the communicator for a call that differs or is late, after the leader's inquiry."""
         group = self._group
         host = group.host
         self._board.ask(code | host.rank << 8 | difference(sequence, 0) << 32)
         stop = time.monotonic() + _LEADER_S
         while not group.is_aborted:
-            if time.monotonic() > stop:  # it is stopped, or Python holds its interpreter
+            if time.monotonic() > stop:  # the leader is stopped, or Python holds its interpreter
                 host.abort(code, None, sequence)
                 break
             group.ring()
@@ -140,7 +143,7 @@ class GpuCalls:
     # --- of a leader ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Tell the other hosts what is new here, and go on with what was asked."""
+        """Report what is new here to the other hosts, and go on with the inquiry."""
         assert self._mirror is not None
         assert self._group.links is not None
         if self._mirror.take():
@@ -165,7 +168,7 @@ class GpuCalls:
             group.write(self._inquiry.failure())
 
     def hear(self, message: Message) -> None:
-        """Take what another leader says."""
+        """Handle another leader's message."""
         facts, group = message.facts, self._group
         assert self._mirror is not None
         if message.kind == Kind.CALLS:
@@ -184,6 +187,6 @@ class GpuCalls:
             group.look()
 
     def after(self, host: int, sequence: int, function: Callable[[], None]) -> None:
-        """Call a function when this host knows a host's calls up to this one, or now."""
+        """Call a function once this host knows another host's calls up to this one."""
         assert self._mirror is not None
         self._mirror.after(host, sequence, function)

@@ -1,10 +1,10 @@
-"""The ranks of several hosts: what a communicator stands on that spans them.
+"""The group of the ranks of several hosts.
 
-Each host's ranks are a `HostGroup`, whose loops, waits and diagnosis are used as they are. The
-first rank of each host leads it: it alone has links to other hosts. A collective goes from the
-ranks of a host to its leader, between the leaders, and back. Whatever breaks the communicator,
-anywhere, is written on every host's board and into its segment's abort word, at which every wait
-looks.
+The ranks of each host form a `HostGroup`, whose loops, waits and diagnosis are used as they are.
+The first rank of each host is its leader: it alone has links to other hosts. A collective goes from
+the ranks of a host to their leader, between the leaders, and back. Whatever breaks the
+communicator, on any host, is written on every host's board and into the abort word of its segment,
+which every wait checks.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ class WorldGroup(WorldCalls):
     Parameters
     ----------
     host : HostGroup
-        The ranks of this host; belongs to this from here on, as do the next three.
+        The ranks of this host; it belongs to this group from here on, as do the next five.
     board : Board
-        What they know of the others.
+        What the ranks of this host know of the other hosts.
     links : Links or None
-        To the other hosts, where this rank leads.
+        The links to the other hosts, if this rank is a leader.
     bulk : Bulk or None
-        For large arrays, likewise.
+        The connections for large arrays, if this rank is a leader.
     connections : Connections or None
-        For small ones, likewise.
+        The connections for small calls, if this rank is a leader.
     pairs : Pairs
-        For messages.
+        The connections for messages.
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     names : tuple of str
         What errors call the hosts.
     bell_fd : int
-        Wakes the leader's thread.
+        Descriptor that wakes the leader's thread.
     credentials : Credentials
-        By which parts of the group that meet anew know each other.
+        By which parts of the group authenticate each other when they meet anew.
     address : str
-        Of this host, on the interface that is used.
+        Address of this host on the interface that is used.
     places : MeetingPlaces
-        Where the hosts meet again after losses; belongs to this, as does the next.
+        Where the hosts meet again after losses; belongs to this group, as does `ballots`.
     ballots : Ballots
-        What this host's ranks promise others then.
+        What this host's ranks promise other hosts then.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class WorldGroup(WorldCalls):
         self._places = places
         self._ballots = ballots
         self.exchanges: Exchanges | None = None
-        """What compiled small calls stand on; None: everything small goes over the links."""
+        """The means of compiled small calls; None: small calls go over the links."""
         if not self.is_encrypted:
             self.exchanges = Exchanges(
                 hosts,
@@ -137,9 +137,9 @@ class WorldGroup(WorldCalls):
         self._calling = ""
         self._is_in_small_call = False
         self._block: CallBlock | None = None
-        """Of the small call that Python has begun."""
+        """The block of the small call that Python has begun."""
         self._raised: GpucollError | None = None
-        """What has broken this rank's call: only that call knows how long it has waited."""
+        """The error that ended this rank's call: only that call knows how long it waited."""
         self._answers: dict[int, dict[str, str]] = {}
         self._n_asked = 0
         self._told_closed: set[int] = set()
@@ -149,7 +149,7 @@ class WorldGroup(WorldCalls):
         host.spans_hosts = True
         host.error_elsewhere = self._error_elsewhere
         host.standing_elsewhere = self._standing_elsewhere
-        if pairs is not None:  # whose thread must not keep this alive
+        if pairs is not None:  # its thread must not keep this group alive
             members = host.members
             pairs.answer = lambda: Whereabouts(members).standing_of(members.rank).text
         host.lost_elsewhere = lambda place: self._lost_error(host.members.number(place))
@@ -170,7 +170,7 @@ class WorldGroup(WorldCalls):
 
     @property
     def was_told(self) -> bool:
-        """Whether that was raised to somebody."""
+        """Whether `failure` has been raised to the program."""
         return self.host.was_told
 
     @was_told.setter
@@ -179,7 +179,7 @@ class WorldGroup(WorldCalls):
 
     @property
     def failure(self) -> GpucollError | None:
-        """Why it is broken."""
+        """The error that broke the group; None: it is not broken."""
         return self.host.failure
 
     @property
@@ -193,22 +193,22 @@ class WorldGroup(WorldCalls):
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child's copy, which can do nothing."""
+        """Whether this is a forked child's copy, which cannot be used."""
         return self.host.is_forked
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is running at this moment, in some thread of Python's."""
+        """Whether a Python thread is running a call at this moment."""
         return bool(self._calling) or self._is_in_small_call or self.host.is_running
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether an interrupt in a call of this rank has broken it: the program got that."""
+        """Whether an interrupt in this rank's call has broken it, so that the program knows."""
         return self.host.was_interrupted
 
     @property
     def needs_settling(self) -> bool:
-        """Whether no call can run before `check_usable`, or at all."""
+        """Whether no call can run until `check_usable` has settled something, or ever again."""
         return self.host.needs_settling
 
     @property
@@ -217,17 +217,17 @@ class WorldGroup(WorldCalls):
         return self._n_completed if self.exchanges is None else self.exchanges.completed
 
     def agreement(self, timeout_s: float) -> Agreement:
-        """Return this rank's part in agreeing who goes on after losses."""
+        """Return this rank's part in the agreement on the survivors after losses."""
         from gpucoll.group.world.shrinking import WorldAgreement
 
         return WorldAgreement(self, self._places, self._ballots, self._address, timeout_s)
 
     def check_alive(self) -> None:
-        """Raise where this rank has closed the communicator, or is a forked child."""
+        """Raise if this rank has closed the communicator, or is a forked child."""
         self.host.check_alive()
 
     def check_open(self) -> None:
-        """Raise where no call can ever run again."""
+        """Raise if no call can ever run again."""
         self.host.check_open()
 
     def ended_ranks(self) -> list[int]:
@@ -249,7 +249,7 @@ class WorldGroup(WorldCalls):
     def abort(
         self, code: Abort = Abort.REQUESTED, rank: int | None = None, sequence: int | None = None
     ) -> None:
-        """Give the group up for all ranks, unless somebody already has."""
+        """Give the group up for all ranks, unless a rank already has."""
         if code in gpu_calls.INQUIRED and sequence is not None:
             self._gpu_calls.give_up(code, sequence)
         elif rank is None or self.hosts.host_of(rank) == self.here:
@@ -260,13 +260,13 @@ class WorldGroup(WorldCalls):
         self.ring()
 
     def _error_of(self, code: Abort, rank: int, sequence: int | None) -> GpucollError:
-        """Return the error for a rank of another host, for whose sake the group is given up."""
+        """Return the error for a rank of another host that makes this rank give the group up."""
         if code == Abort.ENQUEUED_LOST and sequence is not None:
             return self._gpu_calls.lost_error(rank, sequence, self._how_it_went(rank))
         return self._lost_error(rank) if code == Abort.LOST else self._gave_up_error(rank)
 
     def break_with(self, code: Abort, rank: int, why: str = "") -> None:
-        """Give the group up for all ranks, unless somebody already has; raise."""
+        """Give the group up for all ranks, unless a rank already has; raise the error."""
         if why and self.hosts.host_of(rank) != self.here:
             self.write(failure_of(self._gave_up_error(rank, why), self.rank))
             self.ring()
@@ -282,7 +282,7 @@ class WorldGroup(WorldCalls):
         return error
 
     def fail(self, error: GpucollError) -> GpucollError:
-        """Note why it is broken, and return it: every later call raises that."""
+        """Store the error that broke the group, and return it; later calls raise it."""
         return self.host.fail(error)
 
     def end_calls(self) -> bool:
@@ -294,21 +294,21 @@ class WorldGroup(WorldCalls):
         return self._gpu_calls.enqueued_calls()
 
     def started_calls(self) -> StartedCalls:
-        """Return the queue in which compiled code runs started calls; none of several hosts."""
+        """Return the queue in which compiled code runs started calls; none of them spans hosts."""
         return self.host.started_calls()
 
     def hold(self, n_reasons: int) -> None:
-        """Let compiled entries leave every call to Python, while there are reasons for it."""
+        """Make compiled entries leave every call to Python while `n_reasons` is not 0."""
         self.host.hold(n_reasons)
 
     def bind_cpus(self) -> None:
-        """Bind this process to CPUs of its own, where the ranks of the host share enough."""
+        """Bind this process to CPUs of its own, if the ranks of the host share enough of them."""
         self.host.bind_cpus()
 
     def meeting_of(
         self, ranks: Sequence[int], token: str, call: str, tell: Callable[[bytes], list[bytes]]
     ) -> Job:
-        """Return the job of this rank and others of the group, who meet anew."""
+        """Return the job in which this rank and others of the group meet anew."""
         spans = len({self.hosts.host_of(rank) for rank in ranks}) > 1
         listener = None
         if spans and ranks[0] == self.rank:
@@ -329,7 +329,7 @@ class WorldGroup(WorldCalls):
         return Job(place, len(ranks), token, call, meet=point, title=token)
 
     def describe(self) -> Mapping[str, str]:
-        """Return what is worth knowing: name -> sentence."""
+        """Return facts about the group for people to read: name -> sentence."""
         placed = "; ".join(
             f"{name}: {list_ranks(ranks)}"
             for name, ranks in zip(self.names, self.hosts.ranks, strict=True)
@@ -349,14 +349,14 @@ class WorldGroup(WorldCalls):
         return {"hosts": placed, "links": links, **self.host.describe()}
 
     def note_exception(self, error: BaseException) -> None:
-        """Keep what takes this rank out of the group, for the others."""
+        """Store the exception that takes this rank out of the group, for the others to read."""
         self.host.note_exception(error)
 
     def close(self) -> None:
-        """Say that this rank takes part no more, and let go of everything shared."""
+        """Report that this rank leaves the group, and release everything shared."""
         if self.is_closed or self.is_forked:
             return
-        with held_signals():  # an interrupt in the middle would leave some of it
+        with held_signals():  # an interrupt in the middle would leave something open
             if is_first(self, "close"):
                 self._let_go()
 
@@ -373,7 +373,7 @@ class WorldGroup(WorldCalls):
         )
 
     def _leave(self) -> None:
-        """Tell the other hosts that this rank takes part no more; let go of the links."""
+        """Report to the other hosts that this rank leaves the group; release the links."""
         if self.links is None:
             self._board.enter(self.host.rank, self._number)
             return
@@ -384,11 +384,11 @@ class WorldGroup(WorldCalls):
     def _close_board(self) -> None:
         if not self.is_in_use:
             self._board.close()
-            bell_fd, self._bell_fd = self._bell_fd, -1  # its number will be somebody else's
+            bell_fd, self._bell_fd = self._bell_fd, -1  # the number may be used for another file
             os.close(bell_fd)
 
     def __del__(self) -> None:
-        host = getattr(self, "host", None)  # not there where the constructor has raised
+        host = getattr(self, "host", None)  # missing if the constructor has raised
         if host is not None and not self.is_closed and not self.is_forked:
             leave(self.close)
             text = f"communicator of {self._who} was not closed"

@@ -1,4 +1,4 @@
-"""Which ranks are on which host."""
+"""The placement of ranks on hosts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Hosts:
     Attributes
     ----------
     ranks : tuple of tuple of int
-        By host, in ascending order; the hosts by their first rank, which leads the others: it alone
-        has connections to other hosts.
+        By host, its ranks in ascending order; the hosts are ordered by their first rank. That rank
+        is the host's leader: it alone has connections to other hosts.
     """
 
     ranks: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(names: Sequence[object]) -> Hosts:
-        """Return the hosts of ranks that say, each, which host they are on."""
+        """Return the placement of ranks, given by rank the name of its host."""
         found: dict[object, list[int]] = defaultdict(list)
         for rank, name in enumerate(names):
             found[name].append(rank)
@@ -65,16 +65,16 @@ class Hosts:
 
     @functools.cached_property
     def order(self) -> tuple[int, ...]:
-        """All ranks, host by host."""
+        """All ranks in the order of their hosts."""
         return tuple(rank for ranks in self.ranks for rank in ranks)
 
     @functools.cached_property
     def is_in_order(self) -> bool:
-        """Whether ranks that follow each other are on one host, or at the change to the next."""
+        """Whether the order by hosts is that by ranks: each host's ranks are consecutive."""
         return self.order == tuple(range(self.world_size))
 
     def in_rank_order(self, by_host: Iterable[Iterable[bytes]]) -> list[bytes]:
-        """Return by rank what is given by host and place there."""
+        """Return in rank order what is given by host, and by place on each host."""
         flat = [item for items in by_host for item in items]
         return [item for _, item in sorted(zip(self.order, flat, strict=True), key=_first)]
 
@@ -84,9 +84,9 @@ def _first(pair: tuple[int, bytes]) -> int:
 
 
 def neighbours(host: int, count: int) -> list[int]:
-    """Return the hosts to which this one has links: those at distances 1, 2, 4, ... either way.
+    """Return the hosts that this one has links to: at distances 1, 2, 4, ... in both directions.
 
-    Whatever one host says reaches all others in ``log2(count)`` steps.
+    News from one host reaches all others in ``log2(count)`` steps.
     """
     found = set()
     distance = 1
@@ -97,10 +97,10 @@ def neighbours(host: int, count: int) -> list[int]:
 
 
 def further_hosts(origin: int, here: int, count: int) -> list[int]:
-    """Return to which hosts this one hands on what `origin` tells everybody.
+    """Return the hosts to which this one forwards what `origin` sends to all.
 
-    A binomial tree around the circle: all of them are neighbours of this one, and what `origin`
-    says reaches each of the others once.
+    The hosts form a binomial tree around the circle. All the returned hosts are neighbours of this
+    one, and every other host receives what `origin` sends exactly once.
     """
     offset, found = (here - origin) % count, []
     step = 1 << offset.bit_length()

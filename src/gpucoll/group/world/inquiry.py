@@ -1,8 +1,8 @@
-"""What a leader finds out when a call on GPU arrays differs between ranks, or is late.
+"""A leader's inquiry when a call on GPU arrays differs between ranks, or is late.
 
-A rank that notices it knows that another host differs or is late, not which of its ranks. So it
-leaves the word to its leader, who asks all others: what has each of your ranks called under this
-number, and where is it? What they say in time makes the error that every rank raises.
+The rank that notices only knows that some rank on another host differs or is late, so it asks its
+leader to query all other leaders: what has each of your ranks called under this number, and where
+does it stand? The answers that come in time make the error that every rank raises.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gpucoll.transport.shared.layout import Abort
 from gpucoll.wording import list_ranks, rank_of
 
 ANSWERING_S: Final = 0.5
-"""How long other leaders may take."""
+"""How long other leaders may take to answer."""
 _SHOWN: Final = 8
 
 
 class Answer(NamedTuple):
-    """What one rank has called under the number that was asked for."""
+    """What one rank has called under the number in question."""
 
     rank: int
     digest: int
-    """Of the call's signature; -1: it has not made that call."""
+    """Digest of the call's signature; -1: the rank has not made that call."""
     called: str
-    """It, as its user wrote it."""
+    """The call, as its user wrote it."""
     standing: str
-    """For "rank 1 is ...", where it has not made it."""
+    """Completes "rank 1 is ...", if it has not made the call."""
 
 
 def answers_of(members: Members, sequence: int) -> list[Answer]:
@@ -54,18 +54,18 @@ def answers_of(members: Members, sequence: int) -> list[Answer]:
 
 
 class Inquiry:
-    """One such question, and what was answered so far.
+    """One inquiry, and the answers so far.
 
     Parameters
     ----------
     code : Abort
         `ENQUEUED_MISMATCH` or `ENQUEUED_DEADLINE`.
     rank : int
-        Who has noticed it.
+        The rank that has noticed the difference or deadline.
     sequence : int
         The number of the call.
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     names : sequence of str
         What errors call the hosts.
     """
@@ -89,11 +89,11 @@ class Inquiry:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have answered, or had the time for it."""
+        """Whether all hosts have answered, or have had the time to."""
         return len(self._answers) == self._hosts.world_size or time.monotonic() > self._due_s
 
     def failure(self) -> Failure:
-        """Return what every rank is to raise."""
+        """Return the failure that every rank is to raise."""
         make = self._mismatch if self._code == Abort.ENQUEUED_MISMATCH else self._deadline
         return failure_of(make(), self._rank)
 
@@ -145,7 +145,7 @@ class Inquiry:
 
 
 def said_by(error: DeadlineError, who: str, waited_s: float) -> DeadlineError:
-    """Return the error for the rank that has given up: only it knows how long it has waited."""
+    """Return the error for the rank that gave up: only it knows how long it has waited."""
     own = f"{who} gave up waiting in "
     if not str(error).startswith(own):
         return error

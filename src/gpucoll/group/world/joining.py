@@ -1,6 +1,6 @@
-"""From a job to its group: the ranks meet over TCP, then those of each host, then the leaders.
+"""Let the ranks of a job meet over TCP, then those of each host, then the leaders.
 
-Where all turn out to be on one host they are a `HostGroup`, exactly as if they had met there.
+If all ranks turn out to be on one host they form a `HostGroup`, exactly as if they had met there.
 """
 
 from __future__ import annotations
@@ -38,39 +38,42 @@ from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.version import __version__
 
 PROTOCOL = 2
-"""Of what leaders tell each other."""
+"""Version of the messages between leaders."""
 _LINKS_SHARE = 0.9
-"""Of the time to meet: leaders give up a little sooner than rank 0, which knows less of links."""
+"""Share of the time to meet that is for links.
+
+So leaders give up a little sooner than rank 0, which knows less of the links.
+"""
 
 
 @dataclass
 class Joined:
-    """What a rank has once all ranks have met.
+    """The result of a meeting on one rank.
 
     Attributes
     ----------
     members : Members
         What the ranks of this host share.
     hosts : Hosts
-        Who is where.
+        Which ranks are on which host.
     names : tuple of str
         What errors call the hosts.
     links : Links or None
-        To the other hosts, where this rank leads its own.
+        The links to the other hosts, if this rank is a leader.
     bulk : Bulk or None
-        For large arrays, likewise.
+        The connections for large arrays, if this rank is a leader.
     connections : Connections or None
-        For small ones, likewise.
+        The connections for small calls, if this rank is a leader.
     pairs : Pairs or None
-        What connects this rank to any other one; None where all are on one host.
+        What connects this rank to ranks of other hosts; None if all ranks are on one host.
     introductions : list of dict
-        By rank.
+        The ranks' introductions, by rank.
     credentials : Credentials
-        By which they know each other, as will parts of them that meet anew.
+        By which the ranks authenticate each other, also when parts of them meet anew.
     address : str
-        Of this host, on the interface that is used.
+        Address of this host on the interface that is used.
     group : str
-        What it is called; nobody else knows it.
+        The group's secret name.
     """
 
     members: Members
@@ -86,7 +89,7 @@ class Joined:
     group: str
 
     def leave(self) -> None:
-        """Let go of everything: another rank has failed to join."""
+        """Release everything, after another rank has failed to join."""
         if self.links is not None:
             self.links.drop()
         if self.bulk is not None:
@@ -101,7 +104,7 @@ class Joined:
 
 
 class _Meanwhile(Watch):
-    """Watches the meeting of one host's ranks with the meeting of all ranks."""
+    """Watches the meeting of one host's ranks through the meeting of all ranks."""
 
     def __init__(self, meeting: Meeting, host: tuple[int, ...], watch: Watch) -> None:
         super().__init__(meeting.job.rank, meeting.job.world_size)
@@ -127,14 +130,15 @@ def join_world(
 ) -> Joined:
     """Meet the ranks of `job`, which may be on several hosts, and connect them.
 
-    As `gpucoll.group.host.joining.join`; ``job.meet`` says where.
+    ``job.meet`` is the meeting point. See `gpucoll.group.host.joining.join` for the other
+    parameters and the errors.
     """
     assert job.meet is not None
     watch = watch or Watch(job.rank, job.world_size)
-    # Who was handed a point was handed its secret, too, whatever the environment says.
+    # A point that was handed over comes with its secret, whatever the environment specifies.
     secret = None if isinstance(job.meet, HandedPoint) else given_secret(job.meet)
     endpoint = TcpEndpoint(job.meet, secret, job.title, watch.who)
-    _ = endpoint.secret if job.rank == 0 else None  # said at once, and not when somebody comes
+    _ = endpoint.secret if job.rank == 0 else None  # raises at once, not at the first connection
     listeners = Listeners(endpoint.own_address(), watch.who)
     try:
         return meet(
@@ -182,7 +186,7 @@ def _introduction(
 
 
 def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Raise ValueError unless this can be a rank's introduction."""
+    """Raise ValueError unless this is a valid introduction."""
     address: Any = introduction.get("address")
     if not is_place(address):
         raise ValueError("without an address")
@@ -196,12 +200,12 @@ def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
-    """Return, on rank 0, what the group is called: nobody can have guessed it.
+    """Return, on rank 0, the group's secret name, which nobody can guess.
 
     Raises
     ------
     RendezvousError
-        Ranks say that they share a host, and cannot: all ranks are told.
+        Two ranks claim to share a host and cannot; all ranks get this error.
     """
     first: dict[str, dict[str, Any]] = {}
     for introduction in introductions:
@@ -212,7 +216,7 @@ def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[i
                 for each in (other, introduction)
             )
             raise RendezvousError(
-                f"{found} are on one host by what they say, {introduction['host'][:80]!r}, but on "
+                f"{found} report the same host, {introduction['host'][:80]!r}, but are on "
                 "different machines or in different network namespaces, so they share no memory: "
                 f"give {config.HOST_ID} another value on each host, or unset it"
             )
@@ -220,7 +224,7 @@ def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[i
 
 
 def _make_further(n_here: int, hosts: Hosts, listener: socket.socket) -> list[int]:
-    """Return descriptors for all ranks of a host: of its board, bell, listener and ballots."""
+    """Return descriptors for all ranks of a host: its board, bell, listener and ballots."""
     made = board.create(n_here, hosts.world_size)
     try:
         made.append(os.dup(listener.fileno()))
@@ -232,7 +236,7 @@ def _make_further(n_here: int, hosts: Hosts, listener: socket.socket) -> list[in
 
 
 def _names(introductions: list[dict[str, Any]], hosts: Hosts) -> tuple[str, ...]:
-    """Return what errors call the hosts: by name, or as much more as tells them apart."""
+    """Return the hosts' names for errors, with as many details as tell them apart."""
     leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
     names = [leader["name"] for leader in leaders]
     if len(set(names)) < len(names):

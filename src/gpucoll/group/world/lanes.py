@@ -1,8 +1,9 @@
-"""Over how many connections, and from which interfaces, large arrays go to each other host.
+"""The lanes: how many connections to each other host large arrays use, and their interfaces.
 
-Each lane is one connection between any two leaders, which listen for it at a port of its own. Lanes
-take the interfaces of ``GPUCOLL_INTERFACES`` in turn: the first of one host is connected with the
-first of the other, and so on. Where hosts have different numbers of them the least is used.
+A lane is one connection between each pair of leaders, for which each leader listens at a port of
+its own. Lanes use the interfaces of ``GPUCOLL_INTERFACES`` in turn: the first interface of one host
+is connected to the first of the other, and so on. If the hosts have different numbers of lanes, all
+use the smallest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpucoll.topology.interfaces import chosen_addresses
 
 
 def further_listeners(first: socket.socket, who: str) -> list[socket.socket]:
-    """Return what a rank listens at for all lanes but the first one, which comes to `first`."""
+    """Return a rank's listening sockets for all lanes but the first one, which uses `first`."""
     addresses = _addresses(first)
     count = len(addresses) * config.sockets()
     made: list[socket.socket] = []
@@ -36,22 +37,22 @@ def further_listeners(first: socket.socket, who: str) -> list[socket.socket]:
 
 
 def _addresses(first: socket.socket) -> list[str]:
-    """Return this host's addresses on the interfaces asked for, that of `first` in front."""
+    """Return this host's addresses on the chosen interfaces, the address of `first` in front."""
     own = str(first.getsockname()[0])
     try:
         chosen = chosen_addresses(first.family)
-    except ArgumentError:  # not all have an address of this family
+    except ArgumentError:  # an interface has no address of this family
         return [own]
     return list(dict.fromkeys([own, *chosen])) if own in chosen else [own]
 
 
 def places_of(listeners: Sequence[socket.socket]) -> list[list[Any]]:
-    """Return what other hosts are told of them."""
+    """Return the listeners' addresses, as other hosts receive them."""
     return [list(listener.getsockname()[:2]) for listener in listeners]
 
 
 def check_places(told: object) -> None:
-    """Raise ValueError unless this can have been told."""
+    """Raise ValueError unless these are such addresses."""
     if not isinstance(told, list) or not all(map(is_place, told)):
         raise ValueError("without the addresses for large arrays")
 
@@ -64,9 +65,9 @@ def lanes_of(
     Parameters
     ----------
     listener, further : socket and list of socket
-        What it listens at.
+        The leader's listening sockets.
     leaders : list of dict
-        What the leader of each host told: ``address`` and ``lanes``.
+        The introduction of each host's leader: ``address`` and ``lanes``.
     """
     count = 1 + min(len(leader["lanes"]) for leader in leaders)
     lanes: list[Lane] = []

@@ -1,8 +1,8 @@
-"""A leader's links to other hosts: what goes over them, and the thread that listens.
+"""A leader's links to other hosts: sending over them, and the thread that listens to them.
 
-The thread takes what comes, passes on what concerns everybody, and watches the links and the ranks
-of this host, whatever the program is doing. It sleeps while nothing happens. While exchanges follow
-each other closely, who makes them takes what comes by itself, and is not woken by another thread.
+The thread receives messages, forwards those for all hosts, and watches the links and the ranks of
+this host, whatever the program is doing. It sleeps while nothing happens. While exchanges follow
+each other closely, the calling thread receives messages itself, so no other thread has to wake it.
 """
 
 from __future__ import annotations
@@ -26,30 +26,33 @@ LINKS_THREAD: Final = "gpucoll-links"
 """The thread's name."""
 _SLICE_S = 0.02
 _YIELDS = 50
-"""So often who exchanges looks whether something came before it sleeps: 8 bytes between two hosts
-take 120 us, 350 if it sleeps at once (best of 200, loopback on 2 cores, 2026-11-22)."""
+"""How often an exchange checks for a message before it sleeps.
+
+8 bytes between two hosts take 120 us, and 350 us if the exchange sleeps at once (best of 200,
+loopback on 2 cores, 2026-11-22).
+"""
 _LEAVING_S = 5.0
-"""How long a leader that closes waits until what it has said is on its way."""
+"""How long a leader that closes waits until its last messages are on their way."""
 _all: weakref.WeakSet[Links] = weakref.WeakSet()
 
 
 class Listener(Protocol):
-    """What is told of what comes; called from the thread, and must not wait."""
+    """The receiver of a link's news. The links' thread calls it, so its methods must not wait."""
 
     def hear(self, message: Message) -> None:
-        """Take a message that concerns everybody."""
+        """Handle a message for all hosts."""
 
     def lose(self, host: int, reason: str) -> None:
-        """Take that a host's link has ended without a word."""
+        """Handle the end of a link whose host has not announced it."""
 
     def look(self) -> None:
-        """Look what this host's ranks have done: the bell was rung."""
+        """Report what this host's ranks have done, after the bell was rung."""
 
     def go_deaf(self, error: Exception) -> None:
-        """Take that the thread ends by a fault, and nothing will be told any more."""
+        """Handle a fault that ends the thread: no more news will come."""
 
     def miss(self, fd: int) -> None:
-        """Take that the process has ended of which this descriptor tells."""
+        """Handle the end of the process that this descriptor belongs to."""
 
 
 class Links:
@@ -58,11 +61,11 @@ class Links:
     Parameters
     ----------
     host, count : int
-        Which of how many hosts this is.
+        This host's number, and the number of hosts.
     connections : mapping of int to SealedConnection
-        To each of its `neighbours`; they belong to this from here on.
+        The connection to each of the host's `neighbours`; they belong to this object from here on.
     bell_fd : int
-        An eventfd of this host's ranks; stays the caller's.
+        An eventfd of this host's ranks; the caller keeps it.
     """
 
     def __init__(
@@ -76,13 +79,13 @@ class Links:
         self._life_fds: set[int] = set()
         self._parts: dict[tuple[int, int, int], bytes] = {}
         self._receiving = threading.Lock()
-        """Held by whoever takes what has come over a link: one after the other."""
+        """Held by the thread that receives from a link: one at a time."""
         self._is_taken_by_caller = False
         self._is_exchanging = False
         self._n_exchanges = 0
         self._lock = threading.RLock()  # not the condition: an interrupt can leave that locked
         self._changed = threading.Condition(self._lock)
-        """Guards the connections and what has come; told of everything."""
+        """Guards the connections and received messages; notified of every change."""
         self._heard: set[tuple[int, int]] = set()
         self._n_told = 0
         self._rest_until_s = 0.0
@@ -92,21 +95,21 @@ class Links:
         _all.add(self)
 
     def serve(self, listener: Listener, life_fds: Sequence[int]) -> None:
-        """Start the thread; `life_fds` tell of the ends of the other ranks' processes here."""
-        self._listening = weakref.ref(listener)  # or it could never be collected
+        """Start the thread; `life_fds` show when processes of this host's other ranks end."""
+        self._listening = weakref.ref(listener)  # a strong one would keep it alive for ever
         self._life_fds = {fd for fd in life_fds if fd >= 0}
         self._thread = threading.Thread(target=self._run, name=LINKS_THREAD, daemon=True)
         self._thread.start()
 
     def describe(self) -> str:
-        """Return between which addresses the links are."""
+        """Return the hosts and addresses that the links lead to."""
         found = [f"host {host} at {end.peer}" for host, end in sorted(self._connections.items())]
         return ", ".join(found) or "none any more"
 
     # --- saying -----------------------------------------------------------------------------------
 
     def tell_all(self, kind: Kind, facts: Mapping[str, Any]) -> None:
-        """Tell every host; nothing of it is waited for."""
+        """Send a message to every host, without waiting for any."""
         with held_signals(), self._lock:
             self._n_told += 1
             message = Message(kind, {**facts, "from": self.host, "n": self._n_told})
@@ -114,9 +117,9 @@ class Links:
             self._spread(message, but=-1)
 
     def tell_each(self, kind: Kind, facts: Mapping[str, Any], data: bytes) -> None:
-        """Tell every host, each of them once: what is told often, and may take log2(hosts) steps.
+        """Send a message to every host exactly once, for frequent news; it takes log2(hosts) steps.
 
-        What one host tells reaches every other one in the order in which it was told.
+        Every other host receives one host's messages in the order in which they were sent.
         """
         with held_signals(), self._lock:
             self._hand_on(Message(kind, {**facts, "from": self.host}, data))
@@ -127,7 +130,7 @@ class Links:
             self._send(host, encoded)
 
     def rest(self, pause_s: float) -> None:
-        """Let the bell wait for a while: what happens on this host meanwhile is told together."""
+        """Ignore the bell for `pause_s`: this host's news of that time is reported together."""
         self._rest_until_s = time.monotonic() + pause_s
 
     def _spread(self, message: Message, but: int) -> None:
@@ -140,14 +143,14 @@ class Links:
         connection = self._connections.get(host)
         if connection is None:
             return
-        with contextlib.suppress(OSError, AuthenticationError):  # the thread meets it, too
+        with contextlib.suppress(OSError, AuthenticationError):  # the thread sees it, too
             connection.send(encoded)
         if connection.is_sending and threading.current_thread() is not self._thread:
             self.ring()  # the thread sends the rest
 
     def ring(self) -> None:
         """Wake the thread."""
-        with contextlib.suppress(BlockingIOError):  # it has not heard the last time
+        with contextlib.suppress(BlockingIOError):  # an earlier ring is still unread
             os.eventfd_write(self._bell_fd, 1)
 
     # --- exchanging -------------------------------------------------------------------------------
@@ -157,16 +160,16 @@ class Links:
     ) -> list[bytes]:
         """Give every leader's bytes to every leader; return them by host.
 
-        Cost: ``log2(count)`` steps (Bruck et al. 1997); what there is goes once to each host.
+        Cost: ``log2(count)`` steps (Bruck et al. 1997), in which each host receives all data once.
 
         Parameters
         ----------
         number : (int, int)
-            Of the call, and of the exchange in it: the same on all hosts.
+            Number of the call, and of the exchange in it: the same on all hosts.
         data : bytes
             This host's.
         look : callable
-            Called while waiting, again and again; raises where nothing can come of it.
+            Called again and again while waiting; raises if the wait is in vain.
         """
         # An interrupt between two lines would leave a connection in the middle of a message.
         with held_signals() as signals:
@@ -201,11 +204,11 @@ class Links:
             source = (self.host - distance) % self.count
             held += unpack(self._await((*number, step), source, look))
             distance, step = 2 * distance, step + 1
-        # Here are this host's, then those of the hosts before it, backwards.
+        # `held` begins with this host's part, followed by those of the hosts before it, backwards.
         return [held[(self.host - host) % self.count] for host in range(self.count)]
 
     def _await(self, key: tuple[int, int, int], source: int, look: Callable[[], None]) -> bytes:
-        """Return what a host sends as this part of an exchange."""
+        """Return the bytes that a host sends as this part of an exchange."""
         for _ in range(_YIELDS):
             self._hear(source)
             if key in self._parts:
@@ -218,7 +221,7 @@ class Links:
             look()
 
     def _take_what_comes(self) -> None:
-        """Wait a moment for the links, and take what has come."""
+        """Wait a moment for the links, and receive what has come."""
         poll = select.poll()
         with self._lock:
             hosts = self._register_links(poll, select.POLLIN)
@@ -226,7 +229,7 @@ class Links:
             self._hear(hosts[fd])
 
     def _register_links(self, poll: select.poll, wanted: int) -> dict[int, int]:
-        """Poll for what is wanted of the links, and for who can be sent more; return who is who."""
+        """Poll links for `wanted`, and for room if they have unsent data; return hosts by fd."""
         by_fd = {}
         for host, end in self._connections.items():
             events = wanted | (select.POLLOUT if end.is_sending else 0)
@@ -236,7 +239,7 @@ class Links:
         return by_fd
 
     def wait(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until what comes has made something true, or for so long; return whether."""
+        """Wait, for `timeout_s` at most, until news makes `is_over` true; return whether it is."""
         stop = time.monotonic() + timeout_s
         self._is_taken_by_caller = False
         self.ring()
@@ -251,11 +254,11 @@ class Links:
 
     def _run(self) -> None:
         try:
-            for host in list(self._connections):  # with the greeting more may have come
+            for host in list(self._connections):  # more may have come with the greeting
                 self._take(-1, host)
             while not self._is_stopping:
                 self._turn()
-        except Exception as error:  # a fault of ours: nobody would be told anything any more
+        except Exception as error:  # a fault in this code: no more news would be reported
             if not self._is_stopping and (listener := self._listening()) is not None:
                 listener.go_deaf(error)
                 raise
@@ -263,7 +266,7 @@ class Links:
             self.drop()
 
     def _turn(self) -> None:
-        """Sleep until something happens, and take it."""
+        """Sleep until something happens, and handle it."""
         poll, n_exchanges = select.poll(), self._n_exchanges
         is_watching = not self._is_taken_by_caller
         with self._lock:
@@ -297,12 +300,12 @@ class Links:
             listener.miss(fd)
 
     def _hear(self, host: int) -> None:
-        """Take what has come over one link, in the thread of a call."""
+        """Receive from one link, in the thread of a call."""
         if (listener := self._listening()) is not None:
             self._receive(host, listener)
 
     def _receive(self, host: int, listener: Listener) -> None:
-        """Take what has come over one link."""
+        """Receive from one link."""
         with self._receiving:
             self._receive_alone(host, listener)
 
@@ -310,7 +313,7 @@ class Links:
         if (connection := self._connections.get(host)) is None:
             return
         try:
-            # First what has come: where nothing can be sent any more, that may say why.
+            # Receive first: if nothing can be sent any more, a message may explain why.
             while (encoded := self._next(connection)) is not None:
                 self._accept(host, Message.decode(encoded), listener)
             with self._lock:
@@ -349,7 +352,7 @@ class Links:
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Say that this leader leaves, and let go of everything; return whether the thread has."""
+        """Report that this leader leaves, release everything; return whether the thread ended."""
         with self._lock:
             self._spread(Message(Kind.LEAVING, {}), but=-1)
         stop = time.monotonic() + _LEAVING_S
@@ -357,11 +360,11 @@ class Links:
             self.wait(lambda: not self._is_sending(), _SLICE_S)
         self._is_stopping = True
         thread = self._thread
-        if thread is None or thread is threading.current_thread():  # a collection in there
+        if thread is None or thread is threading.current_thread():  # garbage collected in there
             self.drop()
             return True
         self.ring()
-        thread.join(_LEAVING_S)  # and it lets go of the sockets
+        thread.join(_LEAVING_S)  # it closes the sockets when it ends
         return not thread.is_alive()
 
     def _is_sending(self) -> bool:
@@ -369,7 +372,7 @@ class Links:
             return any(end.is_sending for end in self._connections.values())
 
     def drop(self) -> None:
-        """Close the sockets, and say nothing."""
+        """Close the sockets without a message."""
         self._is_stopping = True
         for connection in self._connections.values():
             connection.close()
@@ -381,7 +384,8 @@ def _nobody() -> None:
 
 
 def _after_fork() -> None:
-    # A child that outlives its parent would keep the links open, and nobody would miss the parent.
+    # A child that outlives its parent would keep the links open, and other hosts would not notice
+    # the parent's end.
     for links in list(_all):
         links.drop()
 

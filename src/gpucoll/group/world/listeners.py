@@ -1,4 +1,4 @@
-"""Where one rank listens while its group is made, and what for."""
+"""The sockets on which a rank listens while its group is being formed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gpucoll.rendezvous.tcp import listen_at
 
 
 class Listeners:
-    """A rank's listening sockets; who keeps one beyond the meeting takes a duplicate.
+    """A rank's listening sockets. Code that needs one beyond the meeting takes a duplicate.
 
     Parameters
     ----------
     address : str
-        Of the interface that links the hosts.
+        Address of the interface that links the hosts.
     who : str
         This rank, for messages.
 
@@ -25,7 +25,7 @@ class Listeners:
     further : list of socket
         For the other lanes.
     messages : socket
-        For whichever rank sends this one a message.
+        For ranks that send messages to this one.
     """
 
     def __init__(self, address: str, who: str) -> None:
@@ -42,6 +42,6 @@ class Listeners:
             raise
 
     def close(self) -> None:
-        """Listen no more, but where a duplicate was taken."""
+        """Close the sockets; duplicates go on listening."""
         for each in (*self._open, *self.further):
             each.close()

@@ -1,7 +1,7 @@
-"""What leaders tell each other over their links, as bytes.
+"""The messages between leaders over their links, as bytes.
 
-A message is its kind, the length of its facts, the facts as JSON, and further bytes as they are.
-Each comes whole and as it was sent (`gpucoll.transport.tcp.sealed`); nothing is unpickled.
+A message consists of its kind, the length of its facts, the facts as JSON, and further plain bytes.
+Each message arrives whole and unchanged (`gpucoll.transport.tcp.sealed`); nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ _LENGTH: Final = struct.Struct("<Q")
 
 
 class Kind(enum.IntEnum):
-    """What a message is."""
+    """The kinds of messages."""
 
-    PART = 1  # of an exchange: for its receiver alone
+    PART = 1  # part of an exchange: for its receiver alone
     FAILED = 2  # the communicator is broken
     CLOSED = 3  # a rank has closed it
     WHERE = 4  # a question: where are your ranks?
     HERE = 5  # the answer
     LEAVING = 6  # the link ends here, as it should
     # Of calls on GPU arrays (`gpucoll.group.world.enqueued`).
-    CALLS = 20  # what a host's ranks have called: each host hears it once
+    CALLS = 20  # what a host's ranks have called: each host receives it once
     ASK_CALL = 21  # a question: what have your ranks called, and where are they?
     TELL_CALL = 22  # the answer
-    # All others are passed on to whoever has not had them.
+    # All kinds but PART, LEAVING and CALLS are forwarded to hosts that have not received them.
 
 
 class Message(NamedTuple):
-    """One of them."""
+    """One message."""
 
     kind: Kind
     facts: dict[str, Any]
     data: bytes = b""
 
     def encode(self) -> bytes:
-        """Return it as it is sent."""
+        """Return the message as bytes to send."""
         facts = json.dumps(self.facts).encode()
         return b"".join((_HEAD.pack(self.kind, len(facts)), facts, self.data))
 
     @staticmethod
     def decode(encoded: bytes) -> Message:
-        """Return what was sent; ValueError: another version may have sent it."""
+        """Return the message in these bytes; ValueError: they are not one of this version."""
         try:
             kind, length = _HEAD.unpack_from(encoded)
             end = _HEAD.size + length
@@ -59,13 +59,13 @@ class Message(NamedTuple):
 
 
 def pack(parts: Sequence[bytes]) -> bytes:
-    """Return several pieces of bytes as one."""
+    """Join several pieces of bytes into one."""
     lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
     return b"".join((_LENGTH.pack(len(parts)), lengths, *parts))
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """Return the pieces again."""
+    """Return the pieces that `pack` has joined."""
     (count,) = _LENGTH.unpack_from(data)
     lengths = [_LENGTH.unpack_from(data, 8 + 8 * place)[0] for place in range(count)]
     parts, at = [], 8 + 8 * count

@@ -1,4 +1,4 @@
-"""What leaders tell each other of their ranks, beside calls: failures, ends, where they stand."""
+"""The news that leaders exchange about their ranks: failures, ends, where they stand."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gpucoll.transport.shared.layout import Abort
 
 
 class WorldNews(WorldDiagnosis):
-    """The `gpucoll.group.world.links.Listener` of a group, whose thread calls most of this."""
+    """The `gpucoll.group.world.links.Listener` of a group; the links' thread calls most of it."""
 
     def hear(self, message: Message) -> None:
-        """Take what another leader says to all."""
+        """Handle a message of another leader to all."""
         facts = message.facts
         if message.kind == Kind.FAILED:
-            self._has_told_failure = True  # whoever said it has told everybody
+            self._has_told_failure = True  # its sender has sent it to all hosts
             self.write(Failure(int(facts["kind"]), int(facts["author"]), str(facts["text"])))
         elif message.kind == Kind.CLOSED:
-            # What it has called on GPU arrays before may come by another way.
+            # The rank's earlier calls on GPU arrays travel another way and may come later.
             host, told = self.hosts.host_of(int(facts["rank"])), int(facts["enqueued"])
             self._gpu_calls.after(host, told, lambda: self._note_closed(facts))
         elif message.kind in gpu_calls.KINDS:
             self._gpu_calls.hear(message)
         elif message.kind == Kind.WHERE:
-            self.look()  # where these ranks have given up, that says more than where they are now
+            self.look()  # if these ranks have given up, their error tells more than where they are
             answer = {key: facts[key] for key in ("asker", "asked")}
             text = self._standings(int(facts["number"]))
             assert self.links is not None
@@ -48,7 +48,7 @@ class WorldNews(WorldDiagnosis):
         self._end_calls_after(rank, number)
 
     def _end_calls_after(self, rank: int, number: int) -> None:
-        """End the calls of this host's ranks that wait for one that has closed."""
+        """End the calls of this host's ranks that wait for a rank that has closed."""
         places = range(self.host.world_size)
         if any(
             self._board.entered(place) > number and not self.host.has_closed(place)
@@ -58,7 +58,7 @@ class WorldNews(WorldDiagnosis):
             self.look()
 
     def lose(self, host: int, reason: str) -> None:
-        """Take that the link to a host has ended."""
+        """Handle the end of the link to a host."""
         leader = self.hosts.leader_of(host)
         if self._board.closed_after(leader) is not None:
             return
@@ -78,7 +78,7 @@ class WorldNews(WorldDiagnosis):
         self.look()
 
     def lose_rank(self, rank: int, reason: str) -> None:
-        """Take that the connection to a rank of another host has ended without a word."""
+        """Handle the unannounced end of the connection to a rank of another host."""
         if self.is_closed or self._board.closed_after(rank) is not None:
             return
         lost = f"rank {rank} (on {self._host_name(rank)})"
@@ -90,14 +90,14 @@ class WorldNews(WorldDiagnosis):
         self.ring()
 
     def miss(self, fd: int) -> None:
-        """Take that a rank of this host has ended: on other hosts somebody may wait for it."""
+        """Handle the end of a rank's process on this host: ranks of other hosts may wait for it."""
         for place in self.host.ended_ranks():
             if not self.host.has_closed(place):
                 self.host.abort(Abort.LOST, place)
         self.look()
 
     def go_deaf(self, error: Exception) -> None:
-        """Take that the links' thread has ended by a fault."""
+        """Handle a fault that has ended the links' thread."""
         self.write(
             failure_of(
                 AbortedError(f"{self._who}: its links failed: {type(error).__name__}: {error}"),
@@ -106,7 +106,7 @@ class WorldNews(WorldDiagnosis):
         )
 
     def look(self) -> None:
-        """Tell the other hosts what has happened on this one."""
+        """Report this host's news to the other hosts."""
         self._gpu_calls.look()
         with self._telling:  # another thread that closes must not overtake it
             if self.host.is_aborted and not self._has_told_failure:
@@ -116,7 +116,7 @@ class WorldNews(WorldDiagnosis):
                     failure = failure_of(self._raised or self.host.abort_error(), self.rank)
                 assert self.links is not None
                 self.links.tell_all(Kind.FAILED, asdict(failure))
-        # Behind it: who was told of that, and closes, is not what the others have lost.
+        # Report closings after the failure: a rank that closes because of it is not its cause.
         for place in range(self.host.world_size):
             if place != self.host.rank and self.host.has_closed(place):
                 self._tell_closed(place, self._board.entered(place))

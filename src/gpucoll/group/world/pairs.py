@@ -1,8 +1,8 @@
-"""Connections between any two ranks of different hosts, opened when the first message needs one.
+"""Connections between ranks of different hosts, each opened when a first message needs it.
 
-Each rank listens at a port of its own. Whoever has something to send connects. Where both ends of a
-pair do so at once, the lower rank's connection stays: it refuses the other one, and the higher rank
-takes the lower one's in place of its own.
+Each rank listens at a port of its own, and a rank that has something to send connects. If both
+ranks of a pair connect at once, the connection of the lower rank stays: that rank refuses the other
+one, and the higher rank takes the lower rank's connection in place of its own.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ if TYPE_CHECKING:
     from gpucoll.transport.tcp.tls_relay import TlsRelay
 
 MOST_BYTES: Final = 1 << 20
-"""Of a sealed frame between two ranks."""
+"""Limit of a sealed frame between two ranks."""
 _MOST_UNKNOWN: Final = 64
-"""Connections of who has not shown yet who it is; the oldest makes room."""
+"""Limit of connections whose other end has not identified itself; the oldest makes room."""
 _AGAIN_S: Final = 0.5
 """Pause between two tries to connect."""
 _PATIENCE_S: Final = 2.0
-"""So long a connection that does not come about stands against the other end's."""
+"""How long this rank's own attempt to connect takes precedence over the other rank's."""
 WHERE: Final = b"where"
-"""What a rank says that asks where another one stands, in place of its number."""
+"""Sent, in place of this rank's number, to ask where the other rank stands."""
 _MOST_ANSWER_BYTES: Final = 2048
 _WELCOME, _COMING = b"welcome", b"coming"
-"""Answers: this connection it is; or there is one of mine under way."""
+"""Answers: this connection is accepted; or the answering rank's own one is on its way."""
 
 
 class Pair(NamedTuple):
-    """A connection that is open, and known.
+    """A connection that is open and authenticated.
 
     Attributes
     ----------
     rank : int
-        Who is at the other end.
+        The rank at the other end.
     end : socket
-        Over which anything may go from here on: first what the rank sends that has connected.
+        The socket, over which anything may go from here on. What the rank that has connected sends
+        comes first.
     seal, opening
-        Of frames that are sealed.
+        The keys of sealed frames.
     has_connected : bool
-        Whether it was this rank.
+        Whether this rank has connected.
     """
 
     rank: int
@@ -73,7 +74,7 @@ class Question:
         self.text: str | None = None
         """The answer, once it has come."""
         self.trouble = ""
-        """Why none can come."""
+        """Why no answer can come."""
         self._connection_of = connection_of
         self._connection: SealedConnection | None = None
         self._end = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
@@ -82,7 +83,7 @@ class Question:
         self.is_open = self._end.connect_ex(address) in (0, errno.EINPROGRESS)
 
     def register(self, poll: select.poll) -> None:
-        """Poll for what `go_on` waits for."""
+        """Register the events that `go_on` waits for."""
         connection = self._connection
         events = select.POLLOUT
         if connection is not None:
@@ -90,7 +91,7 @@ class Question:
         poll.register(self.fd, events)
 
     def go_on(self) -> None:
-        """Go on as far as that goes without waiting."""
+        """Go on as far as possible without waiting."""
         try:
             if self._connection is None:
                 _check_connected(self._end)
@@ -112,7 +113,7 @@ class Question:
 
 
 def _check_connected(end: socket.socket) -> None:
-    """Raise the OSError with which connecting has failed, if it has."""
+    """Raise the OSError with which connecting failed, if it failed."""
     if number := end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise OSError(number, os.strerror(number))
 
@@ -122,20 +123,22 @@ def _said(error: OSError | AuthenticationError) -> str:
 
 
 class Pairs:
-    """Opens the connections of one rank. Nothing in here waits; all but `close` in one thread.
+    """Opens the connections of one rank. No method but `ask` waits.
+
+    All methods but `ask` and `close` are called from one thread.
 
     Parameters
     ----------
     rank : int
-        This one.
+        This rank.
     addresses : sequence of (str, int)
-        By rank, where each listens.
+        By rank, the address at which it listens.
     credentials : Credentials
-        By which ranks know each other.
+        By which ranks authenticate each other.
     group : str
-        What the group is called; nobody else knows it.
+        The group's secret name.
     listener : socket
-        This rank's; belongs to this from here on.
+        This rank's listening socket; belongs to this object from here on.
     """
 
     def __init__(
@@ -153,25 +156,25 @@ class Pairs:
         self._purpose = encode_purpose("message", group)
         self._listener = listener
         self._coming: dict[int, SealedConnection] = {}
-        """By descriptor: who has connected, and not said yet which rank it is."""
+        """By descriptor: connections from ranks that have not yet told their number."""
         self._going: dict[int, tuple[int, socket.socket]] = {}
-        """By descriptor: connections under way, and to which rank."""
+        """By descriptor: connections in progress, and the rank at the other end."""
         self._asked: dict[int, SealedConnection] = {}
-        """By rank: connected, and not answered."""
+        """By rank: connections that are open, but whose other end has not answered yet."""
         self._began: dict[int, float] = {}
         """By rank: when the last try to connect began."""
         self._wanted: dict[int, float] = {}
-        """By rank: not connected, and when to try that next."""
+        """By rank: when to try next to connect, for ranks that are not connected."""
         self._known: set[int] = set()
-        """The ranks to which there is a connection, or was."""
+        """The ranks to which there is, or was, a connection."""
         self.answer: Callable[[], str] = str
-        """Says where this rank stands, for one that asks before it connects."""
+        """Describes where this rank stands, for a rank that asks over a connection of its own."""
         self.trouble: dict[int, str] = {}
-        """By rank: why it could not be reached the last time, until it is."""
+        """By rank: why the last attempt to reach it failed, until one succeeds."""
         self._relay: TlsRelay | None = None
 
     def want(self, rank: int) -> None:
-        """Begin to connect to a rank, unless that was done."""
+        """Begin to connect to a rank, unless that has begun."""
         if rank not in self._known and not self._is_trying(rank):
             self._wanted[rank] = 0.0
 
@@ -180,7 +183,7 @@ class Pairs:
         return is_going or rank in self._wanted or rank in self._asked
 
     def _refuses(self, rank: int) -> bool:
-        """Return whether a rank that has connected is to take this one's connection instead."""
+        """Return whether a rank that has connected must take this rank's connection instead."""
         if rank < self._rank:
             return False
         is_new = time.monotonic() - self._began.get(rank, 0.0) < _PATIENCE_S
@@ -189,11 +192,11 @@ class Pairs:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether a connection is wanted that there is not yet."""
+        """Whether a connection is wanted that is not open yet."""
         return bool(self._wanted or self._going or self._asked or self._coming)
 
     def register(self, poll: select.poll) -> None:
-        """Poll for all that `handle` is to be called for."""
+        """Register all events that `handle` must be called for."""
         poll.register(self._listener, select.POLLIN)
         for fd in self._going:
             poll.register(fd, select.POLLOUT)
@@ -203,7 +206,7 @@ class Pairs:
             )
 
     def handle(self, ready: set[int]) -> list[Pair]:
-        """Take what has happened at these descriptors; return the connections that are open now."""
+        """Handle the events of these descriptors; return the connections that are open now."""
         now, made = time.monotonic(), []
         for rank in [rank for rank, moment in self._wanted.items() if now >= moment]:
             del self._wanted[rank]
@@ -272,15 +275,15 @@ class Pairs:
         self._known.add(rank)
         self.trouble.pop(rank, None)
         end, seal, opening = connection.detach_with_seals()
-        # A rank that reads nothing for long is not lost, but late: the links know the difference.
+        # A rank that reads nothing for a long time is late, not lost: the links tell the two apart.
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         if self._credentials.tls is not None:
             end = self._plain(end)
         return Pair(rank, end, seal, opening, has_connected)
 
     def _plain(self, end: Any) -> socket.socket:
-        """Return a socket that compiled code can use, which leads through one of TLS."""
-        # Nothing of this is loaded where there is no TLS.
+        """Return a socket for compiled code, whose plain bytes go through the TLS socket `end`."""
+        # Without TLS none of this is loaded.
         from gpucoll.transport.tcp.tls_relay import TlsRelay
         from gpucoll.transport.tcp.tls_socket import is_in_kernel
 
@@ -312,7 +315,7 @@ class Pairs:
                 del self._coming[fd]
                 self._give_up(rank)
                 return self._opened(rank, connection, False)
-        except (OSError, GpucollError, ValueError):  # a stranger, or this rank is closing
+        except (OSError, GpucollError, ValueError):  # not a rank, or this rank is closing
             pass
         self._coming.pop(fd).close()
         return None
@@ -323,7 +326,7 @@ class Pairs:
         return rank
 
     def _give_up(self, rank: int) -> None:
-        """Give up what was done to connect to a rank: it has."""
+        """Give up connecting to a rank, because that rank has connected."""
         self._wanted.pop(rank, None)
         if (connection := self._asked.pop(rank, None)) is not None:
             connection.close()
@@ -335,9 +338,9 @@ class Pairs:
     # --- asking -----------------------------------------------------------------------------------
 
     def ask(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
-        """Return where ranks say that they stand, or why they cannot be reached. In any thread.
+        """Return where ranks stand by their own answers, or why they cannot be reached.
 
-        A rank that does neither in time is left out.
+        A rank with neither an answer nor a failure in time is left out. Any thread may call this.
         """
         asked = {rank: Question(self._addresses[rank], self._connection) for rank in ranks}
         stop = time.monotonic() + timeout_s
@@ -368,7 +371,7 @@ class Pairs:
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of everything that is not open yet, and listen no more."""
+        """Close everything that is not open yet, and the listening socket."""
         self._listener.close()
         for connection in (*self._coming.values(), *self._asked.values()):
             connection.close()

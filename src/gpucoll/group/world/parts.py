@@ -1,4 +1,4 @@
-"""What a leader brings to an exchange, and whether all of them brought the same call."""
+"""A leader's part in an exchange, and the check that all parts are of the same call."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Part:
     Attributes
     ----------
     digest : int
-        Of the call's signature.
+        Digest of the call's signature.
     described : str
         The call, as its user wrote it.
     failed : str
-        What the ranks of the host did not agree on among themselves; empty: they did.
+        The disagreement among this host's ranks, or an empty string if there was none.
     data : bytes
-        What is exchanged.
+        The exchanged bytes.
     """
 
     digest: int
@@ -39,13 +39,13 @@ class Part:
     data: bytes
 
     def encode(self) -> bytes:
-        """Return it as bytes."""
+        """Return the part as bytes."""
         facts = json.dumps([self.digest, self.described, self.failed]).encode()
         return b"".join((_LENGTH.pack(len(facts)), facts, self.data))
 
     @staticmethod
     def decode(encoded: bytes) -> Part:
-        """Return what was encoded."""
+        """Return the part that was encoded."""
         (length,) = _LENGTH.unpack_from(encoded)
         end = _LENGTH.size + length
         digest, described, failed = json.loads(encoded[_LENGTH.size : end])
@@ -53,7 +53,7 @@ class Part:
 
 
 def check_agreement(parts: Sequence[Part], hosts: Hosts, who: str) -> None:
-    """Raise MismatchError unless all hosts made the same call, which names the odd ones first."""
+    """Raise MismatchError unless all hosts made the same call; it names the odd ones first."""
     failed = [host for host, part in enumerate(parts) if part.failed]
     if failed:
         raise MismatchError(_disagreement_on(failed[0], parts, hosts, who))
@@ -72,7 +72,7 @@ def check_agreement(parts: Sequence[Part], hosts: Hosts, who: str) -> None:
 
 
 def _by_call(parts: Sequence[Part], hosts: Hosts) -> dict[tuple[str, int], list[int]]:
-    """Return the ranks of the hosts that each agreed on a call, by that call."""
+    """Return, by call, the ranks of the hosts whose own ranks agreed on it."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for host, part in enumerate(parts):
         if not part.failed:
@@ -81,7 +81,7 @@ def _by_call(parts: Sequence[Part], hosts: Hosts) -> dict[tuple[str, int], list[
 
 
 def _disagreement_on(host: int, parts: Sequence[Part], hosts: Hosts, who: str) -> str:
-    """Return what a host's ranks were told, as a rank of another host says it."""
+    """Return a host's disagreement, worded for a rank of another host."""
     leader = rank_of(hosts.leader_of(host), hosts.world_size)
     others = "".join(
         f"; {list_ranks(sorted(ranks))} called {text}"

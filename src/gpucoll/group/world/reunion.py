@@ -1,9 +1,9 @@
-"""Connections between hosts after losses: whoever speaks for a host reaches all the others.
+"""Connections between hosts after losses: the rank that speaks for a host reaches all others.
 
-The links belong to leaders, who may be dead. So all ranks of a host hold the socket at which their
-first leader listened: as long as one of them lives, the host can be reached where the others know
-it. A host at which nobody listens any more has lost all its ranks; one that does not answer at all
-cannot be reached. Each end says what it has to say over the connection that it has opened itself.
+The links belong to leaders, which may be dead. So all ranks of a host hold the socket at which
+their first leader listened: as long as one of them lives, the host can be reached at the address
+that the others know. A host that refuses a connection has lost all its ranks; one that does not
+answer at all cannot be reached. Each end sends only over the connection that it has opened itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from gpucoll.transport.tcp.socket_options import tune_socket
 _MOST_BYTES: Final = 1 << 22
 _MOST_COMING: Final = 256
 _UNREACHABLE_S: Final = 1.5
-"""A kernel answers who connects whatever its processes do; a lost packet takes one second more."""
+"""How long to wait for a host's answer to an attempt to connect.
+
+The host's kernel answers whatever its processes do; a lost packet adds one second.
+"""
 _AGAIN_S: Final = 0.1
 _all: weakref.WeakSet[MeetingPlaces] = weakref.WeakSet()
 
@@ -35,18 +38,18 @@ Message = dict[str, Any]
 
 
 class MeetingPlaces:
-    """Where the hosts of a group can be reached, whoever of their ranks lives.
+    """The addresses at which the hosts of a group can be reached, whichever of their ranks live.
 
     Parameters
     ----------
     group : str
-        What the group is called; nobody else knows it.
+        The group's secret name.
     addresses : sequence of (str, int)
-        By host.
+        By host, its address.
     listener_fd : int
-        This host's listening socket; belongs to this from here on.
+        This host's listening socket; belongs to this object from here on.
     credentials : Credentials
-        By which they know each other.
+        By which the hosts authenticate each other.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class MeetingPlaces:
         _all.add(self)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the listening socket."""
         self.listener.close()
 
 
@@ -75,9 +78,9 @@ class Reunion:
     here : int
         This host's number.
     hosts : sequence of int
-        Which other hosts are to be reached.
+        The other hosts that are to be reached.
     places : MeetingPlaces
-        Where.
+        The addresses of the hosts.
     """
 
     def __init__(self, here: int, hosts: Sequence[int], places: MeetingPlaces) -> None:
@@ -93,7 +96,7 @@ class Reunion:
         """By host: why it is lost."""
 
     def tell(self, host: int, message: Mapping[str, Any]) -> None:
-        """Send to a host that is connected; who is not is told once it is."""
+        """Send a message to a host if it is connected; if not, it gets the state once it is."""
         connection = self._out.get(host)
         if connection is None:
             return
@@ -104,11 +107,11 @@ class Reunion:
 
     @property
     def connected(self) -> list[int]:
-        """The hosts to which something can be said."""
+        """The hosts that can be sent messages."""
         return [*self._out]
 
     def turn(self, wait_s: float) -> tuple[list[int], list[Message]]:
-        """Wait a moment; return the hosts that are connected since, and what has come."""
+        """Wait a moment; return the newly connected hosts, and the messages that have come."""
         self._try()
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -156,7 +159,7 @@ class Reunion:
         self._going[end.fileno()] = host, end, time.monotonic()
 
     def _connected(self, fd: int) -> int:
-        """Take that an attempt has ended; return the host, or -1."""
+        """Handle the end of an attempt to connect; return the host, or -1 after a failure."""
         host, end, _ = self._going.pop(fd)
         number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
@@ -176,7 +179,7 @@ class Reunion:
         self._next_try[host] = time.monotonic() + _AGAIN_S
 
     def _serve_out(self, host: int, connection: SealedConnection) -> None:
-        """Send the rest; nothing but the greeting comes this way."""
+        """Send what is left; only the greeting is received this way."""
         try:
             connection.flush()
             connection.receive()
@@ -202,7 +205,7 @@ class Reunion:
         return found
 
     def close(self) -> None:
-        """Send what is under way, as far as that goes at once, and close the connections."""
+        """Send unsent data as far as that goes at once, and close the connections."""
         for connection in [*self._out.values(), *self._coming.values()]:
             connection.close()
         for _, end, _ in self._going.values():
@@ -211,7 +214,8 @@ class Reunion:
 
 
 def _after_fork() -> None:
-    # A child that outlives its parent would listen on, and nobody would miss the parent.
+    # A child that outlives its parent would go on listening, and other hosts would not notice the
+    # parent's end.
     for places in list(_all):
         places.close()
 

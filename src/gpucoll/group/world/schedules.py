@@ -1,4 +1,4 @@
-"""Schedules between leaders, as the rows that connections run (`gpucoll.transport.tcp.streams`)."""
+"""Turn schedules between leaders into rows for connections (`gpucoll.transport.tcp.streams`)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gpucoll.transport.tcp.streams import Row
 
 Rows = npt.NDArray[np.int64]
 Links = tuple[tuple[int, ...], ...]
-"""By lane, by host: the number of a link; -1 where there is none."""
+"""By lane and host: the number of a link; -1: there is none."""
 LANE_BYTES: Final = 64 << 10
-"""A block is cut over several connections from so many bytes a connection on."""
+"""A block is divided among connections if each of them gets this many bytes or more."""
 _LANE_UNIT: Final = 64
-"""A cut block is cut at multiples of this, which is one of every element's size."""
+"""Blocks are divided at multiples of this many bytes, which every element's size divides."""
 _NOTHING: Final = (-1, 0, 0)
 
 
 class Section(NamedTuple):
-    """A part of the working buffer, over which a schedule runs by itself.
+    """A part of the working buffer. A schedule runs over each section independently.
 
     Attributes
     ----------
     starts, sizes : tuple of int
-        Of each block: where it begins in the working buffer, and its bytes.
+        By block: where it begins in the working buffer, and its size in bytes.
     gates : tuple of int
-        Of each block: how many pieces must be ready on this host for what is there to be there.
+        By block: how many pieces must be ready on this host before the block has its data.
     """
 
     starts: tuple[int, ...]
@@ -40,7 +40,7 @@ class Section(NamedTuple):
 
     @staticmethod
     def of(edges: Sequence[int], gates: int | Sequence[int] = 0) -> Section:
-        """Return one whose blocks follow each other; with one gate for all, or one for each."""
+        """Return a section of adjacent blocks, with one gate for all of them or one for each."""
         count = len(edges) - 1
         of_blocks = (gates,) * count if isinstance(gates, int) else tuple(gates)
         sizes = (end - start for start, end in itertools.pairwise(edges))
@@ -48,19 +48,19 @@ class Section(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """What one leader does.
+    """One leader's part in a transfer.
 
     Attributes
     ----------
     make : callable
         A function of `gpucoll.algorithms`: ``(here, count)`` -> steps, with the root's host as
-        third argument where there is one.
+        third argument if there is a root.
     sections : tuple of Section
-        It runs over each, over all of them at the same time.
+        The schedule runs over all sections at the same time.
     root : int or None
         The root's host.
     is_one_step : bool
-        What steps send has been there before: all of them begin at once.
+        Whether steps send only data that was there from the start, so that all can begin at once.
     """
 
     make: Callable[..., list[Step]]
@@ -69,7 +69,7 @@ class Schedule(NamedTuple):
     is_one_step: bool = False
 
     def steps(self, here: int, count: int) -> list[Step]:
-        """Return what a host does, of so many, over each section."""
+        """Return the steps that host `here` of `count` hosts takes over each section."""
         root = () if self.root is None else (self.root,)
         return self.make(here, count, *root)
 
@@ -85,16 +85,16 @@ class Schedule(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A schedule as connections run it.
+    """A schedule as rows that connections run.
 
     Attributes
     ----------
     rows : ndarray
         See `gpucoll.transport.tcp.streams`.
     ends : tuple of int
-        Of each step of each section: how many rows there are up to its end.
+        By step of each section: how many rows there are up to its end.
     n_steps : int
-        Of each section.
+        Number of steps of each section.
     """
 
     rows: Rows
@@ -103,14 +103,14 @@ class Table(NamedTuple):
 
 
 def partners(steps: Iterable[Step]) -> set[int]:
-    """Return the hosts with which steps exchange anything."""
+    """Return the hosts that the steps send to or receive from."""
     found = {host for step in steps for host in (step.send_to, step.receive_from)}
     return found - {NOBODY}
 
 
 @functools.lru_cache(maxsize=128)
 def table_of(schedule: Schedule, here: int, count: int, links: Links) -> Table:
-    """Return a schedule as rows: step by step of one section, then those of the next one."""
+    """Return a schedule as rows: the steps of the first section, then those of the next one."""
     steps = schedule.steps(here, count)
     rows: list[list[int]] = []
     ends: list[int] = []
@@ -154,7 +154,7 @@ def _ranges(
     n_lanes: int,
     by_host: tuple[int, ...],
 ) -> list[tuple[int, int, int]]:
-    """Return link, offset and size of what goes over one lane; what is adjacent is one range."""
+    """Return link, offset and size of the ranges that go over one lane; join adjacent ones."""
     if host == NOBODY:
         return []
     found: list[tuple[int, int, int]] = []
@@ -174,7 +174,7 @@ def _ranges(
 
 
 def lane_of(size: int, lane: int, n_lanes: int) -> tuple[int, int]:
-    """Return what of a block goes over one of several connections, by its size alone."""
+    """Return which part of a block goes over one of several connections; only its size matters."""
     if size < LANE_BYTES * n_lanes:
         return (0, size) if lane == 0 else (0, 0)
     units = size // _LANE_UNIT

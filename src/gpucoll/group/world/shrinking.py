@@ -1,11 +1,14 @@
-"""Agreeing who is left among several hosts: one decision, by more than half of the old ranks.
+"""Agree on the survivors among several hosts, in one decision of more than half of the old ranks.
 
-On each host one rank speaks for those of its ranks that have come; where it dies, the next does. It
-tells the others who is there. When all hosts have said so, or are lost, or time is up, the lowest
-host proposes whom to go on with, in two steps (Lamport 1998, "The part-time parliament"): hosts
-whose ranks are enough promise to listen to no older proposal, and say what they had accepted before
-that; then they accept. What such a set of hosts has accepted is decided: any two sets have a rank
-in common, so nothing else can ever be. What a host has promised is kept where all its ranks see it.
+On each host one rank, the speaker, acts for those of its ranks that have come; if it dies, the next
+one does. It reports to the other hosts which ranks are present. Once all hosts have reported, or
+are lost, or time is up, the lowest host proposes the survivors, in two steps (Lamport 1998, "The
+part-time parliament"). In the first step, hosts whose ranks are enough promise to accept no older
+proposal, and report what they had accepted before. In the second, they accept the proposal.
+
+A proposal that such a set of hosts has accepted is decided. Any two such sets have a rank in
+common, so nothing else can ever be decided. A host's promises are kept in memory that all its ranks
+see.
 """
 
 from __future__ import annotations
@@ -41,12 +44,12 @@ from gpucoll.wording import list_ranks, rank_of
 
 _SLICE_S: Final = 0.01
 _AGAIN_S: Final = 0.25
-"""How often what has got no answer is said again."""
+"""Pause before a message without an answer is sent again."""
 _LONGER_S: Final = 2.0
 
 
 class Shrinking(Protocol):
-    """What this asks of its group; `gpucoll.group.world.group.WorldGroup` is one."""
+    """The part of its group that this module uses; `group.world.group.WorldGroup` is one."""
 
     host: HostGroup
     hosts: Hosts
@@ -64,7 +67,7 @@ class Shrinking(Protocol):
         """Whether some rank has given the group up."""
 
     def abort(self, code: Abort = ...) -> None:
-        """Give the group up for all ranks, unless somebody already has."""
+        """Give the group up for all ranks, unless a rank already has."""
 
 
 class Speaker:
@@ -73,17 +76,17 @@ class Speaker:
     Parameters
     ----------
     group : Shrinking
-        The old communicator's.
+        The old communicator's group.
     places : MeetingPlaces
-        Where the other hosts are.
+        The addresses of the other hosts.
     ballots : Ballots
-        What this host has promised.
+        This host's promises.
     round_ : int
-        Which round.
+        Number of the round.
     former : sequence of int
-        Of whom may be chosen.
+        The ranks from which survivors may be chosen.
     deadline : float
-        When it goes on without those who have not come.
+        When it goes on without ranks that have not come.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Speaker:
         self._state: Message = {}
         self._say_at = 0.0
         self._states: dict[int, Message] = {}
-        """By host, the last that it said of itself in this round."""
+        """By host, the last state that it reported in this round."""
         self._ballot = 0
         self._value: Message | None = None
         self._answers: dict[int, Message] = {}
@@ -115,7 +118,7 @@ class Speaker:
     # --- one turn ---------------------------------------------------------------------------------
 
     def turn(self, wait_s: float) -> None:
-        """Wait a moment for other hosts, answer them, and propose where that is this host's turn.
+        """Wait a moment for other hosts, answer them, and propose if it is this host's turn.
 
         Raises
         ------
@@ -151,7 +154,7 @@ class Speaker:
         return self._statements.standing(places, self._round)
 
     def _say(self) -> None:
-        """Tell the other hosts who is here, where that has changed."""
+        """Report to the other hosts which ranks are here: after a change, and now and then."""
         standing, number = self._standing(), self._group.host.members.number
         is_ready = not standing.missing or time.monotonic() > self._deadline
         present = {
@@ -160,7 +163,7 @@ class Speaker:
         }
         state = {"is": "state", "round": self._round, "ready": is_ready, "present": present}
         now = time.monotonic()
-        if state != self._state or now >= self._say_at:  # who had no ear for it before has one now
+        if state != self._state or now >= self._say_at:  # a host that missed it gets it again
             self._state, self._say_at = state, now + _AGAIN_S
             self._states[self._group.here] = state
             self._tell_all(state)
@@ -179,7 +182,7 @@ class Speaker:
                 ballots.decide(round_, message["value"])
             return
         if round_ > self._round:
-            ballots.note(round_)  # they know what was decided here, and will say so
+            ballots.note(round_)  # that host knows what was decided here, and will report it
             self._reunion.tell(source, self._state)
             return
         if (value := ballots.decided(round_)) is not None:
@@ -218,7 +221,7 @@ class Speaker:
     # --- proposing --------------------------------------------------------------------------------
 
     def _alive(self) -> list[int]:
-        """Return the hosts that are in this round, as far as is known; this one among them."""
+        """Return the hosts known to be in this round, this one among them."""
         return [host for host in self._hosts if host in self._states and not self._is_lost(host)]
 
     def _is_lost(self, host: int) -> bool:
@@ -241,7 +244,7 @@ class Speaker:
             return
         place = alive.index(self._group.here)
         if place and now < self._deadline + place * _LONGER_S:
-            return  # the first of them proposes, unless it is waiting for longer
+            return  # the first host proposes, unless it takes longer
         if not self._ballot and now >= self._not_before:
             self._prepare()
         elif self._ballot:
@@ -263,12 +266,12 @@ class Speaker:
         self._answer(message["is"], self._group.here, message)
 
     def _give_way(self, promised: int) -> None:
-        """Try again in a moment: another host proposes, too."""
+        """Try again in a moment, because another host proposes too."""
         self._ballots.promise(self._round, promised)
         self._ballot, self._not_before = 0, time.monotonic() + random.uniform(0.02, 0.2)
 
     def _count(self, alive: Collection[int], now: float) -> None:
-        """Go on where enough have answered, best when all have."""
+        """Go on if enough hosts have answered; wait a while for all to answer."""
         ranks = sorted(int(rank) for answer in self._answers.values() for rank in answer["present"])
         are_all = all(host in self._answers for host in alive)
         if are_enough([rank for rank in ranks if rank in self._former], self._former) and (
@@ -287,13 +290,13 @@ class Speaker:
             self._ask(question if self._is_accepting else {"is": "prepare"})
 
     def _accepted(self) -> Message | None:
-        """Return what may have been decided already: what was accepted last."""
+        """Return the value that may have been decided already: the one accepted last."""
         found = [answer["accepted"] for answer in self._answers.values() if answer["accepted"]]
         value: Message | None = max(found, key=lambda pair: int(pair[0]))[1] if found else None
         return value
 
     def _chosen(self) -> Message:
-        """Return whom to go on with: all who are there on the hosts that have promised."""
+        """Return a proposal: all ranks that are present on the hosts that have promised."""
         found = {
             int(rank): (int(completed), int(port), host)
             for host, answer in self._answers.items()
@@ -332,15 +335,15 @@ class WorldAgreement:
     Parameters
     ----------
     group : Shrinking
-        The old communicator's.
+        The old communicator's group.
     places : MeetingPlaces
-        Where the other hosts are.
+        The addresses of the other hosts.
     ballots : Ballots
-        What this host has promised.
+        This host's promises.
     address : str
-        Of this host.
+        Address of this host.
     timeout_s : float
-        How long a rank that lives has for coming, in each round.
+        How long to wait, in each round, for a rank that is alive.
     """
 
     def __init__(
@@ -362,7 +365,7 @@ class WorldAgreement:
         self._is_hopeless = False
 
     def agree(self) -> Survivors:
-        """Return who goes on, once that is settled."""
+        """Return the survivors, once the ranks have agreed on them."""
         self._begin_round()
         start = time.monotonic()
         with held_signals() as signals:
@@ -377,7 +380,7 @@ class WorldAgreement:
         )
 
     def _begin_round(self) -> None:
-        """Say that this rank is there; in another round, of those who were agreed on before."""
+        """Report that this rank takes part. A later round is for the survivors of the last one."""
         self.close()
         while self._round and (last := self._ballots.decided(self._round)) is not None:
             self._former = tuple(int(rank) for rank in last["ranks"])
@@ -385,7 +388,7 @@ class WorldAgreement:
         self._round += 1
         if self._round > ROUNDS:
             raise ShrinkError(
-                f"{self._who} gives up: {ROUNDS} times ranks were lost that had agreed to go on. "
+                f"{self._who} gives up: {ROUNDS} times, ranks that had agreed to go on were lost. "
                 "Close the communicator and end this rank"
             )
         self._ballots.note(self._round)
@@ -394,15 +397,15 @@ class WorldAgreement:
         self._statements.say(self._group.completed, self._round, port)
 
     def _turn(self, waited_s: float, deadline: float) -> None:
-        """Speak for this host if nobody else does; wait a moment."""
+        """Speak for this host if no other rank does; wait a moment."""
         self._raise_refusal()
         if waited_s > PATIENCE_S and not self._group.is_aborted:
-            self._group.abort()  # others may wait for this rank, in a call of the old one
+            self._group.abort()  # others may wait for this rank in a call on the old communicator
         if not self._leads():
             if time.monotonic() > deadline + self._timeout_s + _LONGER_S:
                 raise ShrinkError(
-                    f"{self._who}: the ranks did not agree who is left, as the one that speaks for "
-                    "this host does nothing. Close the communicator and end this rank"
+                    f"{self._who}: the ranks did not agree on who is left, because the rank that "
+                    "speaks for this host does nothing. Close the communicator and end this rank"
                 )
             time.sleep(_SLICE_S)
             return
@@ -423,7 +426,7 @@ class WorldAgreement:
             raise ShrinkError(f"{self._who} cannot go on:{text.partition('cannot go on:')[2]}")
 
     def _leads(self) -> bool:
-        """Return whether this rank speaks for its host; the first that sees that nobody does."""
+        """Return whether this rank speaks for its host; if no rank does, it begins to."""
         mine, leader = self._group.host.rank, self._ballots.leader()
         if leader == mine:
             return True
@@ -434,7 +437,7 @@ class WorldAgreement:
     # --- making it --------------------------------------------------------------------------------
 
     def meeting_of(self, survivors: Survivors) -> tuple[Job, Watch]:
-        """Return the job of those who go on, and what watches over their meeting."""
+        """Return the job in which the survivors meet, and the watch over their meeting."""
         ranks, token = survivors.ranks, survivors.token
         place = ranks.index(self._group.rank)
         listener, self._listener = self._listener, None
@@ -449,11 +452,11 @@ class WorldAgreement:
         return job, _Watch(self, survivors)
 
     def look(self, survivors: Survivors) -> None:
-        """Raise where nothing can come of their meeting."""
+        """Raise if the survivors can no longer meet."""
         if self._speaker is not None:
             self._speaker.turn(0)
         if self._ballots.latest() > survivors.round:
-            raise AbortedError(f"{self._who}: another rank gave the meeting in shrink up")
+            raise AbortedError(f"{self._who}: another rank gave up the meeting in shrink")
         hosts, group = self._group.hosts, self._group
         here = [rank for rank in survivors.ranks if hosts.host_of(rank) == group.here]
         places = [hosts.place_of(rank) for rank in here]
@@ -465,13 +468,13 @@ class WorldAgreement:
             raise PeerLostError(f"{self._who} lost {list_ranks(gone)} in shrink")
 
     def abandon(self, survivors: Survivors) -> bool:
-        """Give their meeting up."""
+        """Give up the survivors' meeting; return True, because this always succeeds."""
         self._ballots.note(survivors.round + 1)
         return True
 
     def leave(self) -> None:
-        """Say that this rank goes on with nobody."""
-        if not self._is_hopeless:  # so that all who are left here find the same
+        """Withdraw this rank from the agreement."""
+        if not self._is_hopeless:  # so that all remaining ranks here find the same
             self._statements.leave()
 
     def close(self) -> None:
@@ -485,7 +488,7 @@ class WorldAgreement:
 
 
 class _Watch(SurvivorsWatch):
-    """Whether anything can come of the meeting of those who go on."""
+    """Watches whether the survivors can still meet."""
 
     def __init__(self, agreement: WorldAgreement, survivors: Survivors) -> None:
         group = agreement._group
@@ -493,6 +496,6 @@ class _Watch(SurvivorsWatch):
         self._agreement = agreement
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
-        """Raise where nothing can come of it."""
+        """Raise if the survivors can no longer meet."""
         self._agreement.look(self._survivors)
         return None

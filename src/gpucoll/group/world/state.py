@@ -1,4 +1,4 @@
-"""What every part of a group of several hosts stands on."""
+"""The state that every part of a group on several hosts uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpucoll.wording import rank_of
 
 
 class WorldState:
-    """The attributes of `gpucoll.group.world.group.WorldGroup`, and what all of it needs."""
+    """The attributes of `gpucoll.group.world.group.WorldGroup`, and what all its parts use."""
 
     host: HostGroup
     hosts: Hosts
@@ -66,7 +66,7 @@ class WorldState:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this rank takes part no more."""
+        """Whether this rank has left the group."""
         return self.host.is_closed
 
     @property
@@ -76,15 +76,15 @@ class WorldState:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether all that goes between hosts is: alike on all ranks."""
+        """Whether all data between hosts is encrypted; the same on all ranks."""
         return self._credentials.tls is not None
 
     def check_usable(self, timeout_s: float | None = None) -> None:
-        """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
+        """Raise unless a call can run now; first settle what an earlier mismatch has left open."""
         self.host.check_usable(timeout_s)
 
     def raise_if_aborted(self) -> None:
-        """Raise, now and from now on, where the group has been given up."""
+        """Raise, now and from now on, if the group has been given up."""
         try:
             self.host.raise_if_aborted()
         except GpucollError:
@@ -92,13 +92,13 @@ class WorldState:
             raise
 
     def ring(self) -> None:
-        """Have the leader look what has happened on this host."""
+        """Make the leader look for news on this host."""
         if (bell_fd := self._bell_fd) >= 0:
             with contextlib.suppress(OSError):  # rung already
                 os.eventfd_write(bell_fd, 1)
 
     def write(self, failure: Failure) -> None:
-        """Break the communicator on this host, unless it is."""
+        """Break the communicator on this host, unless it is broken."""
         if not self.is_aborted:
             self._board.write(failure)
             self.host.abort(Abort.ELSEWHERE)
@@ -114,7 +114,7 @@ class WorldState:
 
     @property
     def _called(self) -> str:
-        """What this rank is calling, or has called last, as its user wrote it."""
+        """The call that this rank is in, or has made last, as its user wrote it."""
         if self._calling:
             return self._calling
         if self._block is not None:

@@ -3,7 +3,7 @@
 >>> from gpucoll.integrations.dask import run
 >>> run(function, args=(2.0,), client=client)  # function(comm, 2.0) on every worker
 
-distributed is imported when a worker is first asked for, and not before. `docs/engines.md`.
+distributed is imported when workers are first used. See `docs/engines.md`.
 """
 
 from gpucoll.integrations.dask.workers import Workers, run

@@ -1,4 +1,4 @@
-"""The driver follows the ranks of a run to their ends."""
+"""The driver's wait for the ranks of a run to end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpucoll.integrations.engine.outcome import Outcome, lost, without_result
 __all__ = ["Following"]
 
 _GIVE_UP_S = 5.0
-"""How long to wait for ranks that were told to end, in seconds."""
+"""How long to wait for ranks that were asked to end, in seconds."""
 _LOOKS, _LOOK_AGAIN_S = 20, 0.1
 _MOST_TROUBLES = 3
 
@@ -25,19 +25,20 @@ _MOST_TROUBLES = 3
 class Following:
     """A run on workers that have been chosen.
 
-    Each worker is asked how its rank ended, a question that waits for 20 s there and is put again:
-    so the scheduler keeps no connection for long, and a worker whose driver is gone notices.
+    The driver asks each worker how its rank ended. The worker answers after 20 s at the latest, and
+    the driver asks again: so the scheduler keeps no connection for long, and a worker notices if
+    its driver is gone.
 
     Parameters
     ----------
     client : distributed.Client
-        Leads to the cluster.
+        The client of the cluster.
     order : Order
-        What the workers are told.
+        What the workers are given.
     stations : mapping
-        The workers by address, in the order of the ranks.
+        The workers by address, in rank order.
     collection : Collection
-        Takes the ends.
+        Collects the outcomes.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Following:
         self._lost: set[str] = set()
 
     def wait(self) -> None:
-        """Start all ranks; return when they have ended, or have been told to."""
+        """Start all ranks; return when they have ended or have been asked to."""
         try:
             self._begin()
             while self._pending and self._collection.left_s != 0:
@@ -72,7 +73,7 @@ class Following:
                 self._pending[self._later(self._end_of(address))] = address
 
     def _take(self, timeout_s: float | None) -> None:
-        """Take the ends of ranks that have ended, or do so in time."""
+        """Collect the outcomes of the ranks that end in time."""
         done, _ = concurrent.futures.wait(
             self._pending, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED
         )
@@ -81,7 +82,7 @@ class Following:
             self._add(address, future.exception() or future.result())
 
     def _give_up(self) -> None:
-        """Have the workers forget the run, and end what has not ended."""
+        """Make the workers forget the run, and end the ranks that have not ended."""
         there = [address for address in self._stations if address not in self._lost]
         told = self._later(self._run(on_worker.give_up, there, "ignore"))
         concurrent.futures.wait([told], _GIVE_UP_S)
@@ -89,7 +90,7 @@ class Following:
             future.cancel()
 
     def _add(self, address: str, answer: Any) -> None:
-        """Take how a rank ended: what its worker said, or why it says nothing."""
+        """Add a rank's outcome: the worker's answer, or why there is none."""
         rank, where = self._order.ranks[address], str(self._stations[address])
         outcome: Outcome
         if isinstance(answer, BaseException):
@@ -109,7 +110,7 @@ class Following:
         try:
             outcome: Outcome = pickle.loads(data)
         except Exception as error:
-            how = f"returned what cannot be loaded here ({type(error).__name__}: {error})"
+            how = f"returned a value that cannot be loaded here ({type(error).__name__}: {error})"
             return without_result(rank, where, how)
         return outcome
 
@@ -124,7 +125,7 @@ class Following:
         )
 
     async def _end_of(self, address: str) -> Any:
-        """Return the pickled outcome of a worker's rank, or the error of one that is gone."""
+        """Return the pickled outcome of a worker's rank, or the error if the worker is gone."""
         troubles = 0
         while True:
             answer = (await self._run(on_worker.ended, [address]))[address]
@@ -136,7 +137,7 @@ class Following:
                     return answer
 
     async def _stays(self, address: str) -> bool:
-        """Return whether the scheduler goes on to know a worker that could not be asked."""
+        """Return whether the scheduler still lists a worker that could not be asked."""
         for _ in range(_LOOKS):
             with contextlib.suppress(OSError):
                 if address not in await self._client.nthreads():

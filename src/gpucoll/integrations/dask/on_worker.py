@@ -1,7 +1,7 @@
-"""What the driver has a Dask worker do: begin a rank, say how it ended, give it up.
+"""The driver's commands to a Dask worker: begin a rank, return how it ended, give it up.
 
-These run in the worker's event loop, by ``client.run``, beside its tasks; the rank has a thread of
-its own.
+They run in the worker's event loop, through ``client.run``, alongside its tasks; the rank has a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN", "Order", "Station", "begin", "describe", "ended", "give_up"]
 
 UNKNOWN = b""
-"""What `ended` says of a run that this process knows nothing of: it was started after it."""
+"""The answer of `ended` if this process does not know the run: it was restarted since."""
 _ASK_S = 20.0
-"""How long a question after the end is kept waiting, in seconds."""
+"""How many seconds a worker holds the driver's question back while its rank runs."""
 _ORPHAN_S = 120.0
-"""A run that nobody asks after for so long has lost its driver."""
+"""If the driver asks nothing for this many seconds, it is lost."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,16 @@ class Station:
 
 @dataclass(frozen=True)
 class Order:
-    """A run, as all workers are told of it.
+    """A run, as all workers receive it.
 
-    All workers can load it: Dask writes into its log what one cannot, with the secret in there.
+    All workers must be able to load it: Dask logs an object that a worker cannot load, and this one
+    contains the secret.
     """
 
     run: Run
-    """Without its options."""
+    """The run without its options."""
     ranks: Mapping[str, int]
-    """By the worker's address."""
+    """Ranks by the worker's address."""
     body: bytes = field(repr=False)
     """Pickle of the run's options, function, args and kwargs."""
 
@@ -82,11 +83,11 @@ class _Rank:
         self.watch: asyncio.Task[None]
 
     def give_up(self) -> None:
-        """Have it end at its next look at the store or call of its communicator."""
+        """End the rank when it next uses the store or its communicator."""
         self._is_given_up = True
         communicator = self._communicator
         if communicator is not None:
-            with contextlib.suppress(Exception):  # it may be closing
+            with contextlib.suppress(Exception):  # the communicator may be closing
                 communicator.abort()
 
     def _main(self) -> None:
@@ -106,7 +107,7 @@ class _Rank:
             options, function, args, kwargs = pickle.loads(self._body)
         except BaseException as error:
             how = (
-                "cannot load the function or its arguments: what they refer to by name must be "
+                "cannot load the function or its arguments: modules that they refer to must be "
                 f"importable there ({type(error).__name__}: {error})"
             )
             return without_result(self._rank, here(), how)
@@ -121,7 +122,7 @@ class _Rank:
 
 
 _ranks: dict[str, _Rank] = {}
-"""Of this process, by the run's name."""
+"""The ranks of this process, by the run's name."""
 
 
 def describe() -> Station:
@@ -137,7 +138,7 @@ async def begin(order: Order, dask_worker: Any) -> None:
 
 
 async def ended(name: str) -> bytes | None:
-    """Return the pickled outcome of this worker's rank; None: it has not ended so far."""
+    """Return the pickled outcome of this worker's rank; None if it has not ended yet."""
     rank = _ranks.get(name)
     if rank is None:
         return UNKNOWN
@@ -149,14 +150,14 @@ async def ended(name: str) -> bytes | None:
 
 
 async def give_up(name: str) -> None:
-    """End this worker's rank as far as that goes, and forget it: the run is over."""
+    """End this worker's rank as far as possible, and forget it: the run is over."""
     if (rank := _ranks.pop(name, None)) is not None:
         rank.watch.cancel()
         await asyncio.to_thread(rank.give_up)
 
 
 async def _watch(rank: _Rank) -> None:
-    """Give the rank up when nobody asks after it any more."""
+    """Give the rank up when the driver no longer asks for it."""
     while (left_s := rank.last_asked + _ORPHAN_S - time.monotonic()) > 0:
         await asyncio.sleep(left_s)
     _ranks.pop(rank.run.name, None)

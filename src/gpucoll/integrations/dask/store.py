@@ -1,4 +1,4 @@
-"""What ranks on Dask's workers meet by: keys that the cluster's scheduler keeps."""
+"""The store through which ranks on Dask's workers meet: keys that the cluster's scheduler keeps."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ _ANSWER_S = 30.0
 
 
 class Store:
-    """Dask's variables, each with an event that says whether it is set.
+    """Dask's variables, each with an event that is set with it.
 
-    A variable alone will not do: to ask for one that is not set writes a traceback into the
-    scheduler's log.
+    A variable alone is not enough: reading one that is not set makes the scheduler log a traceback.
 
     Parameters
     ----------
     scheduler : str
-        Its address.
+        The scheduler's address.
     security : distributed.Security
-        The worker's.
+        The worker's security settings.
     secret : str
-        The run's.
+        The run's secret.
     is_given_up : callable
-        Says whether the driver has ended the run.
+        Returns whether the driver has ended the run.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Store:
 
     @property
     def host(self) -> str | None:
-        """The scheduler's, so that rank 0 listens on the interface that leads there."""
+        """The scheduler's address, so that rank 0 listens on the interface that leads there."""
         return urlsplit(self._scheduler).hostname
 
     def set(self, key: str, value: str) -> None:
@@ -54,7 +53,7 @@ class Store:
         Event(key, client=client).set()
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of them are set."""
+        """Return whether all keys are set."""
         from distributed import Event
 
         return all(Event(key, client=self._opened(key)).is_set() for key in keys)
@@ -66,7 +65,7 @@ class Store:
         return Variable(key, client=self._opened(key)).get(timeout=_ANSWER_S)
 
     def delete(self, key: str) -> None:
-        """Take a key away."""
+        """Delete a key."""
         from distributed import Event, Variable
 
         client = self._opened(key)
@@ -79,7 +78,7 @@ class Store:
         return self._secret
 
     def close(self) -> None:
-        """Take away what a meeting that failed has left; disconnect. Raises nothing."""
+        """Delete what a failed meeting has left, and disconnect. Raises nothing."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -103,7 +102,9 @@ class Store:
         from distributed import Client
 
         if self._is_given_up():
-            raise AbortedError("the driver has ended the run: a rank has failed, or time was over")
+            raise AbortedError(
+                "the driver has ended the run: a rank has failed, or the time was over"
+            )
         self._keys.add(key)
         if self._client is None:
             self._client = Client(

@@ -32,12 +32,12 @@ def run(
 ) -> list[Any]:
     """Call ``function(comm, *args, **kwargs)`` on workers of a Dask cluster.
 
-    `Workers` and `Workers.run` in one; `options` are further arguments of the second.
+    Combines `Workers` and `Workers.run`; `options` are further arguments of `Workers.run`.
 
     Returns
     -------
     list
-        What the function returned, by rank.
+        The function's results, in rank order.
     """
     made = Workers(world_size, client=client, workers=workers)
     return made.run(function, args, kwargs, **options)
@@ -49,14 +49,14 @@ class Workers:
     Parameters
     ----------
     world_size : int, optional
-        How many of them: a run waits until there are so many. Default: all that are there when a
-        run begins.
+        Number of ranks; a run waits until that many workers are there. Default: all workers that
+        are there when a run begins.
     client : distributed.Client, optional
-        Leads to the cluster. Default: the current one.
+        The client of the cluster. Default: the current one.
     workers : sequence of str, optional
-        Addresses of those that may be taken. Default: all.
+        Addresses of the workers that may take part. Default: all.
     ready_s : float
-        How long to wait for so many workers, in seconds.
+        How long to wait for enough workers, in seconds.
 
     Raises
     ------
@@ -67,8 +67,9 @@ class Workers:
 
     Notes
     -----
-    The workers stay the cluster's, nothing is to be closed. Ranks are numbered host by host. Runs
-    go beside tasks and beside each other: a rank takes no slot of its worker.
+    The workers still belong to the cluster; nothing needs to be closed. Ranks are numbered host by
+    host. Several runs, and Dask's tasks, can run at the same time: a rank takes no slot of its
+    worker.
     """
 
     def __init__(
@@ -104,34 +105,35 @@ class Workers:
         Parameters
         ----------
         function : callable
-            Called in a thread of its own in each worker's process. Its communicator is closed after
-            it.
+            Called in a thread of its own in each worker's process. Its communicator is closed
+            afterwards.
         args, kwargs : sequence, mapping
-            Further arguments, the same on every rank; they travel by cloudpickle.
+            Further arguments, the same on every rank; they are pickled by cloudpickle.
         init : mapping, optional
             Further arguments of `gpucoll.init`: ``{"backend": "nccl", "device": 0}``.
         elastic : bool
-            Whether a lost worker is no failure as long as another rank returns: for functions that
-            go on by `Communicator.shrink`. What was lost has a `LaunchError` for its result.
+            Whether a run succeeds although workers are lost, as long as another rank returns: for
+            functions that continue with `Communicator.shrink`. The result of a lost rank is a
+            `LaunchError`.
         timeout_s : float, optional
-            Seconds after which the run is given up. Default: there is no limit.
+            Seconds after which the run is given up. Default: no limit.
         grace_s : float
-            How long, after the first failure, the others have to end by themselves. Then their
-            communicators are aborted: a rank that calls nothing goes on until it does.
+            How many seconds the other ranks have, after the first failure, to end by themselves.
+            After that their communicators are aborted; a rank ends at its next call of one.
 
         Returns
         -------
         list
-            What the function returned, by rank.
+            The function's results, in rank order.
 
         Raises
         ------
         Exception
-            What the first rank that failed raised; its ``__cause__`` is a `LaunchError` with the
-            rank, its host and the traceback there. A rank that failed by itself goes before those
-            that failed since they had lost a rank.
+            The error of the first rank that failed; its ``__cause__`` is a `LaunchError` with the
+            rank, its host and its traceback. Errors that follow from the loss of another rank are
+            raised only if there is no other.
         LaunchError
-            A worker was lost, has no gpucoll or another version, or what a rank raised or returned
+            A worker was lost, has no gpucoll or another version, or a rank's exception or result
             cannot be pickled.
         DeadlineError
             Ranks had not ended after `timeout_s`, or there were too few workers after `ready_s`.
@@ -146,12 +148,12 @@ class Workers:
         order = Order(about, {address: rank for rank, address in enumerate(stations)}, body)
         collection = Collection(len(stations), elastic, timeout_s, float(grace_s))
         Following(self._client, order, stations, collection).wait()
-        return collection.results("have been told to end, at their next call of the communicator")
+        return collection.results("have been told to end at their next call of the communicator")
 
     # --- who takes part ---------------------------------------------------------------------------
 
     def _stations(self) -> dict[str, Station]:
-        """Return the workers that take part, by address, in the order of their ranks."""
+        """Return the workers that take part, by address, in rank order."""
         addresses = self._present()
         found = self._client.run(on_worker.describe, workers=addresses, on_error="return")
         for address, station in found.items():
@@ -163,22 +165,22 @@ class Workers:
             if station.version != __version__:
                 raise LaunchError(
                     f"{_WHO}: the worker {address} ({station}) has gpucoll {station.version}, the "
-                    f"driver {__version__}: all need the same"
+                    f"driver {__version__}: all need the same version"
                 )
         chosen = _in_order(found)[: self._world_size]
         processes: dict[str, str] = {}
         for address in chosen:
             if other := processes.get(str(found[address])):
                 raise ArgumentError(
-                    f"{_WHO}: the workers {other} and {address} are one process ({found[address]})"
-                    ", and each rank needs its own: LocalCluster(processes=True), or `dask worker "
-                    "--nworkers`"
+                    f"{_WHO}: the workers {other} and {address} are one process "
+                    f"({found[address]}), but each rank needs its own: use "
+                    "LocalCluster(processes=True) or `dask worker --nworkers`"
                 )
             processes[str(found[address])] = address
         return {address: found[address] for address in chosen}
 
     def _present(self) -> list[str]:
-        """Return addresses of workers, as many as are needed at least."""
+        """Return the addresses of enough workers."""
         if self._addresses is None:
             count = int(self._world_size or 1)
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
@@ -198,13 +200,13 @@ class Workers:
 
 
 def _checked(client: Any, distributed: Any) -> Any:
-    """Return the client that leads to the cluster."""
+    """Return the client of the cluster."""
     if client is None:
         try:
             client = distributed.Client.current()
         except ValueError as error:
             raise ArgumentError(
-                f"{_WHO}: there is no client: make one (distributed.Client(address)), or give "
+                f"{_WHO}: there is no client: make one (distributed.Client(address)), or pass "
                 "client="
             ) from error
     if not isinstance(client, distributed.Client):
@@ -213,8 +215,8 @@ def _checked(client: Any, distributed: Any) -> Any:
         )
     if client.asynchronous:
         raise ArgumentError(
-            f"{_WHO}: the client is an asynchronous one, whose loop a run would block: make "
-            "another one in a thread, by Client(address)"
+            f"{_WHO}: the client is asynchronous, and a run would block its event loop: make "
+            "another one in a thread, with Client(address)"
         )
     return client
 
@@ -231,7 +233,7 @@ def _pickled(*parts: Any) -> bytes:
 
 
 def _in_order(found: Mapping[str, Station]) -> list[str]:
-    """Return the addresses host by host, as ranks are numbered best."""
+    """Return the addresses ordered by host, which is the best order for ranks."""
     hosts: dict[str, int] = {}
     for station in found.values():
         hosts.setdefault(station.host, len(hosts))

@@ -1,1 +1,1 @@
-"""What the integrations of engines (Ray, Dask) share: a run, its ranks' ends, its results."""
+"""What the integrations of Ray and Dask share: a run, the outcomes of its ranks, its results."""

@@ -1,4 +1,4 @@
-"""What a caller may say of a run, checked before anything starts."""
+"""Checks of a run's arguments, made before anything starts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OURS = ("rank", "world_size", "meet", "name")
 
 
 def load(module: str, package: str, who: str) -> ModuleType:
-    """Import an engine, or say what to install.
+    """Import an engine, or raise an error that names the package to install.
 
     Raises
     ------
     BackendUnavailableError
-        It is not installed.
+        The engine is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -43,9 +43,9 @@ def load(module: str, package: str, who: str) -> ModuleType:
 
 
 def check_call(who: str, function: object, args: object, kwargs: object) -> None:
-    """Refuse what cannot be called on the ranks."""
+    """Raise if the function cannot be called on the ranks with these arguments."""
     if not callable(function):
-        raise ArgumentTypeError(f"{who}: a function is needed, not a {type(function).__name__}")
+        raise ArgumentTypeError(f"{who}: expected a function; got a {type(function).__name__}")
     if not isinstance(args, tuple | list):
         raise ArgumentTypeError(f"{who}: args must be a tuple or list; got {args!r}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -53,7 +53,7 @@ def check_call(who: str, function: object, args: object, kwargs: object) -> None
 
 
 def check_world_size(who: str, world_size: object) -> None:
-    """Refuse what is no number of ranks; None is."""
+    """Raise unless `world_size` is a number of ranks or None."""
     if world_size is None:
         return
     if isinstance(world_size, bool) or not isinstance(world_size, numbers.Integral):
@@ -63,7 +63,7 @@ def check_world_size(who: str, world_size: object) -> None:
 
 
 def check_seconds(who: str, name: str, value: object, may_be_none: bool = True) -> None:
-    """Refuse what is no length of time."""
+    """Raise unless the value is a duration in seconds."""
     if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -73,12 +73,12 @@ def check_seconds(who: str, name: str, value: object, may_be_none: bool = True) 
 
 
 def checked_options(who: str, options: object) -> dict[str, Any]:
-    """Return further arguments of `gpucoll.init`, or refuse what is none; None: there are none."""
+    """Return further arguments of `gpucoll.init`; raise if `init` has no such argument."""
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentTypeError(f"{who}: init must be a mapping of arguments; got {options!r}")
     checked = dict(options or {})
     if taken := [name for name in _OURS if name in checked]:
-        raise ArgumentError(f"{who}: init must not have {', '.join(taken)}: the run says it")
+        raise ArgumentError(f"{who}: init must not contain {', '.join(taken)}: the run sets it")
     import inspect
 
     import gpucoll
@@ -90,7 +90,7 @@ def checked_options(who: str, options: object) -> dict[str, Any]:
 
 
 def new_run(who: str, world_size: int, options: Mapping[str, Any] | None) -> Run:
-    """Return a run with a name and a secret that no other one has.
+    """Return a run with a unique name and secret.
 
     Parameters
     ----------

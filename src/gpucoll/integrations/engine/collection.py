@@ -1,4 +1,4 @@
-"""What the driver has of a run: how each rank ended, and what follows from it for the caller."""
+"""The driver's record of a run: how each rank ended, and the result or error for the caller."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Collection"]
 
 
 class Collection:
-    """The ends of a run's ranks, as they come in.
+    """The outcomes of a run's ranks, collected as they arrive.
 
     Parameters
     ----------
     world_size : int
-        How many there are.
+        The number of ranks.
     elastic : bool
-        Whether a lost rank is no failure as long as another one returns.
+        Whether a run succeeds although ranks are lost, as long as another rank returns.
     timeout_s : float or None
-        How long the run may take, in seconds; None: any time.
+        How long the run may take, in seconds; None for no limit.
     grace_s : float
-        How long the other ranks have to end by themselves after the first failure.
+        How long the other ranks have, after the first failure, to end by themselves, in seconds.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Collection:
         self._outcomes: dict[int, Outcome] = {}
 
     def add(self, outcome: Outcome) -> None:
-        """Take how a rank ended."""
+        """Add the outcome of a rank."""
         self._outcomes[outcome.rank] = outcome
         if self._is_failure(outcome) and self._grace_ends is None:
             self._grace_ends = time.monotonic() + self._grace_s
@@ -48,19 +48,19 @@ class Collection:
 
     @property
     def left_s(self) -> float | None:
-        """How long to wait for `missing`, in seconds, at most; None: any time; 0: no longer."""
+        """How many seconds to wait for `missing` at most; None for no limit, 0 if time is over."""
         if not self.missing:
             return 0.0
         ends = [end for end in (self._deadline, self._grace_ends) if end is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def results(self, ended_how: str) -> list[Any]:
-        """Return what each rank returned, or raise what the first one that failed did.
+        """Return what each rank returned, or raise the error of the first rank that failed.
 
         Parameters
         ----------
         ended_how : str
-            What became of the `missing` ranks: the rest of a sentence about them.
+            What was done about the `missing` ranks: the rest of a sentence whose subject they are.
         """
         missing = self.missing
         if missing and self._grace_ends is None:
@@ -78,11 +78,11 @@ class Collection:
         return outcome.has_failed and not (self._elastic and outcome.is_lost)
 
     def _raise_first(self, further: str) -> None:
-        """Raise the first failure that is a rank's own, or else the first."""
+        """Raise the first failure that no other rank's end caused, or else the first failure."""
         came = list(self._outcomes.values())
         failures = [outcome for outcome in came if self._is_failure(outcome)]
         if not failures and all(outcome.has_failed for outcome in came):
-            failures = came  # elastic, and nobody is left
+            failures = came  # elastic, and no rank has returned
         if not failures:
             return
         first = next((outcome for outcome in failures if not outcome.follows), failures[0])

@@ -1,4 +1,4 @@
-"""How a function ended on one rank, as it travels from a worker to the driver."""
+"""The outcome of a function on one rank, as it travels from a worker to the driver."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _FOLLOWS = (PeerLostError, AbortedError)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a rank: it returned, raised, or was lost with its worker."""
+    """How a rank ended: it returned, raised, or was lost with its worker."""
 
     rank: int
     where: str
     """The worker, for messages: its host and process."""
     result: Any = None
-    """What the function returned."""
+    """The function's return value."""
     kind: str = ""
-    """Name of the class of what was raised; empty: nothing was."""
+    """Name of the exception's class; empty if none was raised."""
     text: str = ""
-    """The traceback there."""
+    """The exception's traceback."""
     how: str = ""
-    """Why there is no result, though nothing was raised: the rest of a sentence about the rank."""
+    """Why there is no result although nothing was raised: the rest of a sentence about the rank."""
     exception: bytes | None = None
-    """Pickle of what was raised; None where that cannot be pickled."""
+    """The pickled exception; None if it cannot be pickled."""
     follows: bool = False
-    """Whether another rank's end led to it."""
+    """Whether the end of another rank caused this one."""
     is_lost: bool = False
-    """Whether the rank is gone, or the others have gone on without it."""
+    """Whether the rank is gone, or the other ranks have gone on without it."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is no result."""
+        """Whether the rank has no result."""
         return bool(self.kind or self.how)
 
     def error(self, world_size: int) -> LaunchError:
-        """Return the error that says which rank of how many failed, where and how."""
+        """Return an error that names the rank, the world size, the worker and the reason."""
         who = f"rank {self.rank} of {world_size} ({self.where})"
         if self.how:
             return LaunchError(f"{who} {self.how}")
@@ -53,17 +53,17 @@ class Outcome:
 
 
 def here() -> str:
-    """Return what messages call this worker."""
+    """Return the name of this worker for messages."""
     return f"host {socket.gethostname()}, process {os.getpid()}"
 
 
 def returned(rank: int, result: Any) -> Outcome:
-    """Return how a rank ended that returned something."""
+    """Return the outcome of a rank that returned."""
     return Outcome(rank, here(), result)
 
 
 def failed(rank: int, error: BaseException) -> Outcome:
-    """Return how a rank ended that raised something."""
+    """Return the outcome of a rank that raised."""
     return Outcome(
         rank,
         here(),
@@ -76,17 +76,17 @@ def failed(rank: int, error: BaseException) -> Outcome:
 
 
 def lost(rank: int, where: str, how: str) -> Outcome:
-    """Return how a rank ended that was lost with its worker."""
+    """Return the outcome of a rank that was lost with its worker."""
     return Outcome(rank, where, how=how, is_lost=True)
 
 
 def without_result(rank: int, where: str, how: str) -> Outcome:
-    """Return how a rank ended whose result cannot be had."""
+    """Return the outcome of a rank whose result cannot be obtained."""
     return Outcome(rank, where, how=how)
 
 
 def revived(outcome: Outcome) -> Exception | None:
-    """Return what a rank raised; None: what cannot be unpickled here, exits and interrupts."""
+    """Return a rank's exception; None for exits, interrupts and what cannot be unpickled here."""
     with contextlib.suppress(Exception):
         error = pickle.loads(outcome.exception or b"")
         return error if isinstance(error, Exception) else None
@@ -98,6 +98,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
     with contextlib.suppress(Exception):
         data = bytes(cloudpickle.dumps(error))
-        pickle.loads(data)  # many cannot be made again from what they hand to Exception
+        # many exceptions cannot be rebuilt from the arguments they pass to Exception
+        pickle.loads(data)
         return data
     return None

@@ -1,4 +1,4 @@
-"""One rank of a run: what a worker is told of it, and the call itself."""
+"""One rank of a run: what its worker is given, and the call itself."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ __all__ = ["Run", "call"]
 
 @dataclass(frozen=True)
 class Run:
-    """What all ranks of a run are told."""
+    """What every rank of a run is given."""
 
     name: str
-    """Nobody else's: ranks of another run cannot meet these."""
+    """Unique to the run: ranks of different runs cannot meet."""
     world_size: int
     options: Mapping[str, Any]
     """Further arguments of `gpucoll.init`."""
     secret: str = field(repr=False)
-    """The run's own: engines write the arguments of failed calls into their logs."""
+    """The run's own secret. It stays out of the repr, since engines log the arguments of failed
+    calls."""
 
 
 def call(
@@ -37,17 +38,17 @@ def call(
     kwargs: Mapping[str, Any],
     joined: Callable[[Communicator], None] | None = None,
 ) -> Outcome:
-    """Meet the run's other ranks, call the function, and return how that ended.
+    """Meet the run's other ranks, call the function, and return the outcome.
 
-    Whatever is raised is in the outcome, SystemExit too: it ends the rank and not the worker, which
-    is the engine's.
+    The outcome holds every exception, SystemExit too: it ends the rank, but not the worker, which
+    belongs to the engine.
 
     Parameters
     ----------
     store : object
-        By which the ranks meet: ``set``, ``get``, ``secret``.
+        The store through which the ranks meet: ``set``, ``get``, ``secret``.
     joined : callable, optional
-        Is given the communicator before the function.
+        Called with the communicator before the function runs.
     """
     try:
         place = {"rank": rank, "world_size": run.world_size, "meet": store, "name": run.name}

@@ -73,7 +73,7 @@ memory = buffer
 
 
 def _set_abort_status(status: int) -> None:
-    """Let the end of this process end the job (`mpi4py.run` asks for it)."""
+    """Make the end of this process end the job, as `mpi4py.run` requires."""
     _job.abort_status = status
 
 
@@ -93,7 +93,7 @@ __all__ = [name for name in globals() if not name.startswith("_") and name != "a
 def __getattr__(name: str) -> Any:
     found = _function_of(name)
     if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: nor has MPI")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has MPI")
     return found
 
 

@@ -32,24 +32,24 @@ def __getattr__(name: str) -> Any:
 
 
 def get_config() -> dict[str, str]:
-    """Return nothing: there is no MPI that this was built with."""
+    """Return an empty dictionary: this package was not built with an MPI."""
     return {}
 
 
 def get_include() -> str:
-    """Return the folder of the headers of an installed mpi4py.
+    """Return the folder of an installed mpi4py's headers.
 
     Raises
     ------
     NotImplementedError
-        mpi4py is not installed: these names have no C interface of their own.
+        mpi4py is not installed: this package has no C interface of its own.
     """
     from gpucoll.integrations.mpi4py.errors import refused
     from gpucoll.integrations.mpi4py.installed import folder
 
     where = folder()
     if where is None:
-        refused("get_include", "pip install mpi4py, whose headers it names then")
+        refused("get_include", "pip install mpi4py, whose headers this function then returns")
     return str(where / "include")
 
 

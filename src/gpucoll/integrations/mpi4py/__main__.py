@@ -1,4 +1,4 @@
-"""``python -m gpucoll.integrations.mpi4py script.py``: run a program for which mpi4py is this."""
+"""``python -m gpucoll.integrations.mpi4py script.py``: run a program of mpi4py on gpucoll."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ On four ranks: gpucoll-run -n 4 -m gpucoll.integrations.mpi4py FILE arguments...
 
 
 def main(arguments: list[str]) -> None:
-    """Run what the arguments name."""
+    """Run the file, module or code that the arguments name."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_USAGE)
         sys.exit(0 if arguments else 2)

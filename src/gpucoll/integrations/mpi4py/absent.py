@@ -1,4 +1,4 @@
-"""What MPI has and this has not: names that raise `NotImplementedError` when they are used."""
+"""Parts of MPI that this package lacks: their names raise `NotImplementedError` when used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FUNCTIONS = {
 
 
 class _Absent(Handle):
-    """A class of which there is nothing but the null handle."""
+    """A class that has only the null handle."""
 
     _instead = ""
 
@@ -40,7 +40,7 @@ class _Absent(Handle):
         return cls
 
     def free(self) -> None:
-        """Do nothing: there is nothing."""
+        """Do nothing: a null handle has nothing to free."""
 
     def __reduce__(self) -> Any:
         return self._reduced(f"{type(self).__name__.upper()}_NULL")
@@ -52,7 +52,7 @@ class _Absent(Handle):
 
 
 class _RefusingType(type):
-    """What answers for the methods of a class that is not there."""
+    """Metaclass of unsupported classes: any use of their methods is refused."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
@@ -61,19 +61,19 @@ class _RefusingType(type):
 
 
 class File(_Absent, metaclass=_RefusingType):
-    """MPI-IO, which is not there."""
+    """MPI-IO, which is not supported."""
 
     _instead = _FILES
 
 
 class Session(_Absent, metaclass=_RefusingType):
-    """Sessions, which are not there."""
+    """Sessions, which are not supported."""
 
     _instead = "use COMM_WORLD"
 
 
 class Grequest(_Absent, metaclass=_RefusingType):
-    """Generalised requests, which are not there."""
+    """Generalised requests, which are not supported."""
 
     _instead = "use concurrent.futures"
 
@@ -82,7 +82,7 @@ FILE_NULL, SESSION_NULL = File(), Session()
 
 
 def function_of(name: str) -> Any:
-    """Return a function that refuses; None where MPI has no such function."""
+    """Return a function that raises; None if MPI has no function of this name."""
     if name not in FUNCTIONS:
         return None
 

@@ -1,4 +1,4 @@
-"""Attributes that a program keeps with communicators, datatypes and windows."""
+"""Attributes that a program attaches to communicators, datatypes and windows."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from gpucoll.integrations.mpi4py.errors import argument_error
 
 _numbers = itertools.count(1000)
 _keys: dict[int, tuple[type, Any, Any]] = {}
-"""By key: of which class, and what is called to copy and to delete."""
+"""By key: the class it is for, and its copy and delete functions."""
 
 
 class HasAttributes:
-    """Get_attr and its like; the values are kept in ``_core.attributes``."""
+    """Get_attr and related methods; the values are in ``_core.attributes``."""
 
     _core: Any
 
     def Get_attr(self, keyval: int) -> Any:
-        """Return the value kept under a key; None: there is none."""
+        """Return the value of a key; None if it is not set."""
         return self._kept(keyval).get(keyval)
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
-        """Keep a value under a key."""
+        """Set the value of a key."""
         kept = self._kept(keyval)
         if keyval not in _keys:
-            raise argument_error(f"{keyval} is no attribute key", "ERR_KEYVAL")
+            raise argument_error(f"{keyval} is not an attribute key", "ERR_KEYVAL")
         if keyval in kept:
             self.Delete_attr(keyval)
         kept[keyval] = attrval
 
     def Delete_attr(self, keyval: int) -> None:
-        """Forget the value under a key."""
+        """Delete the value of a key."""
         kept = self._kept(keyval)
         if keyval in kept:
             delete = _keys[keyval][2] if keyval in _keys else None
@@ -56,14 +56,14 @@ class HasAttributes:
 
     @classmethod
     def Free_keyval(cls, keyval: int) -> int:
-        """Forget a key; values under it stay where they are."""
+        """Free a key. Values that are set under it stay."""
         if keyval not in _keys:
-            raise argument_error(f"{keyval} is no attribute key", "ERR_KEYVAL")
+            raise argument_error(f"{keyval} is not an attribute key", "ERR_KEYVAL")
         return KEYVAL_INVALID
 
     def _kept(self, keyval: int) -> dict[int, Any]:
         if keyval == KEYVAL_INVALID:
-            raise argument_error("KEYVAL_INVALID is no attribute key", "ERR_KEYVAL")
+            raise argument_error("KEYVAL_INVALID is not an attribute key", "ERR_KEYVAL")
         kept: dict[int, Any] = self._live_core().attributes
         return kept
 
@@ -73,7 +73,7 @@ class HasAttributes:
         return self._core
 
     def _copied_attributes(self) -> dict[int, Any]:
-        """Return what a duplicate keeps: what each key's function says."""
+        """Return the attributes of a duplicate: each key's copy function determines its value."""
         copied = {}
         for keyval, value in list(self._live_core().attributes.items()):
             copy = _keys[keyval][1] if keyval in _keys else None
@@ -91,7 +91,7 @@ class HasAttributes:
 
 
 def _called(function: Any, *given: Any) -> Any:
-    """Call what a program has given; what that raises is shown, and an error of MPI's is raised."""
+    """Call a program's function. If it raises, print its traceback and raise an error of MPI's."""
     try:
         return function(*given)
     except Exception as error:

@@ -1,7 +1,7 @@
-"""What a collective of MPI is of gpucoll: one call, and what is done afterwards.
+"""Translation of MPI's collectives: each is one call of gpucoll, and what follows it.
 
-Each function reads the specifications of one collective. MPI looks at counts alone, so arrays go as
-rows of elements; what lies with gaps is packed before, and unpacked after.
+Each function reads the specifications of one collective. MPI compares only counts, so arrays are
+passed as rows of elements. Data with gaps is packed before the call and unpacked after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpucoll.integrations.mpi4py.specifications import (
 
 
 class Call(NamedTuple):
-    """One call of a communicator of gpucoll's."""
+    """One call of gpucoll's communicator."""
 
     method: str
     given: tuple[Any, ...]
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 def together(*functions: Finish | None) -> Finish | None:
-    """Return one function that calls those that are there."""
+    """Return one function that calls all given functions, or None if there is none."""
     there = [function for function in functions if function is not None]
     if len(there) < 2:
         return there[0] if there else None
@@ -45,12 +45,12 @@ def together(*functions: Finish | None) -> Finish | None:
 
 
 def in_place(given: Any) -> bool:
-    """Return whether a buffer is IN_PLACE, for which mpi4py takes None, too."""
+    """Return whether a buffer is IN_PLACE or None, which mpi4py treats alike."""
     return given is None or given is IN_PLACE
 
 
 def checked_root(comm: Any, root: Any) -> int:
-    """Return the rank that is meant; raise where there is none."""
+    """Return the root as an int; raise if there is no such rank."""
     rank = integer(root)
     if not 0 <= rank < comm.size:
         raise argument_error(f"root must be 0 to {comm.size - 1}; got {root!r}", "ERR_ROOT")
@@ -58,7 +58,7 @@ def checked_root(comm: Any, root: Any) -> int:
 
 
 def barrier(comm: Any) -> Call:
-    """Of no data: an all_reduce of one byte can be started, which gpucoll's barrier cannot."""
+    """Synchronise with an all_reduce of one byte: it can be started, unlike gpucoll's barrier."""
     byte = np.zeros(1, np.uint8)
     return Call("all_reduce", (byte,), {"out": byte})
 
@@ -199,7 +199,7 @@ def _counted(send: list[int], receive: list[int], out: Any) -> dict[str, Any]:
 
 
 def _own(received: Vector, rank: int) -> Any:
-    """Return a copy of this rank's block, which lies in the receive buffer."""
+    """Return a copy of this rank's block from the receive buffer."""
     return received.block(rank).copy()
 
 
@@ -213,9 +213,11 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _read_as(row: Any, like: Any) -> Any:
-    """Return the same memory as elements of another row's dtype, where that is another one."""
+    """Return a row viewed with the dtype of another row, if they differ."""
     if not isinstance(like, np.ndarray) or not isinstance(row, np.ndarray) or _alike(row, like):
         return row
     if row.nbytes % like.dtype.itemsize:
-        raise argument_error(f"{row.nbytes} bytes are no whole number of {like.dtype}", "ERR_TYPE")
+        raise argument_error(
+            f"{row.nbytes} bytes are not a whole number of {like.dtype} elements", "ERR_TYPE"
+        )
     return row.view(like.dtype)

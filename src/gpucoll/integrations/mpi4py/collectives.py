@@ -1,4 +1,4 @@
-"""Collectives of arrays: the quick way of NumPy arrays first, then every specification."""
+"""Collectives of arrays, with a fast path for NumPy arrays."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _array = np.ndarray
 
 
 class Collectives:
-    """What `Comm` does with all its ranks and arrays.
+    """The collectives of `Comm` on arrays.
 
-    An exact, contiguous NumPy array goes straight into gpucoll's call; where that refuses it, and
-    whatever else was given, is read as a specification.
+    An exact, contiguous NumPy array is passed straight to gpucoll's call. Anything else, and an
+    array that this call refuses, is read as a specification.
     """
 
     _state: Any
@@ -43,7 +43,7 @@ class Collectives:
     # --- how calls run ----------------------------------------------------------------------------
 
     def _run(self, call: Call) -> None:
-        """Make a call and finish it."""
+        """Make a call and process its result."""
         comm = self._state.comm
         method = getattr(comm, call.method)
         try:
@@ -57,7 +57,7 @@ class Collectives:
             call.finish()
 
     def _start(self, call: Call) -> Request:
-        """Make a call that returns at once."""
+        """Start a call."""
         try:
             method = getattr(self._state.comm, call.method)
             work = method(*call.given, **call.named, async_op=True)
@@ -68,7 +68,7 @@ class Collectives:
         after = None if plain else After(call.finish, certifies=certifies)
         return Request._started(work, after)  # type: ignore[no-any-return]
 
-    # --- the ones that programs call most ---------------------------------------------------------
+    # --- the most frequent ones -------------------------------------------------------------------
 
     def Barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -104,7 +104,7 @@ class Collectives:
         self._run(reductions.allreduce(self, sendbuf, recvbuf, op))
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """Send the root's to all ranks."""
+        """Send the root's data to all ranks."""
         if type(buf) is _array and buf.flags.c_contiguous:
             row = buf if buf.ndim == 1 else buf.reshape(-1)
             try:
@@ -184,7 +184,7 @@ class Collectives:
         self._run(calls.gather(self, sendbuf, recvbuf, root))
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Send a block of the root's to each rank."""
+        """Send each rank a block of the root's data."""
         if is_plain(recvbuf) and (self.rank != root or is_plain(sendbuf)):
             x = None if self.rank != root else flat(sendbuf)
             if self._goes(self._scatter, x, root, out=flat(recvbuf)):
@@ -200,7 +200,7 @@ class Collectives:
         self._run(calls.allgatherv(self, sendbuf, recvbuf))
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send a block of its own size to each rank."""
+        """Send each rank a block of its own size."""
         sent, received = plain_vector(sendbuf), plain_vector(recvbuf)
         if sent is not None and received is not None:
             x, counts = sent
@@ -210,7 +210,7 @@ class Collectives:
         self._run(calls.alltoallv(self, sendbuf, recvbuf))
 
     def _goes(self, call: Any, *given: Any, **named: Any) -> bool:
-        """Make a call of gpucoll's; return whether it took these arguments."""
+        """Make a call of gpucoll's; return False if it refuses these arguments."""
         try:
             call(*given, **named)
         except UsageError:
@@ -229,14 +229,14 @@ class Collectives:
 
 
 def _certifies(call: Call) -> bool:
-    """Return whether the arrays lie on a GPU: then a call is over when that has done its work."""
+    """Return whether the arrays are on a GPU: the call then ends when the GPU's work does."""
     x = call.given[0] if call.given[0] is not None else call.named["out"]
     x = x[0] if isinstance(x, list) else x
     return not isinstance(x, np.ndarray)
 
 
 def _run_or_queue(comm: Any, method: Any, call: Call) -> None:
-    """Make a blocking call; where another thread is in one, wait behind it."""
+    """Make a blocking call; if another thread is in a call, queue behind it."""
     try:
         method(*call.given, **call.named)
     except gpucoll.StateError:
@@ -261,14 +261,14 @@ def _starting(build: Callable[..., Call]) -> Any:
 
 def _prepared(build: Callable[..., Call]) -> Any:
     def method(self: Any, *args: Any, info: Any = None, **named: Any) -> Prequest:
-        build(self, *args, **named)  # which raises what is wrong
+        build(self, *args, **named)  # raises if an argument is wrong
         return Prequest._of(lambda: self._start(build(self, *args, **named)))
 
     return method
 
 
 def add_forms(kind: type, builders: dict[str, Callable[..., Call]]) -> None:
-    """Give a class the forms of collectives that it lacks: Name, Iname, Name_init."""
+    """Add the missing forms of collectives to a class: Name, Iname, Name_init."""
     for name, build in builders.items():
         forms = (name, _blocking), (f"I{name.lower()}", _starting), (f"{name}_init", _prepared)
         for form, make in forms:

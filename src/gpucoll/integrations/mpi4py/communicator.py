@@ -1,4 +1,4 @@
-"""`Comm`: who is in it, what else is made of it, and what is kept with it."""
+"""`Comm`: its members, the communicators derived from it, and the data attached to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gpucoll.integrations.mpi4py.requests import Finished, Request
 from gpucoll.integrations.mpi4py.state import State
 
 kinds: dict[str, type[Comm]] = {}
-"""By topology ("" for none): the class of the communicators that have it."""
+"""The class of the communicators of each topology ("" for none)."""
 _BOUND = {
     "_all_reduce": "all_reduce",
     "_reduce": "reduce",
@@ -62,11 +62,11 @@ _BOUND = {
     "_recv": "recv",
     "_send_recv": "send_recv",
 }
-"""Methods of gpucoll's communicator that a handle keeps when they were first called."""
+"""Methods of gpucoll's communicator that a handle caches at their first call."""
 
 
 class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
-    """A communicator. Its `_core` is a `State`, which all handles of it share."""
+    """A communicator. All handles of it share its `_core`, a `State`."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _BOUND:
@@ -85,7 +85,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
-        """Return the communicator that a handle of this process means, of its own class."""
+        """Return the communicator of a handle of this process, as an object of its own class."""
         found = super().fromhandle(handle)._core
         if found is None:
             return cls()
@@ -100,7 +100,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         return kinds[kind]._of(state) if state is not None else kinds[kind]()
 
     def _failed(self, error: GpucollError) -> Exception:
-        """Return the error to raise, when this communicator's error handler has seen it."""
+        """Call the communicator's error handler; return the error to raise afterwards."""
         made = as_mpis(error)
         handler = self._core.errhandler if self._core is not None else None
         if handler in ("ERRORS_ARE_FATAL", "ERRORS_ABORT"):
@@ -110,7 +110,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
             handler(self, int(made))
         return made
 
-    # --- who is in it -----------------------------------------------------------------------------
+    # --- its members ------------------------------------------------------------------------------
 
     def Get_size(self) -> int:
         state = self._core
@@ -167,7 +167,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     # --- more communicators -----------------------------------------------------------------------
 
     def _made_of(self, comm: Any, context: str) -> State | None:
-        """Return the state of a communicator of gpucoll's whose members are some of these."""
+        """Return the state of a communicator of gpucoll's whose members are some of this one's."""
         if comm is None:
             return None
         mine = self._state.ranks[self._state.rank]
@@ -197,7 +197,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         return self.Dup(info)
 
     def Idup(self, info: Any = None) -> tuple[Any, Request]:
-        """Duplicate at once; the request is done when this returns."""
+        """Duplicate the communicator; the request is complete when this returns."""
         return self.Dup(info), Request._started(Finished())
 
     def Idup_with_info(self, info: Any) -> tuple[Any, Request]:
@@ -215,21 +215,21 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
             raise self._failed(error) from None
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = INFO_NULL) -> Any:
-        """Split by host: COMM_TYPE_SHARED, or UNDEFINED."""
+        """Split by host (COMM_TYPE_SHARED), or leave this rank out (UNDEFINED)."""
         if split_type in (
             COMM_TYPE_HW_GUIDED,
             COMM_TYPE_HW_UNGUIDED,
             COMM_TYPE_RESOURCE_GUIDED,
         ):
             if not info or info.get("mpi_hw_resource_type") != "mpi_shared_memory":
-                return self.Split(UNDEFINED)  # of these there is none
+                return self.Split(UNDEFINED)  # shared memory is the only known resource
         elif split_type not in (COMM_TYPE_SHARED, UNDEFINED):
-            raise argument_error(f"Split_type: {split_type} is no type of split")
+            raise argument_error(f"Split_type: {split_type} is not a split type")
         colour = colour_of_host(self._state.comm)
         return self.Split(UNDEFINED if split_type == UNDEFINED else colour, key)
 
     def Create(self, group: Group) -> Any:
-        """Make a communicator of a group; all members of this one call it."""
+        """Make a communicator of a group. All members of this communicator call it."""
         members = group._ranks
         state = self._state
         if not set(members) <= set(state.ranks):
@@ -242,19 +242,19 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     def Free(self) -> None:
         state = self._state
         if state.is_predefined:
-            raise argument_error(f"{state.name} stays until Finalize", "ERR_COMM")
+            raise argument_error(f"{state.name} cannot be freed before Finalize", "ERR_COMM")
         self._delete_attributes()
         try:
             state.comm.barrier()
         except GpucollError:
-            pass  # broken: there is nothing to wait for
+            pass  # the communicator is broken, so there is nothing to wait for
         state.close()
         self._core = None
         for name in _BOUND:
             self.__dict__.pop(name, None)
 
     def free(self) -> None:
-        """Free it if it is not predefined; any number of times."""
+        """Free it unless it is predefined; may be called repeatedly."""
         if self._core is not None and not self._core.is_predefined:
             self.Free()
 
@@ -262,10 +262,10 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     @classmethod
     def Get_parent(cls) -> Any:
-        """Return a null communicator: nobody has spawned this process."""
+        """Return the null communicator: no process spawns this one."""
         return intercomm_null()
 
-    # --- what is kept with it ---------------------------------------------------------------------
+    # --- data attached to it ----------------------------------------------------------------------
 
     def Get_attr(self, keyval: int) -> Any:
         if self._state is job.world or self._state.is_predefined:
@@ -320,7 +320,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
             self.Abort(errorcode)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """End this process at once, and the job: the others' calls raise, a launcher ends them."""
+        """End this process and the job: other ranks' calls raise, and a launcher ends them."""
         job.abort(integer(errorcode), self._core)
 
     def __reduce__(self) -> Any:
@@ -337,7 +337,7 @@ def intercomm_null() -> Any:
 
 
 def refuses(name: str, instead: str) -> Any:
-    """Return a method for what MPI has and this does not."""
+    """Return a method that refuses a feature of MPI that this package lacks."""
 
     def method(*_: Any, **__: Any) -> NoReturn:
         refused(name, instead)

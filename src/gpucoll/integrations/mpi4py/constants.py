@@ -1,4 +1,4 @@
-"""The numbers of MPI that programs compare with."""
+"""MPI's constants."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ERROR_TEXTS = {
     "ERR_ARG": "invalid argument",
     "ERR_UNKNOWN": "unknown error",
     "ERR_TRUNCATE": "message truncated on receive",
-    "ERR_OTHER": "an error that has no class of its own",
+    "ERR_OTHER": "an error without a class of its own",
     "ERR_INTERN": "internal error",
     "ERR_IN_STATUS": "the error is in the status",
     "ERR_PENDING": "pending request",
@@ -109,7 +109,7 @@ globals().update(ERROR_CLASSES)
 
 
 class _Constant:
-    """A value that is told by identity."""
+    """A value that is compared by identity."""
 
     def __init__(self, name: str, number: int) -> None:
         self._name, self._number = name, number
@@ -134,7 +134,7 @@ class _Constant:
 
 
 class BottomType(_Constant):
-    """The type of BOTTOM, which is refused wherever memory is needed."""
+    """The type of BOTTOM, which every call refuses as memory."""
 
     def __new__(cls, *_: Any) -> Any:
         return globals().get("BOTTOM") or super().__new__(cls)

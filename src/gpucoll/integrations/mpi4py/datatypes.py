@@ -32,7 +32,7 @@ def _kept(datatype: Any) -> Any:
 
 
 class Core:
-    """What a datatype is: its map, how it was made, and what is kept with it."""
+    """The contents of a datatype: its map, how it was derived, and its attributes."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Core:
         base: Any = None,
     ) -> None:
         integers, addresses, datatypes = contents
-        # Handles of its own: the program may free those that it gave.
+        # Keep own handles, because the program may free those that it passed.
         self.contents = (integers, addresses, [_kept(item) for item in datatypes])
         self.map, self.combiner, self.base = type_map, combiner, _kept(base)
         self.parameters = dict(parameters or {})
@@ -54,7 +54,7 @@ class Core:
 
 
 class Datatype(Handle, HasAttributes):
-    """A datatype: which bytes of memory belong to an item, and what they are."""
+    """A datatype: which bytes of memory belong to an item, and their types."""
 
     def _map(self) -> TypeMap:
         found: TypeMap = self._live("ERR_TYPE").map
@@ -236,11 +236,14 @@ class Datatype(Handle, HasAttributes):
     Resized = Create_resized
 
     def Create_darray(self, *_: Any, **__: Any) -> Any:
-        refused("Datatype.Create_darray", "describe each rank's part by Create_subarray or indexed")
+        refused(
+            "Datatype.Create_darray",
+            "describe each rank's part with Create_subarray or Create_indexed",
+        )
 
     @classmethod
     def Get_value_index(cls, value: Any, index: Any) -> Any:
-        """Return the pair type of a value and an index; DATATYPE_NULL where there is none."""
+        """Return the pair type of a value and an index type; DATATYPE_NULL if there is none."""
         kind, number = value._map().element, index._map().element
         names = [name for name, char in _PAIRS.items() if np.dtype(char) == kind]
         return PREDEFINED[names[0]] if names and number == np.dtype("i") else DATATYPE_NULL
@@ -277,12 +280,12 @@ class Datatype(Handle, HasAttributes):
 
     def Free(self) -> None:
         if self._live("ERR_TYPE").combiner == "NAMED":
-            raise argument_error(f"{self._core.name} is predefined: it stays", "ERR_TYPE")
+            raise argument_error(f"{self._core.name} is predefined and cannot be freed", "ERR_TYPE")
         self._delete_attributes()
         self._core = None
 
     def free(self) -> None:
-        """Free it if it is not predefined; any number of times."""
+        """Free it unless it is predefined; may be called repeatedly."""
         if self._core is not None and self._core.combiner != "NAMED":
             self.Free()
         elif not any(self is item for item in PREDEFINED.values()):
@@ -310,7 +313,7 @@ class Datatype(Handle, HasAttributes):
         return self._core is None or bool(self.is_named)
 
     def decode(self) -> tuple[Any, str, dict[str, Any]]:
-        """Return what it was derived from, how, and by which numbers."""
+        """Return the datatype it was derived from, the combiner, and its parameters."""
         core = self._live("ERR_TYPE")
         if core.combiner == "NAMED":
             return self, core.combiner, {}
@@ -465,14 +468,14 @@ _CODES = {
 
 
 _CHARS = {"AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "CHARACTER": "c"}
-"""What mpi4py writes where NumPy's character is another one."""
+"""Codes in which mpi4py's character differs from NumPy's."""
 _NAMED_BY_SIZE = {
     *("C_BOOL", "INT8_T", "INT16_T", "INT32_T", "INT64_T", "UINT8_T", "UINT16_T", "UINT32_T"),
     *("UINT64_T", "LOGICAL1", "LOGICAL2", "LOGICAL4", "LOGICAL8", "INTEGER1", "INTEGER2"),
     *("INTEGER4", "INTEGER8", "REAL2", "REAL4", "REAL8", "REAL16", "COMPLEX8", "COMPLEX16"),
     "COMPLEX32",
 }
-"""Whose code tells bytes ("i4"); the others' is a character ("i")."""
+"""Datatypes whose code gives the number of bytes ("i4"); other codes are a character ("i")."""
 
 
 def _predefined(name: str, dtype: np.dtype[Any]) -> Datatype:
@@ -510,7 +513,7 @@ def datatype_of_code(code: str) -> Datatype:
     Raises
     ------
     DatatypeError
-        There is none.
+        There is no such datatype.
     """
     found = TYPE_CODES.get(code)
     if found is None and code[:1] in "@=<>" and code:
@@ -523,19 +526,19 @@ def datatype_of_code(code: str) -> Datatype:
 
 
 def code_of(datatype: Datatype) -> str | None:
-    """Return the type code of a datatype; None where it has none."""
+    """Return the type code of a datatype; None if it has none."""
     return (datatype._core.code or None) if datatype else None
 
 
 def alignment(datatype: Datatype) -> int | None:
-    """Return to how many bytes a predefined datatype is aligned; None for others."""
+    """Return the alignment of a predefined datatype in bytes; None for others."""
     if not datatype or not (datatype._core.char or datatype.is_predefined):
         return None
     return datatype._map().alignment
 
 
 def as_datatype(given: Any) -> Datatype:
-    """Return the datatype that a datatype or a type code means."""
+    """Convert a datatype or a type code to a datatype."""
     if isinstance(given, Datatype):
         return given
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""What MPI says of itself and the process: beginning, ending, clocks, names."""
+"""MPI's environment: initialisation and finalisation, clocks, names and versions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gpucoll.integrations.mpi4py.state import open_states
 
 
 def Init() -> None:
-    """Join the other processes of the job; importing MPI does it."""
+    """Join the other processes of the job. Importing MPI calls this."""
     job.begin()
 
 
 def Init_thread(required: int = THREAD_MULTIPLE) -> int:
-    """Join the other processes of the job; return what threads may do: all that they like."""
+    """Join the other processes of the job; return the level of thread support."""
     job.begin()
     return job.thread_level
 
 
 def Finalize() -> None:
-    """Wait for the other processes, and end; at the end of the process it comes by itself."""
+    """Wait for the other processes, and leave the job. The end of the process calls this."""
     job.end()
 
 
@@ -47,7 +47,7 @@ def Is_finalized() -> bool:
 
 
 def Query_thread() -> int:
-    """Return what threads may do."""
+    """Return the level of thread support."""
     return job.thread_level
 
 
@@ -57,23 +57,23 @@ def Is_thread_main() -> bool:
 
 
 def Get_version() -> tuple[int, int]:
-    """Return the version of the MPI standard whose names these are."""
+    """Return the version of the MPI standard that the names follow."""
     return VERSION, SUBVERSION
 
 
 def Get_library_version() -> str:
-    """Return whose library this is."""
+    """Return the name and version of this library."""
     return f"gpucoll {gpucoll.__version__} (names of mpi4py)"
 
 
 def get_vendor() -> tuple[str, tuple[int, int, int]]:
-    """Return name and version of the library."""
+    """Return the name and version of the library."""
     numbers = [int(part) for part in gpucoll.__version__.split(".")[:3] if part.isdigit()]
     return "gpucoll", tuple([*numbers, 0, 0, 0][:3])  # type: ignore[return-value]
 
 
 def Get_abi_version() -> tuple[int, int]:
-    """Return that there is no binary interface."""
+    """Return a version that stands for no binary interface."""
     return -1, -1
 
 
@@ -88,7 +88,7 @@ def Get_hw_resource_info() -> Any:
 
 
 def Wtime() -> float:
-    """Return a time in seconds, of a clock that only runs forward."""
+    """Return the time of a monotonic clock, in seconds."""
     return time.perf_counter()
 
 
@@ -102,12 +102,12 @@ def Pcontrol(level: int) -> None:
 
 
 def Attach_buffer(buf: Any) -> None:
-    """Keep a buffer until it is detached: buffered sends make copies of their own."""
+    """Keep a buffer until it is detached. Buffered sends do not use it: they make copies."""
     job.attached = buf
 
 
 def Detach_buffer() -> Any:
-    """Wait until all buffered sends are done; return what was attached."""
+    """Wait until all buffered sends are done; return the attached buffer."""
     Flush_buffer()
     found, job.attached = job.attached, None
     return found

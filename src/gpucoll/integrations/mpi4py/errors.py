@@ -1,4 +1,4 @@
-"""Errors as users of mpi4py catch them: `MPI.Exception`, and gpucoll's own kind at once."""
+"""Errors that can be caught as `MPI.Exception` and as the error classes of gpucoll."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpucoll.integrations.mpi4py.constants import (
 
 _NAMES = {number: name for name, number in ERROR_CLASSES.items()}
 _added: dict[int, tuple[int, str]] = {}
-"""Codes and classes that the program has added: their class and text."""
+"""Codes and classes that the program has added, with their class and text."""
 
 
 class Exception(RuntimeError):
-    """What every call that fails raises; has an error code and class, and compares as the code."""
+    """Error of any failed call. It has an error code and class, and compares like its code."""
 
     def __init__(self, ierr: int = 0, text: str = "") -> None:
         self._code = int(ierr)
@@ -72,25 +72,25 @@ class Exception(RuntimeError):
 
 
 class ArgumentError(Exception, errors.ArgumentError):
-    """A value that cannot serve; nothing moved."""
+    """A value is invalid; no data moved."""
 
 
 class ArgumentTypeError(Exception, errors.ArgumentTypeError):
-    """A type that cannot serve; nothing moved."""
+    """A type is invalid; no data moved."""
 
 
 class DatatypeError(Exception, errors.ArgumentError, KeyError):
-    """No MPI datatype for what was given."""
+    """There is no MPI datatype for the argument."""
 
     __str__ = Exception.__str__
 
 
 class MemoryLayoutError(Exception, errors.ArgumentError, BufferError):
-    """Memory that is not contiguous, not writable, or not of this machine's byte order."""
+    """Memory is not contiguous, not writable, or not in native byte order."""
 
 
 class StateError(Exception, errors.StateError):
-    """Not now: closed, freed, finalised, a forked child."""
+    """The call is not allowed in the current state: closed, freed, finalized, or a forked child."""
 
 
 class MismatchError(Exception, errors.MismatchError):
@@ -98,7 +98,7 @@ class MismatchError(Exception, errors.MismatchError):
 
 
 class BackendUnavailableError(Exception, errors.BackendUnavailableError):
-    """A backend cannot serve here."""
+    """A backend is not available here."""
 
 
 class BackendError(Exception, errors.BackendError):
@@ -106,7 +106,7 @@ class BackendError(Exception, errors.BackendError):
 
 
 class DeadlineError(Exception, errors.DeadlineError):
-    """A wait ran out."""
+    """A wait exceeded its deadline."""
 
 
 class PeerLostError(Exception, errors.PeerLostError):
@@ -114,11 +114,11 @@ class PeerLostError(Exception, errors.PeerLostError):
 
 
 class AbortedError(Exception, errors.AbortedError):
-    """A rank gave the communicator up."""
+    """A rank aborted the communicator."""
 
 
 class SharedMemoryError(Exception, errors.SharedMemoryError):
-    """The host has no memory for what ranks share."""
+    """The host has too little memory for what the ranks share."""
 
 
 class RendezvousError(Exception, errors.RendezvousError):
@@ -126,11 +126,11 @@ class RendezvousError(Exception, errors.RendezvousError):
 
 
 class AuthenticationError(Exception, errors.AuthenticationError):
-    """Somebody who may not take part tried to."""
+    """The ranks have no secret, or different ones."""
 
 
 class RendezvousDeadlineError(Exception, errors.RendezvousDeadlineError):
-    """A rank did not come in time."""
+    """A rank did not arrive in time."""
 
 
 _KINDS: dict[type[errors.GpucollError], tuple[type[Exception], str]] = {
@@ -158,7 +158,7 @@ _CLASS_BY_TEXT = (
 
 
 def as_mpis(error: errors.GpucollError, error_class: str = "") -> Exception:
-    """Return the error to raise in place of one of gpucoll's."""
+    """Return this module's equivalent of an error of gpucoll's."""
     if isinstance(error, Exception):
         return error
     found = next((kind for base, kind in _KINDS.items() if type(error) is base), None)
@@ -170,20 +170,20 @@ def as_mpis(error: errors.GpucollError, error_class: str = "") -> Exception:
 
 
 def argument_error(text: str, error_class: str = "ERR_ARG") -> ArgumentError:
-    """Return the error of a value that cannot serve."""
+    """Return the error for an invalid value."""
     return ArgumentError(ERROR_CLASSES[error_class], text)
 
 
 def type_error(text: str, error_class: str = "ERR_ARG") -> ArgumentTypeError:
-    """Return the error of a type that cannot serve."""
+    """Return the error for an invalid type."""
     return ArgumentTypeError(ERROR_CLASSES[error_class], text)
 
 
 def refused(what: str, instead: str) -> NoReturn:
-    """Raise for what MPI has and this does not."""
+    """Raise the error for a feature of MPI that this package lacks."""
     raise NotImplementedError(
-        f"{what} is not there in gpucoll.integrations.mpi4py; {instead} "
-        "(what is not there, and why: docs/mpi4py_programs.md)"
+        f"gpucoll.integrations.mpi4py does not support {what}; {instead} (docs/mpi4py_programs.md "
+        "lists what is missing, and why)"
     )
 
 
@@ -195,7 +195,7 @@ def Get_error_class(errorcode: int) -> int:
 
 
 def Get_error_string(errorcode: int) -> str:
-    """Return what an error code means."""
+    """Return the text of an error code."""
     if errorcode in _added:
         return _added[errorcode][1]
     name = _NAMES.get(errorcode, "ERR_UNKNOWN")
@@ -217,18 +217,18 @@ def Add_error_code(errorclass: int) -> int:
 
 
 def Add_error_string(errorcode: int, string: str) -> None:
-    """Say what an added code or class means."""
+    """Set the text of an added code or class."""
     _check_added(errorcode)
     _added[errorcode] = (_added[errorcode][0], string)
 
 
 def Remove_error_string(errorcode: int) -> None:
-    """Take its text away."""
+    """Remove the text of an added code or class."""
     Add_error_string(errorcode, "")
 
 
 def Remove_error_class(errorclass: int) -> None:
-    """Forget an added class."""
+    """Remove an added class."""
     _check_added(errorclass)
     if any(of == errorclass for code, (of, _) in _added.items() if code != errorclass):
         raise argument_error(f"error class {errorclass} still has codes")
@@ -236,7 +236,7 @@ def Remove_error_class(errorclass: int) -> None:
 
 
 def Remove_error_code(errorcode: int) -> None:
-    """Forget an added code."""
+    """Remove an added code."""
     _check_added(errorcode)
     if _added[errorcode][1]:
         raise argument_error(f"error code {errorcode} still has a text")
@@ -244,13 +244,13 @@ def Remove_error_code(errorcode: int) -> None:
 
 
 def last_used_code() -> int:
-    """Return the largest error code there is."""
+    """Return the largest error code in use."""
     return max([ERR_LASTCODE, *_added])
 
 
 def _check_added(number: int) -> None:
     if number not in _added:
-        raise argument_error(f"{number} is no error code or class that was added")
+        raise argument_error(f"{number} is not an added error code or class")
 
 
 __all__ = [name for name in globals() if not name.startswith("_") and name != "builtins"]

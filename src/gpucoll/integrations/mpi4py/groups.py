@@ -1,4 +1,4 @@
-"""Groups of processes: who belongs to a communicator, and sets made of that."""
+"""Groups of processes: the members of a communicator, and set operations on them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpucoll.integrations.mpi4py.handles import Handle
 
 
 class Core:
-    """Ranks in COMM_WORLD, in the group's order, and this process's."""
+    """The members' ranks in COMM_WORLD, in the group's order, and this process's."""
 
     def __init__(self, ranks: Sequence[int], mine: int) -> None:
         self.ranks, self.mine = tuple(ranks), mine
 
 
 class Group(Handle):
-    """Processes in an order."""
+    """An ordered set of processes."""
 
     @property
     def _ranks(self) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class Group(Handle):
     rank = property(Get_rank)
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Any = None) -> list[int]:
-        """Return what some ranks of this group are in another one; UNDEFINED: not in it."""
+        """Return the ranks in another group of ranks of this group; UNDEFINED for non-members."""
         mine = self._ranks
         other = mine if group is None else group._ranks
         places = {rank: place for place, rank in enumerate(other)}
@@ -83,13 +83,14 @@ class Group(Handle):
 
     @classmethod
     def _with(cls, group1: Any, group2: Any, ranks: Iterable[int]) -> Any:
-        mine = max(group1._core.mine, group2._core.mine)  # the empty group does not know
+        # the empty group has no rank of this process
+        mine = max(group1._core.mine, group2._core.mine)
         return cls._of(Core(tuple(ranks), mine))
 
     def Incl(self, ranks: Sequence[int]) -> Any:
         members = self._ranks
         if len(set(ranks)) != len(ranks):
-            raise argument_error(f"a rank comes twice in {list(ranks)}", "ERR_RANK")
+            raise argument_error(f"{list(ranks)} contains a rank twice", "ERR_RANK")
         return self._made([members[self._check(rank)] for rank in ranks])
 
     def Excl(self, ranks: Sequence[int]) -> Any:
@@ -107,7 +108,7 @@ class Group(Handle):
         self._core = None
 
     def free(self) -> None:
-        """Let go of it, if there is something."""
+        """Free it unless it is null."""
         if self is not GROUP_EMPTY:
             self._core = None
 

@@ -1,4 +1,4 @@
-"""What MPI's objects have in common: handles, several of which may mean one thing, or nothing."""
+"""The base of MPI's objects: handles, of which several may refer to the same object, or to none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpucoll.integrations.mpi4py.errors import argument_error
 
 _H = TypeVar("_H", bound="Handle")
 _shown: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""What the numbers mean that programs were given as handles."""
+"""The objects whose handles were given to programs as numbers."""
 _NAMESPACE = __name__.rpartition(".")[0] + ".MPI"
 
 
@@ -20,7 +20,7 @@ def constant(name: str) -> Any:
 
 
 class Handle:
-    """One handle: what it means is its `_core`, None for nothing (``..._NULL``)."""
+    """One handle. Its `_core` is the object it refers to, or None (``..._NULL``)."""
 
     _core: Any = None
 
@@ -41,7 +41,7 @@ class Handle:
 
     @classmethod
     def _family(cls) -> type:
-        """Return the class whose handles may be taken over."""
+        """Return the class whose handles can be converted to this one."""
         return next(kind for kind in reversed(cls.__mro__) if issubclass(kind, Handle) and
                     kind is not Handle)  # fmt: skip
 
@@ -57,12 +57,12 @@ class Handle:
         return self._core is not None
 
     def _live(self, error_class: str) -> Any:
-        """Return what it means.
+        """Return the object that the handle refers to.
 
         Raises
         ------
         ArgumentError
-            It means nothing.
+            The handle is null.
         """
         if self._core is None:
             raise argument_error(f"{type(self).__name__} is null, or was freed", error_class)
@@ -70,7 +70,7 @@ class Handle:
 
     @property
     def handle(self) -> int:
-        """A number that tells it from others; valid in this process, while it lives."""
+        """A number that identifies the object in this process while it lives."""
         if self._core is None:
             return 0
         number = id(self._core)
@@ -81,23 +81,23 @@ class Handle:
         return number
 
     def toint(self) -> int:
-        """Return the handle."""
+        """Return the handle as a number."""
         return self.handle
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
-        """Return what a handle of this process means."""
+        """Return the object of a handle of this process."""
         self = cls()
         if handle:
             self._core = _shown.get(handle)
             if self._core is None:
-                raise argument_error(f"{handle} is no handle of a living {cls.__name__}")
+                raise argument_error(f"{handle} is not the handle of a living {cls.__name__}")
         return self
 
     py2f = toint
     fromint = f2py = fromhandle
 
     def _reduced(self, name: str) -> Any:
-        """Return how a constant is pickled, or a further handle of it."""
+        """Return the pickled form of a constant or of another handle of it."""
         same = constant(name)
         return (constant, (name,)) if self is same else (type(self), (same,))

@@ -1,4 +1,4 @@
-"""Which ranks of a communicator are on one host."""
+"""Which ranks of a communicator share a host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gpucoll import config
 
 
 def colour_of_host(comm: Any) -> int:
-    """Return the lowest rank of those that are on this rank's host."""
+    """Return the lowest rank on this rank's host."""
     everyone = comm.all_gather_object(_host())
     return int(everyone.index(everyone[comm.rank]))
 
 
 def _host() -> str:
-    """Return what tells this host from others, as gpucoll does it: a container is a host."""
+    """Return gpucoll's identifier of this host, by which a container is a host of its own."""
     if named := config.variable(config.HOST_ID):
         return named
     parts = [os.uname().nodename]

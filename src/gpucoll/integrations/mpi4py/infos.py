@@ -1,4 +1,4 @@
-"""Info: keys and values, and error handlers."""
+"""Info objects (keys and values) and error handlers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpucoll.integrations.mpi4py.handles import Handle
 
 
 class Info(Handle):
-    """A dictionary of strings; its `_core` is a dict. No call of this library reads any."""
+    """A dictionary of strings; its `_core` is a dict. No call of this library reads it."""
 
     @property
     def _items(self) -> dict[str, str]:
@@ -40,7 +40,7 @@ class Info(Handle):
         self._core = None
 
     def free(self) -> None:
-        """Let go of it, if there is something."""
+        """Free it unless it is null."""
         if self is not INFO_ENV:
             self._core = None
 
@@ -49,9 +49,13 @@ class Info(Handle):
 
     def Set(self, key: str, value: str) -> None:
         if not 0 < len(key) <= MAX_INFO_KEY:
-            raise argument_error(f"a key of {len(key)} characters", "ERR_INFO_KEY")
+            raise argument_error(
+                f"a key of {len(key)} characters is empty or too long", "ERR_INFO_KEY"
+            )
         if not 0 < len(value) <= MAX_INFO_VAL:
-            raise argument_error(f"a value of {len(value)} characters", "ERR_INFO_VALUE")
+            raise argument_error(
+                f"a value of {len(value)} characters is too long", "ERR_INFO_VALUE"
+            )
         self._items[key] = value
 
     def Delete(self, key: str) -> None:
@@ -137,14 +141,14 @@ INFO_ENV = Info._of({})
 
 
 class Errhandler(Handle):
-    """What is done about an error; its `_core` is a name, or a function ``(object, code)``."""
+    """The reaction to an error; its `_core` is a name, or a function ``(object, code)``."""
 
     def Free(self) -> None:
         self._live("ERR_ERRHANDLER")
         self._core = None
 
     def free(self) -> None:
-        """Let go of it if it is not predefined."""
+        """Free it unless it is predefined."""
         if not any(self is item for item in (ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL)):
             self._core = None
 

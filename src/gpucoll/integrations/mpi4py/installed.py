@@ -1,6 +1,6 @@
-"""The modules of an installed mpi4py that are plain Python: they run over these names.
+"""The pure Python modules of an installed mpi4py, which run on this package.
 
-They are read where they lie. What mpi4py has compiled is never loaded.
+They are loaded from their own files. Compiled modules of mpi4py are never loaded.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ MODULES = ("bench", "futures", "run", "util", "__main__")
 
 
 def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Return where one of those modules lies; None: mpi4py has no such module.
+    """Return the spec of one of these modules; None if mpi4py has no such module.
 
     Parameters
     ----------
     name : str
-        In full, as ``mpi4py.util.dtlib``.
+        The full name, such as ``mpi4py.util.dtlib``.
 
     Raises
     ------
@@ -30,8 +30,8 @@ def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
     where = folder()
     if where is None:
         raise ModuleNotFoundError(
-            f"{name} is Python code of mpi4py's own, which is not installed here: pip install "
-            "mpi4py (gpucoll.integrations.mpi4py runs that code on gpucoll; no MPI is needed)",
+            f"{name} is a Python module of mpi4py, which is not installed here: pip install "
+            "mpi4py (gpucoll.integrations.mpi4py runs that module on gpucoll; no MPI is needed)",
             name=name,
         )
     inside = [str(where.joinpath(first, *rest[:-1]) if rest else where)]
@@ -39,7 +39,7 @@ def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def folder() -> Path | None:
-    """Return the folder of the mpi4py that is installed; None: there is none."""
+    """Return the folder of the installed mpi4py; None if it is not installed."""
     spec = importlib.machinery.PathFinder.find_spec("mpi4py")
     if spec is None or spec.origin is None:
         return None

@@ -1,6 +1,6 @@
-"""Ranks, tags and sizes as mpi4py takes them: numbers of any kind, cut to whole ones.
+"""Ranks, tags and sizes as mpi4py accepts them: any number, truncated to an int.
 
-Lists of numbers, and the counts of a message, must hold whole ones, there and here.
+Lists of numbers and the counts of a message must be whole numbers, as in mpi4py.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def integer(given: Any) -> int:
-    """Return a number as an int: what is after the point is cut, as C does.
+    """Convert a number to an int, dropping its fraction as C does.
 
     Raises
     ------
     TypeError
-        It is no number.
+        The argument is not a number.
     """
     try:
         return int(operator.index(given))

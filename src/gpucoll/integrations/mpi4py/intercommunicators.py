@@ -1,7 +1,7 @@
 """Intercommunicators: two groups, each of which sends to the ranks of the other.
 
-Both groups are in one communicator of gpucoll's; ranks of the other group are numbered on the way
-in and out.
+One communicator of gpucoll's contains both groups. Ranks of the other group are translated on the
+way in and out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpucoll.integrations.mpi4py.state import State
 
 
 class _Message:
-    """A message whose source is a rank of the other group."""
+    """A message whose source is given as a rank of the other group."""
 
     def __init__(self, found: Any, remote: Sequence[int]) -> None:
         self._found = found
@@ -37,7 +37,7 @@ class _Message:
 
 
 class _Work:
-    """A work whose message came from the other group."""
+    """A work whose message is given with a rank of the other group."""
 
     def __init__(self, work: Any, remote: Sequence[int]) -> None:
         self._work, self._remote = work, remote
@@ -47,20 +47,20 @@ class _Work:
 
     @property
     def message(self) -> Any:
-        """What was received; None before that, and of a send."""
+        """The received message; None for a send, and before the receive has ended."""
         found = self._work.message
         return None if found is None else _Message(found, self._remote)
 
 
 class OtherGroup:
-    """What messages ask of gpucoll's communicator, with the other group's numbers.
+    """gpucoll's communicator as messages see it, with ranks of the other group.
 
     Parameters
     ----------
     whole : Communicator
-        Of both groups.
+        The communicator of both groups.
     remote : sequence of int
-        The other group's ranks in it.
+        The other group's ranks in `whole`.
     """
 
     def __init__(self, whole: Any, remote: Sequence[int]) -> None:
@@ -91,18 +91,18 @@ class OtherGroup:
         return (got[0], _Message(got[1], self._remote)) if named.get("info") else got
 
     def probe(self, source: int, tag: int, *, wait: bool = True) -> Any:
-        """Look for a message of the other group's."""
+        """Look for a message from the other group."""
         found = self.whole.probe(self._rank(source), tag, wait=wait)
         return None if found is None else _Message(found, self._remote)
 
     def of_others(self, value: Any) -> list[Any]:
-        """Give an object to all ranks of both groups; return those of the other group."""
+        """Send an object to all ranks of both groups; return those of the other group."""
         everyone = self.whole.all_gather_object(value)
         return [everyone[rank] for rank in self._remote]
 
 
 class Intercomm(Comm):
-    """Between two groups of ranks: messages, and collectives of objects."""
+    """A communicator between two groups of ranks, with messages and collectives of objects."""
 
     @property
     def _others(self) -> OtherGroup:
@@ -138,7 +138,7 @@ class Intercomm(Comm):
         )
 
     def Merge(self, high: bool = False) -> Any:
-        """Make one group of both; the one whose ranks say `high` comes second."""
+        """Merge both groups into one communicator; the group that passes `high` comes second."""
         state, others = self._state, self._others
         theirs = self._exchanged((bool(high), min(state.ranks)))[0]
         is_second = (bool(high), min(state.ranks)) > theirs
@@ -167,19 +167,19 @@ class Intercomm(Comm):
         return number
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Give the root's object to the other group."""
+        """Send the root's object to the other group."""
         number = self._root(root)
         values = self._exchanged(obj if number == ROOT else None)
         return values[number] if number >= 0 else None
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Give the objects of a group to the root of the other one."""
+        """Send the objects of one group to the root in the other."""
         number = self._root(root)
         values = self._exchanged(sendobj if number >= 0 else None)
         return values if number == ROOT else None
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        """Give each rank of a group one of the objects of the other one's root."""
+        """Send each rank of one group one of the objects of the root in the other."""
         number = self._root(root)
         values = self._exchanged(self._for_each(sendobj) if number == ROOT else None)
         return values[number][self.rank] if number >= 0 else None
@@ -189,7 +189,7 @@ class Intercomm(Comm):
         return self._exchanged(sendobj)
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        """Give each rank of the other group one object; return those that came."""
+        """Send one object to each rank of the other group; return those that arrived."""
         return [items[self.rank] for items in self._exchanged(self._for_each(sendobj))]
 
     def _for_each(self, values: Any) -> list[Any]:
@@ -199,22 +199,24 @@ class Intercomm(Comm):
         return given
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
-        """Return the operation over the objects of the other group on the root."""
+        """Reduce the objects of the other group; return the result on the root."""
         function, values = python_function(op), self.gather(sendobj, root)
         return None if values is None else objects.reduce_all(values, function)
 
     def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
-        """Return the operation over the objects of the other group."""
+        """Reduce the objects of the other group; return the result."""
         return objects.reduce_all(self.allgather(sendobj), python_function(op))
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
-        """Write the operation over the arrays of the other group."""
+        """Reduce the arrays of the other group into `recvbuf`."""
         received = Simple(recvbuf, True)
         operations.check(op, received.datatype)
         rows = self._exchanged(Simple(sendbuf, False).row())
         out, finish = received.target()
         if any(row.nbytes != out.nbytes for row in rows):
-            raise argument_error("the ranks of the other group sent other counts", "ERR_COUNT")
+            raise argument_error(
+                "the counts of the other group's ranks differ from those here", "ERR_COUNT"
+            )
         out[...] = operations.fold(op, [row.view(out.dtype) for row in rows], received.datatype)
         if finish is not None:
             finish()
@@ -241,13 +243,13 @@ def _between(
     Parameters
     ----------
     whole : Communicator
-        Of both groups.
+        The communicator of both groups.
     places : sequence of int
-        The other group's ranks in it.
+        The other group's ranks in `whole`.
     ranks, remote : sequence of int
-        This group's and the other one's members, by their ranks in COMM_WORLD.
+        The members of this group and of the other one, by their ranks in COMM_WORLD.
     context : str
-        What tells it from others.
+        Its identifier.
     """
     others = OtherGroup(whole, places)
     made = State(lambda: others, ranks, list(ranks).index(job.world.rank), context)
@@ -259,7 +261,7 @@ def _between(
 def create(
     self: Intracomm, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0
 ) -> Intercomm:
-    """Join this group and another one, whose leader this one's leader knows in `peer_comm`."""
+    """Connect this group with another, whose leader this one's leader reaches by `peer_comm`."""
     ranks, theirs = list(self._state.ranks), None
     leader = integer(local_leader)
     if self.rank == leader:
@@ -277,9 +279,9 @@ def create(
 
 
 def private_of(comm: Intercomm) -> tuple[Intercomm, int, Intracomm, bool]:
-    """Return a duplicate and a new tag, as `object_calls.private_of` does.
+    """Return a duplicate, a new tag, a communicator of this group, and whether it comes first.
 
-    And a communicator of this group alone, and whether this group is the first.
+    The first two are those of `object_calls.private_of`.
     """
     state = comm._state
     duplicate, tag = private_of_any(comm)

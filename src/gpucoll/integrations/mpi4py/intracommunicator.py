@@ -1,4 +1,4 @@
-"""`Intracomm`: scans, communicators that members alone make, and topologies."""
+"""`Intracomm`: scans, communicators that only their members create, and topologies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpucoll.integrations.mpi4py.state import State
 
 
 def made_by_members(context: str, members: Sequence[int]) -> State | None:
-    """Return the state of a communicator that its members alone make; None: this is not one."""
+    """Return the state of a communicator that only its members create; None on other ranks."""
     if job.world.rank not in members:
         return None
     try:
@@ -42,10 +42,10 @@ _SPAWN = (
 
 
 class Intracomm(Comm):
-    """A communicator within one group of ranks, which is all there is."""
+    """A communicator of one group of ranks."""
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
-        """Make a communicator of a group; its members alone call it."""
+        """Make a communicator of a group. Only the group's members call it."""
         members = group._ranks
         if not set(members) <= set(self._state.ranks):
             raise argument_error("the group has members that this communicator lacks", "ERR_GROUP")
@@ -59,13 +59,13 @@ class Intracomm(Comm):
         info: Any = INFO_NULL,
         errhandler: Any = None,
     ) -> Any:
-        """Make a communicator of a group; its members alone call it."""
+        """Make a communicator of a group. Only the group's members call it."""
         return kinds[""]._of_state(made_by_members(stringtag, group._ranks))
 
     # --- topologies -------------------------------------------------------------------------------
 
     def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
-        """Make a communicator of ranks in a grid; those beyond it get COMM_NULL."""
+        """Make a communicator of ranks in a grid; ranks beyond the grid get COMM_NULL."""
         topology = Cart(dims, periods)
         if topology.size > self.size:
             raise argument_error(
@@ -77,7 +77,7 @@ class Intracomm(Comm):
     def Create_graph(
         self, index: Sequence[int], edges: Sequence[int], reorder: bool = False
     ) -> Any:
-        """Make a communicator whose neighbours every rank lists for all."""
+        """Make a communicator with a graph that every rank passes in full."""
         topology = Graph(index, edges)
         if topology.size > self.size:
             raise argument_error(f"{topology.size} nodes are more than {self.size} ranks")
@@ -92,7 +92,7 @@ class Intracomm(Comm):
         info: Any = INFO_NULL,
         reorder: bool = False,
     ) -> Any:
-        """Make a communicator whose neighbours each rank lists for itself."""
+        """Make a communicator with a graph of which each rank passes its own neighbours."""
         topology = DistGraph(sources, destinations, sourceweights, destweights)
         return self._with_topology(topology, self.size, "dist_graph")
 
@@ -105,7 +105,7 @@ class Intracomm(Comm):
         info: Any = INFO_NULL,
         reorder: bool = False,
     ) -> Any:
-        """Make a communicator of edges that any rank may name."""
+        """Make a communicator with a graph of which any rank may pass any edges."""
         ends = [source for source, n in zip(sources, degrees, strict=True) for _ in range(n)]
         is_weighted = isinstance(weights, list | tuple)
         values = list(weights) if is_weighted else [1] * len(ends)
@@ -140,10 +140,10 @@ class Intracomm(Comm):
         return self.rank if self.rank < Graph(index, edges).size else UNDEFINED
 
     Create_intercomm: Any
-    """See `intercommunicators`."""
+    """Defined in `intercommunicators`."""
 
     def Spawn(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse; in a thread, whose error nobody may wait for, end the job instead."""
+        """Refuse. In a thread whose error might go unnoticed, end the job instead."""
         try:
             refused("Spawn", _SPAWN)
         except NotImplementedError:

@@ -1,4 +1,4 @@
-"""The processes of the job: beginning and ending, and the communicators that are always there."""
+"""The processes of the job: how they begin and end, and the predefined communicators."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpucoll.integrations.mpi4py.options import rc
 from gpucoll.integrations.mpi4py.state import State, close_all
 
 _IDLE_S = 86_400.0
-"""How long a call waits where nobody has said it: programs of MPI expect no end at all."""
+"""The default deadline of a call, in seconds. Programs for MPI expect to wait without limit."""
 
 
 class Job:
-    """This process's part in the job."""
+    """This process's membership in the job."""
 
     def __init__(self) -> None:
         self.is_initialized = self.is_finalized = False
@@ -32,15 +32,17 @@ class Job:
         self.world.name, self.self.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
         self.world.is_predefined = self.self.is_predefined = True
         self.abort_status = 0
-        """With which code the end of this process ends the job; 0: the others go on."""
+        """The exit code with which the end of this process ends the job; 0 lets the others
+        continue."""
         self.attached: Any = None
-        """The buffer for buffered sends that the program has given."""
+        """The program's buffer for buffered sends."""
         self.service: Any = None
-        """Messages of this library's own, which nobody else's receive can match."""
+        """A communicator for this library's own messages, which no receive of the program can
+        match."""
         self.service_lock = threading.Lock()
 
     def begin(self) -> None:
-        """Join the others."""
+        """Join the other processes."""
         if self.is_initialized:
             raise as_mpis(gpucoll.StateError("MPI is initialized already, or was finalized"))
         try:
@@ -61,7 +63,7 @@ class Job:
             atexit.register(self._end_at_exit)
 
     def end(self) -> None:
-        """Wait for the others, and let go of everything."""
+        """Wait for the other processes, and release everything."""
         if not self.is_initialized or self.is_finalized:
             raise as_mpis(gpucoll.StateError("MPI is not initialized, or was finalized already"))
         for keyval in list(self.self.attributes):
@@ -77,7 +79,7 @@ class Job:
         close_all()
 
     def abort(self, code: int, state: State | None = None) -> NoReturn:
-        """End this process at once, and the job: the others' calls raise, a launcher ends them."""
+        """End this process and the job: other ranks' calls raise, and a launcher ends them."""
         sys.stdout.flush()
         print(f"MPI.Abort({code}) on rank {self.world.rank} of {self.world.size}", file=sys.stderr)
         sys.stderr.flush()
@@ -88,11 +90,11 @@ class Job:
         os._exit(code & 255)
 
     def _end_at_exit(self) -> None:
-        """End as MPI does; without waiting where an exception takes this process out."""
+        """Finalize as MPI does, but do not wait if an exception ends this process."""
         if self.is_finalized or os.getpid() != _process:
             return
         if getattr(sys, "last_value", None) is not None:
-            return  # gpucoll tells the others
+            return  # gpucoll notifies the other ranks
         if self.abort_status:
             self.abort(self.abort_status)
         self.end()
@@ -110,7 +112,7 @@ def _not_yet() -> Any:
 
 
 def waiting_s() -> float:
-    """Return the deadline of every wait; the environment's where it says one."""
+    """Return the deadline of every wait, in seconds, from rc or else from the environment."""
     if rc.timeout_s is not None:
         return float(rc.timeout_s)
     named = config.variable(config.TIMEOUT_S)

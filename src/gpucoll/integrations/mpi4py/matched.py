@@ -1,4 +1,4 @@
-"""Messages that a matched probe has taken: `Message`."""
+"""`Message`: a message that a matched probe has taken."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gpucoll.integrations.mpi4py.status import Status
 
 
 class Core:
-    """A message's bytes, None of one from PROC_NULL; whose it was, and its tag."""
+    """A message's bytes (None if from PROC_NULL), its source and its tag."""
 
     def __init__(self, data: Any, source: int, tag: int) -> None:
         self.data, self.source, self.tag = data, source, tag
 
 
 class Message(Handle):
-    """A message that was taken, and waits here to be received once."""
+    """A message that was taken from the queue and can be received once."""
 
     @classmethod
     def holding(cls, data: Any, source: int, tag: int) -> Any:
-        """Return one of some bytes."""
+        """Return a message of these bytes."""
         return cls._of(Core(np.asarray(data).reshape(-1).view(np.uint8), source, tag))
 
     def _fill(self, status: Status | None) -> None:
@@ -56,7 +56,7 @@ class Message(Handle):
     probe, iprobe = Probe, Iprobe
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
-        """Receive it into an array."""
+        """Receive the message into an array."""
         core = self._live("ERR_REQUEST")
         self._fill(status)
         self._end()
@@ -76,32 +76,32 @@ class Message(Handle):
             finish()
 
     def Irecv(self, buf: Any) -> Request:
-        """Receive it into an array; the request is done at once."""
+        """Receive the message into an array; the request is complete at once."""
         status = Status()
         is_null = self._live("ERR_REQUEST").data is None
         self.Recv(buf, status)
         return _done(status, None, is_null)
 
     def recv(self, status: Status | None = None) -> Any:
-        """Receive the object that it is."""
+        """Receive the object in the message."""
         core = self._live("ERR_REQUEST")
         self._fill(status)
         self._end()
         return None if core.data is None else loaded(core.data)
 
     def irecv(self) -> Request:
-        """Receive the object; the request is done at once."""
+        """Receive the object in the message; the request is complete at once."""
         status = Status()
         is_null = self._live("ERR_REQUEST").data is None
         return _done(status, self.recv(status), is_null)
 
     def _end(self) -> None:
-        """Mean nothing from now on; the constant stays."""
+        """Become a null handle; the constant MESSAGE_NO_PROC stays as it is."""
         if self is not MESSAGE_NO_PROC:
             self._core = None
 
     def free(self) -> None:
-        """Let go of it, if there is something."""
+        """Free it unless it is null."""
         self._end()
 
     def __reduce__(self) -> Any:
@@ -113,14 +113,14 @@ class Message(Handle):
 
 
 class _Taken(Finished):
-    """The work of a receive that is done."""
+    """The work of a receive that is complete."""
 
     def __init__(self, status: Status) -> None:
         self.source, self.tag, self.size_bytes = status.source, status.tag, status.count
 
     @property
     def message(self) -> Any:  # type: ignore[override]
-        """What was received."""
+        """The received message."""
         return self
 
 

@@ -1,8 +1,8 @@
-"""How the members of a new communicator meet when nobody else calls: by messages among them.
+"""The rendezvous of a new communicator's members, through messages among them.
 
-Each member keeps what all have written, and tells the others what it writes itself: the store that
-`gpucoll.init(meet=...)` asks for, without a server. The messages go over a communicator of all
-processes that is nobody else's.
+Each member keeps what all members have written, and sends the others what it writes itself. This is
+the store that `gpucoll.init(meet=...)` needs, without a server. The messages use a communicator of
+all processes that serves nothing else.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
 class MessageStore:
-    """Keys and values of one meeting.
+    """The keys and values of one rendezvous.
 
     Parameters
     ----------
     name : str
-        The meeting's, the same on all members and of no other one.
+        The name of the rendezvous: the same on all members, and unique.
     members : sequence of int
-        Ranks in COMM_WORLD.
+        The members' ranks in COMM_WORLD.
     """
 
     def __init__(self, name: str, members: Sequence[int]) -> None:
@@ -39,27 +39,27 @@ class MessageStore:
         self._works: list[Any] = []
 
     def set(self, key: str, value: str) -> None:
-        """Write a value, and tell the others."""
+        """Set a key, and send it to the other members."""
         _inboxes[self._name][key] = value
         self._tell(key, value)
 
     def get(self, key: str) -> Any:
-        """Return what is known; None: nothing yet."""
+        """Return a key's value; None if it has not arrived yet."""
         _take_all()
         return _inboxes[self._name].get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all of these are known."""
+        """Return whether all keys have arrived."""
         _take_all()
         return all(key in _inboxes[self._name] for key in keys)
 
     def delete_key(self, key: str) -> None:
-        """Forget a key, and tell the others."""
+        """Delete a key, and tell the other members."""
         _inboxes[self._name].pop(key, None)
         self._tell(key, None)
 
     def end(self, timeout_s: float) -> None:
-        """Tell the others that no more comes, and wait until they have."""
+        """Tell the other members that nothing follows, and wait until they have done so, too."""
         self._tell("", None)
         until_s = time.monotonic() + timeout_s
         while not _ended[self._name].issuperset(self._others):
@@ -68,7 +68,7 @@ class MessageStore:
                 missing = sorted(set(self._others) - _ended[self._name])
                 raise gpucoll.DeadlineError(
                     f"a communicator of ranks {self._others} and {job.world.rank} was made, but "
-                    f"{missing} of COMM_WORLD did not say so within {timeout_s:g} s"
+                    f"ranks {missing} of COMM_WORLD did not confirm it within {timeout_s:g} s"
                 )
             time.sleep(_PAUSE_S)
         gpucoll.wait_all(self._works, timeout_s)
@@ -84,7 +84,7 @@ class MessageStore:
 
 
 def _take_all() -> None:
-    """Take what has come, of whatever meeting."""
+    """Receive all messages that have arrived, for any rendezvous."""
     with job.service_lock:
         while (message := job.service.probe(wait=False)) is not None:
             name, key, value, sender = job.service.recv_object(message.source, message.tag)
@@ -97,7 +97,7 @@ def _take_all() -> None:
 
 
 def meet(context: str, members: Sequence[int], timeout_s: float) -> Any:
-    """Return a communicator of gpucoll's of some processes; they alone call this."""
+    """Return gpucoll's communicator of some processes. Only these processes call this."""
     mine = job.world.rank
     whole = f"{context}:{','.join(map(str, members))}"
     name = f"{whole}#{next(_numbers[whole])}"

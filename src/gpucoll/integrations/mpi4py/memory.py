@@ -1,4 +1,4 @@
-"""The memory behind what a program gives as a buffer, and its datatype."""
+"""The memory and datatype of the objects that programs pass as buffers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.type_maps import Bytes
 
 _HOST_KINDS = (1, 3, 11)
-"""DLPack's numbers of memory that a CPU can read: its own, and pinned."""
+"""DLPack's numbers of the kinds of memory that a CPU can read: its own, and pinned."""
 
 
 class Memory(NamedTuple):
-    """Where it lies."""
+    """The memory of a buffer."""
 
     data: Bytes | None
-    """All bytes, in their order; None on a GPU."""
+    """All bytes, in order; None for memory on a GPU."""
     datatype: Callable[[], Datatype]
-    """What it holds, by its own account."""
+    """Returns the buffer's own datatype."""
     gpu_array: Any = None
-    """One that lies on a GPU, as it was given."""
+    """The array as it was passed, if it is on a GPU."""
 
 
 def is_buffer(given: Any) -> bool:
-    """Return whether it has memory: of a CPU by the buffer protocol or DLPack, or of a GPU."""
+    """Return whether an object has memory: by the buffer protocol or DLPack, or on a GPU."""
     try:
         memoryview(given)
     except TypeError:
         return hasattr(given, "__dlpack__") or hasattr(given, "__cuda_array_interface__")
-    except (ValueError, BufferError):  # NumPy knows dtypes that the protocol does not
+    except (ValueError, BufferError):  # NumPy has dtypes that the buffer protocol lacks
         return True
     return True
 
@@ -52,14 +52,14 @@ def memory_of(given: Any, writable: bool) -> Memory:
     Raises
     ------
     ArgumentTypeError
-        It has none.
+        The object has no memory.
     MemoryLayoutError
-        It is not contiguous, or must not be written.
+        The memory is not contiguous, or is read-only but will be written.
     """
     if given is None:
         return Memory(np.empty(0, np.uint8), lambda: BYTE)
     if given is BOTTOM:
-        refused("BOTTOM", "pass the array itself, with displacements from its beginning")
+        refused("BOTTOM", "pass the array itself, with displacements from its start")
     if isinstance(given, np.ndarray):
         return _of_array(given, writable)
     if hasattr(given, "__cuda_array_interface__"):
@@ -81,7 +81,7 @@ def memory_of(given: Any, writable: bool) -> Memory:
 
 def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
     if writable and not array.flags.writeable:
-        raise _layout_error("the array is read-only, and would be written")
+        raise _layout_error("the array is read-only, but the call writes to it")
     if not array.dtype.isnative:
         raise _layout_error(f"{array.dtype.str} has non-native byte order")
     if array.dtype.hasobject:
@@ -99,7 +99,7 @@ def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
 
 def _of_view(view: memoryview, given: Any, writable: bool) -> Memory:
     if writable and view.readonly:
-        raise _layout_error(f"{type(given).__name__} is read-only, and would be written")
+        raise _layout_error(f"{type(given).__name__} is read-only, but the call writes to it")
     if not view.contiguous:
         raise _layout_error("memory is not contiguous")
     code = view.format
@@ -119,9 +119,9 @@ def _of_dlpack(given: Any, writable: bool) -> Memory:
         return _of_array(array.copy(), writable)
     if not array.flags.forc:
         raise _layout_error("memory is not contiguous")
-    # NumPy before 2.1 takes all of DLPack's memory for read-only.
-    # A tuple lets go of its last item first: the array, whose end calls the producer's deleter.
-    # The producer itself comes last, since some keep in it what their deleter reads.
+    # NumPy before 2.1 treats all of DLPack's memory as read-only. A tuple releases its last item
+    # first. That is the array, whose end calls the producer's deleter. The producer itself goes
+    # last, because some producers hold what their deleter reads.
     kind = ctypes.c_uint8 * array.nbytes
     row = np.ctypeslib.as_array(kind.from_address(array.ctypes.data)).view(_Keeping)
     row.owner = (given, capsule, array)
@@ -130,7 +130,7 @@ def _of_dlpack(given: Any, writable: bool) -> Memory:
 
 
 class _Given:
-    """What has given a capsule already."""
+    """A DLPack producer whose capsule has been taken already."""
 
     def __init__(self, given: Any, capsule: Any) -> None:
         self._device, self._capsule = given.__dlpack_device__(), capsule
@@ -143,7 +143,7 @@ class _Given:
 
 
 class _Keeping(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes whose memory belongs to something else, which they keep alive."""
+    """Bytes that keep the owner of their memory alive."""
 
     owner: Any = None
 
@@ -168,9 +168,9 @@ def _layout_error(text: str) -> MemoryLayoutError:
 
 
 class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes with an address: what `Alloc_mem` and windows give; an array of uint8.
+    """Bytes with an address, as `Alloc_mem` and windows return them; an array of uint8.
 
-    ``buffer(b)`` is a view of the bytes of `b`; without an argument it has none.
+    ``buffer(b)`` is a view of the bytes of `b`. Without an argument it is empty.
     """
 
     def __new__(cls, buf: Any = None) -> buffer:
@@ -189,7 +189,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     def frombuffer(obj: Any, readonly: bool = False) -> buffer:
         data = memory_of(obj, False).data
         if data is None:
-            raise TypeError("the array lies on a GPU")
+            raise TypeError("the array is on a GPU")
         made = data.view(buffer)
         if readonly:
             made.flags.writeable = False
@@ -209,7 +209,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         return int(found) if isinstance(found, np.uint8) else found
 
     def __setitem__(self, item: Any, value: Any) -> None:
-        """Write a number into each byte, or the bytes of a buffer of the same length."""
+        """Write a number to each byte, or copy the bytes of a buffer of the same length."""
         if not self.flags.writeable:
             raise TypeError("buffer is read-only")
         if isinstance(item, slice) and not isinstance(value, np.generic) and is_buffer(value):
@@ -252,7 +252,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         return buffer.frombuffer(self, readonly=True)
 
     def release(self) -> None:
-        """Let go of the memory, as far as NumPy can."""
+        """Release the memory, as far as NumPy can."""
 
 
 def Get_address(location: Any) -> int:
@@ -266,9 +266,9 @@ def Get_address(location: Any) -> int:
 
 
 def Alloc_mem(size: int, info: Any = None) -> buffer:
-    """Return new memory of so many bytes."""
+    """Allocate `size` bytes of memory."""
     return buffer.allocate(size)
 
 
 def Free_mem(mem: buffer) -> None:
-    """Let go of memory that `Alloc_mem` has given: Python's own counting does it."""
+    """Do nothing: Python's reference counting frees what `Alloc_mem` allocated."""

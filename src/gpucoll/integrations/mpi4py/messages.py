@@ -1,6 +1,7 @@
 """Messages of arrays between two ranks.
 
-All travel as bytes: MPI lets them be received as another datatype, and a probe tells bytes.
+All messages travel as bytes, since MPI lets a receiver use another datatype, and a probe reports
+bytes.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
 def sent_bytes(buf: Any) -> Any:
-    """Return what a message is sent as: bytes, or an array on a GPU."""
+    """Return the data to send for a buffer: bytes, or an array on a GPU."""
     row = Simple(buf, False).row()
     return row.view(np.uint8) if isinstance(row, np.ndarray) else row
 
 
 def received_bytes(buf: Any) -> tuple[Any, Finish | None]:
-    """Return where a message goes, and what is done afterwards."""
+    """Return where to receive a message, and the function to call afterwards."""
     row, finish = Simple(buf, True).target()
     return (row.view(np.uint8) if isinstance(row, np.ndarray) else row), finish
 
 
 class Messages:
-    """What `Comm` does between two ranks with arrays."""
+    """The messages of `Comm` with arrays."""
 
     _state: Any
     _failed: Callable[[GpucollError], Exception]
@@ -53,12 +54,12 @@ class Messages:
     # --- blocking ---------------------------------------------------------------------------------
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send; returns when `buf` may be used again."""
+        """Send; return when `buf` may be reused."""
         if type(buf) is _array and buf.flags.c_contiguous and buf.ndim and buf.dtype.isnative:
             try:
                 self._send(buf.view(_bytes), dest, tag)
                 return
-            except (TypeError, gpucoll.UsageError):  # what is wrong is said below
+            except (TypeError, gpucoll.UsageError):  # the general path below explains what is wrong
                 pass
             except GpucollError as error:
                 raise self._failed(error) from None
@@ -67,11 +68,11 @@ class Messages:
     Rsend = Send
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send; returns when it is received."""
+        """Send; return when the message has been received."""
         self.Issend(buf, dest, tag).Wait()
 
     def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a copy; returns at once."""
+        """Send a copy; return at once."""
         self.Ibsend(buf, dest, tag)
 
     def Recv(
@@ -110,7 +111,7 @@ class Messages:
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Send and receive at once."""
+        """Send one message and receive another."""
         receive = self.Irecv(recvbuf, source, recvtag)
         send = self._start_send(sendbuf, dest, sendtag)
         receive._conclude(status)
@@ -125,13 +126,13 @@ class Messages:
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Send and receive at once, in one buffer."""
+        """Send one message and receive another in the same buffer."""
         self.Isendrecv_replace(buf, dest, sendtag, source, recvtag)._conclude(status)
 
     # --- started ----------------------------------------------------------------------------------
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send."""
+        """Start a send."""
         if type(buf) is _array and buf.flags.c_contiguous and buf.ndim and buf.dtype.isnative:
             try:
                 work = self._send(buf.view(_bytes), dest, tag, async_op=True)
@@ -148,16 +149,16 @@ class Messages:
     Irsend = Isend
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send; done when it is received."""
+        """Start a send that is complete when the message has been received."""
         return self._start_send(buf, dest, tag, synchronous=True)
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send a copy; done at once."""
+        """Start sending a copy; the request is complete at once."""
         data = None if dest == PROC_NULL else sent_bytes(buf)
         return self._send_copy(data if data is None else data.copy(), dest, tag)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start to receive."""
+        """Start a receive."""
         if (
             type(buf) is _array
             and buf.flags.c_contiguous
@@ -192,7 +193,7 @@ class Messages:
         source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG,
     ) -> Request:
-        """Start to send and receive; done when both are."""
+        """Start a send and a receive; the request is complete when both are."""
         receive = self.Irecv(recvbuf, source, recvtag)
         return _Both.of(receive, self._start_send(sendbuf, dest, sendtag))
 
@@ -204,7 +205,7 @@ class Messages:
         source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG,
     ) -> Request:
-        """Start to send and receive in one buffer."""
+        """Start a send and a receive in the same buffer."""
         data = None if dest == PROC_NULL else sent_bytes(buf).copy()
         receive = self.Irecv(buf, source, recvtag)
         return _Both.of(receive, self._start_send(data, dest, sendtag))
@@ -232,17 +233,17 @@ class Messages:
         return request
 
     def _send_copy(self, data: Any, dest: int, tag: int) -> Request:
-        """Send bytes that nobody else has; they are kept until they are sent."""
+        """Send bytes that the caller does not reuse, and keep them until they are sent."""
         request = self._start_send(data, dest, tag)
         kept = self._state.buffered
         for work in [work for work in kept if work.done()]:
-            with contextlib.suppress(ValueError):  # another thread has just done so
+            with contextlib.suppress(ValueError):  # another thread has just removed it
                 kept.remove(work)
         kept.append(request._core)
         return Request._started(Finished(), _NULL if dest == PROC_NULL else None)  # type: ignore[no-any-return]
 
     def _check(self, peer: Any, tag: Any, may_be_any: bool = False) -> tuple[int, int]:
-        """Return rank and tag as ints; raise where there are none such."""
+        """Return rank and tag as ints; raise if either is out of range."""
         peer, tag = integer(peer), integer(tag)
         size = self._state.comm.world_size
         if not 0 <= peer < size and not (may_be_any and peer == ANY_SOURCE):
@@ -254,11 +255,11 @@ class Messages:
     # --- buffered sends ---------------------------------------------------------------------------
 
     def Attach_buffer(self, buf: Any) -> None:
-        """Keep a buffer until it is detached: buffered sends make copies of their own."""
+        """Keep a buffer until it is detached. Buffered sends do not use it: they make copies."""
         self._state.attached = buf
 
     def Detach_buffer(self) -> Any:
-        """Wait until all buffered sends are done; return what was attached."""
+        """Wait until all buffered sends are done; return the attached buffer."""
         self.Flush_buffer()
         found, self._state.attached = self._state.attached, None
         return found
@@ -271,11 +272,11 @@ class Messages:
             raise self._failed(error) from None
 
     def Iflush_buffer(self) -> Request:
-        """Return a request that is done when all buffered sends are."""
+        """Return a request that is complete when all buffered sends are."""
         works = [Request._started(work) for work in list(self._state.buffered)]
         return _Both.of(*works) if works else Request._started(Finished())
 
-    # --- again and again --------------------------------------------------------------------------
+    # --- persistent requests ----------------------------------------------------------------------
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """Prepare a send."""
@@ -300,7 +301,7 @@ class Messages:
 
     def Psend_init(self, *_: Any, **__: Any) -> Prequest:
         """Refuse partitioned communication."""
-        refused("partitioned communication", "send each part by a Send_init of its own")
+        refused("partitioned communication", "send each part with its own Send_init")
 
     Precv_init = Psend_init
 
@@ -309,13 +310,13 @@ class Messages:
     def Probe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> bool:
-        """Wait for a message; it stays."""
+        """Wait for a message, and leave it in the queue."""
         return self._probe(source, tag, status, True)
 
     def Iprobe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> bool:
-        """Return whether there is a message; it stays."""
+        """Return whether there is a message, and leave it in the queue."""
         return self._probe(source, tag, status, False)
 
     probe, iprobe = Probe, Iprobe
@@ -339,7 +340,7 @@ class Messages:
     def Mprobe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Message:
-        """Wait for a message and take it, so that no other receive gets it."""
+        """Wait for a message and take it, so that no other receive can get it."""
         return cast(Message, self._taken(source, tag, status, True))
 
     def Improbe(
@@ -368,9 +369,9 @@ class Messages:
 
 
 def _found(comm: Any, source: int, tag: int, waits: bool) -> Any:
-    """Return the message that a receive would get; None: there is none, and nobody waits for it.
+    """Return the message that a receive would get; None if there is none and `waits` is False.
 
-    Beside a call of another thread, which would keep this one from waiting, it looks now and then.
+    While another thread is in a call, this one cannot wait in gpucoll, so it polls.
     """
     if waits:
         try:
@@ -382,8 +383,8 @@ def _found(comm: Any, source: int, tag: int, waits: bool) -> Any:
     while (message := comm.probe(source, tag, wait=False)) is None and waits:
         if time.monotonic() > until_s:
             raise gpucoll.DeadlineError(
-                f"probe(source={source}, tag={tag}): no such message had come after "
-                f"{waiting_s():g} s, in which other threads were in calls on this communicator"
+                f"probe(source={source}, tag={tag}): no such message arrived within "
+                f"{waiting_s():g} s, during which other threads were in calls on this communicator"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -391,18 +392,18 @@ def _found(comm: Any, source: int, tag: int, waits: bool) -> Any:
 
 
 def _received(comm: Any, source: int, tag: int, waits: bool) -> tuple[Any, int, int] | None:
-    """Return the data, source and tag of the message that a probe finds, which is received."""
+    """Receive the message that a probe finds; return its data, source and tag."""
     while (message := _found(comm, source, tag, waits)) is not None:
         try:
             return message.recv(async_op=True).wait(), message.source, message.tag
-        except gpucoll.StateError:  # another thread has received it meanwhile
+        except gpucoll.StateError:  # another thread has received the message meanwhile
             if comm.is_closed:
                 raise
     return None
 
 
 class _Both:
-    """The work of several requests: done when all are."""
+    """The work of several requests; it is complete when all are."""
 
     def __init__(self, requests: tuple[Any, ...]) -> None:
         self._requests = requests
@@ -410,12 +411,12 @@ class _Both:
 
     @staticmethod
     def of(*requests: Any) -> Request:
-        """Return the request of several; its status is the first one's."""
+        """Return a request for several; its status is that of the first."""
         return cast(Request, Request._started(_Both(requests)))
 
     @property
     def message(self) -> Any:
-        """What the first has received."""
+        """The message that the first request received."""
         return getattr(self._works[0], "message", None)
 
     def done(self) -> bool:

@@ -1,4 +1,4 @@
-"""Messages and collectives of Python objects: the lower-case calls."""
+"""Messages and collectives of Python objects: the lower-case methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOADS = After(loads=loaded)
 
 
 class ObjectCalls:
-    """What `Comm` does with objects; a message of one is an ordinary message of bytes."""
+    """The methods of `Comm` on objects. An object travels as an ordinary message of bytes."""
 
     _state: Any
     _failed: Callable[[GpucollError], Exception]
@@ -46,31 +46,31 @@ class ObjectCalls:
             self._send(data, dest, tag)
         except (
             UsageError
-        ):  # another thread is in a call; or an argument is wrong, which is said here
+        ):  # another thread is in a call, or an argument is wrong: this path reports it
             self._start_send(data, dest, tag).Wait()
         except GpucollError as error:
             raise self._failed(error) from None
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object; returns at once."""
+        """Send an object; return at once."""
         self.ibsend(obj, dest, tag)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object; returns when it is received."""
+        """Send an object; return when it has been received."""
         self.issend(obj, dest, tag).Wait()
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object."""
+        """Start sending an object."""
         data = None if dest == PROC_NULL else dumped(obj)
         return cast(Request, self._start_send(data, dest, tag))
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object; done when it is received."""
+        """Start sending an object; the request is complete when it has been received."""
         data = None if dest == PROC_NULL else dumped(obj)
         return cast(Request, self._start_send(data, dest, tag, synchronous=True))
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """Start to send an object; done at once."""
+        """Start sending an object; the request is complete at once."""
         return cast(Request, self._send_copy(None if dest == PROC_NULL else dumped(obj), dest, tag))
 
     def recv(
@@ -93,7 +93,7 @@ class ObjectCalls:
         return self.irecv(buf, source, tag).wait(status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start to receive an object; `buf` is not needed."""
+        """Start receiving an object; `buf` is not needed."""
         if source == PROC_NULL:
             return cast(Request, Request._started(Finished(), _NULL))
         source, tag = self._check(source, tag, may_be_any=True)
@@ -135,7 +135,7 @@ class ObjectCalls:
         return cast("list[Any] | None", self._of_objects(objects.gather, sendobj, root))
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        """Return this rank's of the root's objects."""
+        """Return this rank's item of the root's list."""
         root = checked_root(self, root)
         return self._of_objects(objects.scatter, sendobj, root)
 
@@ -144,36 +144,37 @@ class ObjectCalls:
         return cast("list[Any]", self._of_objects(objects.allgather, sendobj))
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Send one object to each rank; return those that came."""
+        """Send one object to each rank; return those that arrived."""
         return cast("list[Any]", self._of_objects(objects.alltoall, sendobj))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
-        """Return the operation over all objects on the root, None elsewhere."""
+        """Reduce all objects; return the result on the root, None elsewhere."""
         function = python_function(op)
         values = self.gather(sendobj, root)
         return None if values is None else objects.reduce_all(values, function)
 
     def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
-        """Return the operation over all objects, from rank 0 on."""
+        """Reduce all objects in rank order; return the result."""
         function = python_function(op)
         return objects.reduce_all(self.allgather(sendobj), function)
 
     def scan(self, sendobj: Any, op: Any = SUM) -> Any:
-        """Return the operation over the objects of ranks 0 to this."""
+        """Reduce the objects of ranks 0 to this one; return the result."""
         function = python_function(op)
         return objects.reduce_all(self.allgather(sendobj)[: self.rank + 1], function)
 
     def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
-        """Return the operation over the objects of the ranks before this; None on rank 0."""
+        """Reduce the objects of the ranks before this one; return None on rank 0."""
         function = python_function(op)
         values = self.allgather(sendobj)[: self.rank]
         return objects.reduce_all(values, function) if values else None
 
 
 def private_of(comm: Any) -> tuple[Any, int]:
-    """Return a duplicate of a communicator, which is made once and freed with it, and a new tag.
+    """Return a private duplicate of a communicator, and a new tag.
 
-    mpi4py's own Python code sends the messages of its collectives there.
+    The duplicate is made once and freed with its communicator. mpi4py's own Python code uses it for
+    the messages of its collectives.
     """
     state = comm._state
     if state.private is None:
@@ -192,7 +193,7 @@ def lock_table(comm: Any) -> dict[Hashable, Any]:
 
 
 def lock_of(comm: Any, key: Hashable | None = None) -> threading.Lock:
-    """Return a lock of a communicator, one for each key."""
+    """Return the lock of a communicator for a key."""
     if not comm:
         raise argument_error("the communicator is null", "ERR_COMM")
     found = comm._state.locks.setdefault(key, threading.Lock())

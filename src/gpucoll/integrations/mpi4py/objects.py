@@ -1,6 +1,6 @@
-"""Collectives of Python objects: pickles in rows of bytes.
+"""Collectives of Python objects, which travel as pickles in rows of bytes.
 
-Each first row has room for a small pickle; only where one is larger is there a second exchange.
+The first row has room for a small pickle. A second exchange follows only if a pickle is larger.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from gpucoll.integrations.mpi4py.pickles import pickle
 Bytes = npt.NDArray[np.uint8]
 
 ROW = 448
-"""Bytes of a row: what lies in one slot of shared memory with its header."""
+"""Bytes of a row: with its header it fits one slot of shared memory."""
 _HEAD = 16
 _ROOM = ROW - _HEAD
 
 
 def dumped(value: Any) -> Bytes:
-    """Return an object as an array of bytes."""
+    """Pickle an object into an array of bytes."""
     data = pickle.dumps(value)
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 
 def loaded(data: Bytes) -> Any:
-    """Return the object that an array of bytes is."""
+    """Unpickle an array of bytes."""
     return pickle.loads(data.data) if len(data) else None
 
 
 def _fill(row: Bytes, data: Bytes, largest: int) -> None:
-    """Write how long the data is, the longest of this rank's, and what has room of it."""
+    """Write the data's length, the length of this rank's longest, and the bytes that fit."""
     row[:_HEAD].view(np.int64)[:] = len(data), largest
     if len(data) <= _ROOM:
         row[_HEAD : _HEAD + len(data)] = data
@@ -108,7 +108,7 @@ def alltoall(comm: Any, values: Sequence[Any]) -> list[Any]:
 def neighbour_exchange(
     comm: Any, values: Sequence[Any], destinations: list[int], sources: list[int]
 ) -> list[Any]:
-    """Send one object along each edge; return those that came, by their edges."""
+    """Send one object along each edge; return those that arrived, by edge."""
     outgoing: list[list[Any]] = [[] for _ in range(comm.world_size)]
     for value, rank in zip(values, destinations, strict=True):
         if rank >= 0:
@@ -118,7 +118,7 @@ def neighbour_exchange(
 
 
 def reduce_all(values: list[Any], function: Any) -> Any:
-    """Return the function over objects, from the first to the last."""
+    """Reduce objects from the first to the last."""
     return functools.reduce(function, values)
 
 

@@ -1,4 +1,4 @@
-"""One-sided calls on a window: each is done when it returns."""
+"""One-sided calls on a window. Each is complete when it returns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpucoll.integrations.mpi4py.requests import Finished, Request
 from gpucoll.integrations.mpi4py.specifications import Simple
 
 _POSTED, _COMPLETE = 1, 2
-"""Tags of a window's own messages."""
+"""Tags of the window's own messages."""
 
 
 class _Target:
-    """Items of a datatype in a rank's memory; their place is counted in the rank's unit."""
+    """Items of a datatype in a rank's memory, at a displacement in that rank's unit."""
 
     def __init__(self, core: Any, rank: int, origin: Simple, given: Any) -> None:
         place, count, datatype = 0, origin.count, origin.datatype
@@ -43,7 +43,7 @@ class _Target:
         low, high = self.map.span(count)
         if count < 0 or low + self.offset < 0 or high + self.offset > self.part.size:
             raise argument_error(
-                f"target: {count} items at {place} reach from byte {low + self.offset} to "
+                f"target: {count} items at {place} span bytes {low + self.offset} to "
                 f"{high + self.offset}, but rank {rank}'s memory has {self.part.size} bytes",
                 "ERR_RMA_RANGE",
             )
@@ -55,19 +55,19 @@ class _Target:
         row = np.ascontiguousarray(row)
         if row.nbytes > self.count * self.map.size:
             raise argument_error(
-                f"target: {row.nbytes} bytes are sent into {self.count * self.map.size}",
+                f"target: {row.nbytes} bytes do not fit exactly into {self.count * self.map.size}",
                 "ERR_TRUNCATE",
             )
         self.part.put(row, self.map, self.offset)
 
 
 class OneSided:
-    """What `Win` does with the memory of other ranks."""
+    """The one-sided calls of `Win`."""
 
     _live: Callable[[str], Any]
 
     def _target(self, origin: Any, rank: Any, target: Any, writable: bool) -> Any:
-        """Return the origin's specification and the target; None where there is no target."""
+        """Return the origin's specification and the target; None if there is no target."""
         core, number = self._live("ERR_WIN"), integer(rank)
         if number == PROC_NULL:
             return None
@@ -80,12 +80,12 @@ class OneSided:
 
     @contextlib.contextmanager
     def _alone(self, rank: int) -> Iterator[None]:
-        """Keep other accumulations out of a rank's memory."""
+        """Exclude other accumulations from a rank's memory."""
         with self._live("ERR_WIN").accumulating(rank):
             yield
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
-        """Write into a rank's memory."""
+        """Write to a rank's memory."""
         both = self._target(origin, target_rank, target, False)
         if both is not None:
             both[1].put(both[0].row())
@@ -97,7 +97,7 @@ class OneSided:
             _fill(both[0], both[1].get())
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
-        """Combine with what a rank's memory holds, at once for all accumulations."""
+        """Combine data with a rank's memory, atomically with respect to other accumulations."""
         both = self._target(origin, target_rank, target, False)
         if both is not None:
             with self._alone(integer(target_rank)):
@@ -106,7 +106,7 @@ class OneSided:
     def Get_accumulate(
         self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
     ) -> None:
-        """Do so, and return what was there before in `result`."""
+        """Combine data with a rank's memory; return its former contents in `result`."""
         both = self._target(origin, target_rank, target, False)
         if both is not None:
             with self._alone(integer(target_rank)):
@@ -116,14 +116,14 @@ class OneSided:
     def Fetch_and_op(
         self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = SUM
     ) -> None:
-        """Do so with one element."""
+        """Combine one element with a rank's memory; return its former value in `result`."""
         _check_single(origin=origin, result=result, rank=target_rank)
         self.Get_accumulate(origin, result, target_rank, integer(target_disp), op)
 
     def Compare_and_swap(
         self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0
     ) -> None:
-        """Write one element where what is there equals `compare`; what was there: `result`."""
+        """Replace one element if it equals `compare`; return its former value in `result`."""
         _check_single(origin=origin, compare=compare, result=result, rank=target_rank)
         both = self._target(origin, target_rank, integer(target_disp), False)
         if both is None:
@@ -136,52 +136,52 @@ class OneSided:
         _fill(Simple(result, True), before)
 
     def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
-        """Write into a rank's memory; the request is done at once."""
+        """Write to a rank's memory; the request is complete at once."""
         self.Put(origin, target_rank, target)
         return Request._started(Finished())  # type: ignore[no-any-return]
 
     def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
-        """Read a rank's memory; the request is done at once."""
+        """Read a rank's memory; the request is complete at once."""
         self.Get(origin, target_rank, target)
         return Request._started(Finished())  # type: ignore[no-any-return]
 
     def Raccumulate(
         self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM
     ) -> Request:
-        """Accumulate; the request is done at once."""
+        """Accumulate; the request is complete at once."""
         self.Accumulate(origin, target_rank, target, op)
         return Request._started(Finished())  # type: ignore[no-any-return]
 
     def Rget_accumulate(
         self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
     ) -> Request:
-        """Get and accumulate; the request is done at once."""
+        """Get and accumulate; the request is complete at once."""
         self.Get_accumulate(origin, result, target_rank, target, op)
         return Request._started(Finished())  # type: ignore[no-any-return]
 
     # --- epochs between some ranks ----------------------------------------------------------------
 
     def Post(self, group: Any, assertion: int = 0) -> None:
-        """Let the ranks of a group reach this one's memory, until `Wait`."""
+        """Expose this rank's memory to the ranks of a group until `Wait`."""
         core = self._live("ERR_WIN")
         core.posted_to = core.ranks_of(group)
         core.tokens += [core.comm.isend(None, rank, _POSTED) for rank in core.posted_to]
 
     def Start(self, group: Any, assertion: int = 0) -> None:
-        """Return when the ranks of a group have called `Post`."""
+        """Wait until the ranks of a group have called `Post`."""
         core = self._live("ERR_WIN")
         core.started_on = core.ranks_of(group)
         for rank in core.started_on:
             core.comm.recv(source=rank, tag=_POSTED)
 
     def Complete(self) -> None:
-        """End what `Start` began."""
+        """End the access epoch that `Start` began."""
         core = self._live("ERR_WIN")
         core.tokens += [core.comm.isend(None, rank, _COMPLETE) for rank in core.started_on]
         core.started_on = []
 
     def Wait(self) -> bool:
-        """Return when all that `Post` has let in have called `Complete`."""
+        """Wait until all ranks of the group of `Post` have called `Complete`."""
         core = self._live("ERR_WIN")
         for rank in core.posted_to:
             core.comm.recv(source=rank, tag=_COMPLETE)
@@ -190,7 +190,7 @@ class OneSided:
         return True
 
     def Test(self) -> bool:
-        """Return whether they have; then it is as after `Wait`."""
+        """Return whether all these ranks have called `Complete`; if so, end as `Wait` does."""
         core = self._live("ERR_WIN")
         if not all(core.comm.iprobe(rank, _COMPLETE) for rank in core.posted_to):
             return False
@@ -198,7 +198,7 @@ class OneSided:
 
 
 def _fill(into: Simple, row: Any) -> None:
-    """Write elements into a buffer of this rank's."""
+    """Write elements to a buffer of this rank."""
     target, finish = into.target()
     data = np.ascontiguousarray(row).view(np.uint8)
     room = target.view(np.uint8)
@@ -210,10 +210,10 @@ def _fill(into: Simple, row: Any) -> None:
 
 
 def _combine(origin: Simple, target: _Target, op: Any) -> Any:
-    """Write the operation over what is there and the origin; return what was there."""
+    """Combine the origin with the target; return the target's former contents."""
     operations.check(op, target.datatype)
     if op._core.user is not None:
-        raise argument_error("Accumulate takes predefined operations alone", "ERR_OP")
+        raise argument_error("Accumulate supports only predefined operations", "ERR_OP")
     before = target.get()
     if op._core.name != "NO_OP":
         row = np.ascontiguousarray(origin.row()).view(np.uint8).view(before.dtype)

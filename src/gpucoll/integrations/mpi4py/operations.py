@@ -1,4 +1,4 @@
-"""Reduce operations: gpucoll's, pairs of value and index, and functions of the program."""
+"""Reduce operations: gpucoll's, those on pairs of value and index, and the program's functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NATIVE = set("?bhilqBHILQefdFD")
 
 
 class Core:
-    """What an operation is."""
+    """The contents of an operation."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Core:
 
 
 class Op(Handle):
-    """An operation; called with two Python objects it gives their result."""
+    """An operation. Calling it with two Python objects combines them."""
 
     _native: str | None = None
-    """What gpucoll calls it; None where it must be done here."""
+    """The name of gpucoll's op; None if the reduction must be done here."""
 
     def __new__(cls, op: Any = None) -> Op:
         self = super().__new__(cls, op)
@@ -49,7 +49,7 @@ class Op(Handle):
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
-        """Make one of ``function(inbuf, inoutbuf, datatype)``, which writes into inoutbuf."""
+        """Make an operation of ``function(inbuf, inoutbuf, datatype)``, which writes `inoutbuf`."""
         if not callable(function):
             raise TypeError(f"expecting a function, got {type(function).__name__}")
         core = Core(
@@ -62,11 +62,11 @@ class Op(Handle):
 
     def Free(self) -> None:
         if self._live("ERR_OP").user is None:
-            raise argument_error(f"{self._core.name} is predefined: it stays", "ERR_OP")
+            raise argument_error(f"{self._core.name} is predefined and cannot be freed", "ERR_OP")
         self._core = self._native = None
 
     def free(self) -> None:
-        """Free it if it is not predefined; any number of times."""
+        """Free it unless it is predefined; may be called repeatedly."""
         if self._core is not None and self._core.user is not None:
             self.Free()
         elif not any(self is item for item in OPERATIONS.values()):
@@ -82,7 +82,7 @@ class Op(Handle):
         return self._core is None or self._core.user is None
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
-        """Write ``inbuf op inoutbuf`` into inoutbuf, on this rank alone."""
+        """Write ``inbuf op inoutbuf`` to `inoutbuf`, on this rank only."""
         left, right = Simple(inbuf, False), Simple(inoutbuf, True)
         if left.datatype != right.datatype and left.map.dtype != right.map.dtype:
             raise argument_error("mismatch in send and receive MPI datatypes", "ERR_TYPE")
@@ -107,7 +107,7 @@ class Op(Handle):
 
 
 def native_name(op: Any, x: Any, fewest: int) -> str | None:
-    """Return what gpucoll calls an operation; None: it must be done here.
+    """Return the name of gpucoll's op; None if the reduction must be done here.
 
     Parameters
     ----------
@@ -116,8 +116,8 @@ def native_name(op: Any, x: Any, fewest: int) -> str | None:
     x : array
         This rank's elements.
     fewest : int
-        Of how many ranks' values some rank gets the result: one alone is copied (see `LOGICAL`),
-        but for a GPU array.
+        The smallest number of ranks whose values some rank's result combines. MPI copies the value
+        of a single rank, gpucoll does not (see `LOGICAL`); for GPU arrays this is ignored.
     """
     name: str | None = op._live("ERR_OP").native
     dtype = getattr(x, "dtype", None)
@@ -129,7 +129,7 @@ def native_name(op: Any, x: Any, fewest: int) -> str | None:
 
 
 def check(op: Any, datatype: Datatype) -> None:
-    """Raise where an operation cannot be done on a datatype."""
+    """Raise if an operation does not support a datatype."""
     if not isinstance(op, Op):
         raise type_error(f"expecting Op, got {type(op).__name__}", "ERR_OP")
     core = op._live("ERR_OP")
@@ -137,15 +137,15 @@ def check(op: Any, datatype: Datatype) -> None:
     if core.user is not None or core.name in ("REPLACE", "NO_OP"):
         return
     if (core.name in _PAIRED) != _is_pair(datatype):
-        raise argument_error(f"{core.name} is not defined for {datatype!r}", "ERR_OP")
+        raise argument_error(f"{core.name} does not support {datatype!r}", "ERR_OP")
     kind = type_map.dtype.kind
     refused = {"BAND": "fcSU", "BOR": "fcSU", "BXOR": "fcSU", "MAX": "cSU", "MIN": "cSU"}
     if kind in refused.get(core.name, "SU") or (core.name.startswith("L") and kind == "c"):
-        raise argument_error(f"{core.name} is not defined for {type_map.dtype}", "ERR_OP")
+        raise argument_error(f"{core.name} does not support {type_map.dtype}", "ERR_OP")
 
 
 def combine(op: Any, left: Row, right: Row, datatype: Datatype) -> Row:
-    """Return ``left op right``; what is right may be written."""
+    """Return ``left op right``; `right` may be overwritten."""
     core = op._live("ERR_OP")
     if core.user is not None:
         shown, written = np.ascontiguousarray(left), np.ascontiguousarray(right)
@@ -160,7 +160,7 @@ def combine(op: Any, left: Row, right: Row, datatype: Datatype) -> Row:
 
 
 def fold(op: Any, rows: list[Row], datatype: Datatype) -> Row:
-    """Return the operation over several rows, from the first to the last."""
+    """Reduce several rows, from the first to the last."""
     result = rows[0].copy()
     for row in rows[1:]:
         result = combine(op, result, row.copy(), datatype)
@@ -168,7 +168,7 @@ def fold(op: Any, rows: list[Row], datatype: Datatype) -> Row:
 
 
 def python_function(op: Any) -> Callable[[Any, Any], Any]:
-    """Return what joins two objects: an operation, or a function of the program."""
+    """Return the function of two objects for an operation or a function of the program."""
     if isinstance(op, Op):
         return op._live("ERR_OP").function  # type: ignore[no-any-return]
     if callable(op):
@@ -206,7 +206,7 @@ def _located_objects(beats: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
 
 _PAIRED = ("MAXLOC", "MINLOC")
 LOGICAL = frozenset(("land", "lor", "lxor"))
-"""What gpucoll makes 0 or 1, be it of one rank's value alone, which MPI copies."""
+"""Ops whose result gpucoll makes 0 or 1, even of a single rank's value, which MPI copies."""
 _CORES = (
     Core("MAX", "max", lambda x, y: y if y > x else x, np.maximum),
     Core("MIN", "min", lambda x, y: y if y < x else x, np.minimum),

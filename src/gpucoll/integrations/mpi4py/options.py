@@ -1,4 +1,4 @@
-"""What a program, or its user, may set before it imports MPI: `rc`, ``MPI4PY_RC_...``."""
+"""Options that a program or its user can set before importing MPI: `rc`, ``MPI4PY_RC_...``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpucoll import config
 
 
 class Rc:
-    """Options; ``rc(name=value, ...)`` sets several.
+    """The options; ``rc(name=value, ...)`` sets several.
 
     Attributes
     ----------
     initialize, finalize : bool
-        Whether the import calls Init, and the end of the process Finalize.
+        Whether importing MPI calls Init, and the end of the process calls Finalize.
     threads, thread_level, fast_reduce, recv_mprobe, irecv_bufsz, errors
-        Taken, and without effect: any thread may call, errors are exceptions.
+        Accepted without effect: any thread may make calls, and errors are exceptions.
     timeout_s : float or None
         Deadline of every wait, in seconds; None: ``GPUCOLL_TIMEOUT_S``, else a day.
     backend : str
@@ -70,13 +70,13 @@ _VALUES: dict[str, tuple[Any, ...] | None] = {
     "irecv_bufsz": None,
     "errors": ("exception", "default", "abort", "fatal"),
 }
-"""What mpi4py's own options may be; None: a number of bytes."""
+"""Valid values of mpi4py's own options; None stands for a number of bytes."""
 
 
 def settle() -> None:
-    """Let the environment set mpi4py's options, over what the program says, as mpi4py does.
+    """Apply the environment's settings, which override the program's, as in mpi4py.
 
-    A value that an option cannot have is a RuntimeWarning, and the option keeps its default.
+    An invalid value raises a RuntimeWarning, and the option keeps its default.
     """
     for name, values in _VALUES.items():
         text = config.variable(f"{config.MPI4PY_RC}{name.upper()}")

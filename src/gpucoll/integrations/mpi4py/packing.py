@@ -1,4 +1,4 @@
-"""Datatypes' Pack and Unpack, and arithmetic of addresses."""
+"""Pack and Unpack of datatypes, and address arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from gpucoll.integrations.mpi4py.memory import memory_of
 def _data(given: Any, writable: bool) -> Any:
     data = memory_of(given, writable).data
     if data is None:
-        raise argument_error("arrays on a GPU are packed by their own library", "ERR_BUFFER")
+        raise argument_error(
+            "arrays on a GPU can only be packed by their own library", "ERR_BUFFER"
+        )
     return data
 
 
@@ -24,7 +26,7 @@ def _count(self: Datatype, data: Any) -> int:
 
 
 def Pack(self: Datatype, inbuf: Any, outbuf: Any, position: int, comm: Any = None) -> int:
-    """Write the items in one buffer into another, without gaps; return where they end."""
+    """Pack items into another buffer, without gaps; return the position after them."""
     source, into = _data(inbuf, False), _data(outbuf, True)
     packed = self._map().pack(source, 0, _count(self, source))
     row = np.ascontiguousarray(packed).view(np.uint8)
@@ -36,29 +38,33 @@ def Pack(self: Datatype, inbuf: Any, outbuf: Any, position: int, comm: Any = Non
 
 
 def Unpack(self: Datatype, inbuf: Any, position: int, outbuf: Any, comm: Any = None) -> int:
-    """Read items that `Pack` has written; return where they end."""
+    """Unpack items that `Pack` has written; return the position after them."""
     source, into = _data(inbuf, False), _data(outbuf, True)
     end = position + _count(self, into) * self._map().size
     if position < 0 or end > len(source):
-        raise argument_error(f"{end} bytes are asked for, {len(source)} are there", "ERR_TRUNCATE")
+        raise argument_error(
+            f"{end} bytes are needed, but the buffer has {len(source)}", "ERR_TRUNCATE"
+        )
     self._map().unpack(source[position:end], into, 0)
     return end
 
 
 def Pack_size(self: Datatype, count: int, comm: Any = None) -> int:
-    """Return how many bytes so many items take when they are packed."""
+    """Return the packed size of `count` items, in bytes."""
     return count * self._map().size
 
 
 def _swapped(self: Datatype, row: Any, count: int) -> Any:
     dtype = self._map().element
     if dtype is None:
-        raise argument_error("external32 is there for datatypes of one kind", "ERR_TYPE")
+        raise argument_error(
+            "external32 supports only datatypes made of one basic type", "ERR_TYPE"
+        )
     return row.view(dtype).byteswap().view(np.uint8) if np.little_endian else row
 
 
 def Pack_external(self: Datatype, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
-    """Write items in the byte order of external32; return where they end."""
+    """Pack items in the byte order of external32; return the position after them."""
     end = Pack(self, inbuf, outbuf, position)
     into = _data(outbuf, True)
     into[position:end] = _swapped(self, into[position:end].copy(), 0)
@@ -66,7 +72,7 @@ def Pack_external(self: Datatype, datarep: str, inbuf: Any, outbuf: Any, positio
 
 
 def Unpack_external(self: Datatype, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
-    """Read items in the byte order of external32; return where they end."""
+    """Unpack items in the byte order of external32; return the position after them."""
     into, source = _data(outbuf, True), _data(inbuf, False)
     end = position + _count(self, into) * self._map().size
     row = _swapped(self, source[position:end].copy(), 0)
@@ -74,7 +80,7 @@ def Unpack_external(self: Datatype, datarep: str, inbuf: Any, position: int, out
 
 
 def Pack_external_size(self: Datatype, datarep: str, count: int) -> int:
-    """Return how many bytes so many items take."""
+    """Return the packed size of `count` items, in bytes."""
     return Pack_size(self, count)
 
 
@@ -83,10 +89,10 @@ for _function in (Pack, Unpack, Pack_size, Pack_external, Unpack_external, Pack_
 
 
 def Aint_add(base: int, disp: int) -> int:
-    """Return an address and a distance added."""
+    """Return the sum of an address and a displacement."""
     return base + disp
 
 
 def Aint_diff(addr1: int, addr2: int) -> int:
-    """Return the distance of two addresses."""
+    """Return the difference of two addresses."""
     return addr1 - addr2

@@ -1,4 +1,4 @@
-"""How objects become bytes: `MPI.pickle`."""
+"""Serialisation of objects: `MPI.pickle`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _THRESHOLD = 1 << 18
 
 
 class Pickle:
-    """Turns objects into bytes and back; others can be put in its place by calling `__init__`.
+    """Converts objects to bytes and back. Calling `__init__` replaces its functions.
 
     Parameters
     ----------
     dumps, loads : functions, optional
         Default: Python's pickle.
     protocol : int, optional
-        Passed to `dumps` where that is pickle's.
+        Passed to `dumps` if that is pickle's.
     threshold : int, optional
-        From how many bytes on `dumps_oob` gives a buffer apart. The calls of this library send
-        nothing apart.
+        Size in bytes from which on `dumps_oob` returns a buffer separately. The calls of this
+        library never do.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Pickle:
 
     @property
     def PROTOCOL(self) -> int | None:
-        """What `dumps` is told; None: nothing."""
+        """The protocol passed to `dumps`; None if none is passed."""
         return self._protocol
 
     @PROTOCOL.setter
@@ -49,7 +49,7 @@ class Pickle:
 
     @property
     def THRESHOLD(self) -> int:
-        """From how many bytes on `dumps_oob` gives a buffer apart."""
+        """Size in bytes from which on `dumps_oob` returns a buffer separately."""
         return self._threshold
 
     @THRESHOLD.setter
@@ -57,17 +57,17 @@ class Pickle:
         self._threshold = _THRESHOLD if threshold is None else threshold
 
     def dumps(self, obj: Any) -> bytes:
-        """Return an object as bytes."""
+        """Convert an object to bytes."""
         if self.PROTOCOL is None:
             return self._dumps(obj)
         return self._dumps(obj, self.PROTOCOL)
 
     def loads(self, data: Any) -> Any:
-        """Return the object that some bytes are."""
+        """Convert bytes to an object."""
         return self._loads(data)
 
     def dumps_oob(self, obj: Any) -> tuple[bytes, list[Any]]:
-        """Return an object as bytes, and the large buffers in it as they lie."""
+        """Convert an object to bytes, and return the large buffers in it separately."""
         buffers: list[Any] = []
 
         def is_within(item: Any) -> bool:
@@ -81,7 +81,7 @@ class Pickle:
         return self._dumps(obj, protocol, buffer_callback=is_within), buffers
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:
-        """Return the object that `dumps_oob` has taken apart."""
+        """Restore an object from the results of `dumps_oob`."""
         return self._loads(data, buffers=buffers)
 
 

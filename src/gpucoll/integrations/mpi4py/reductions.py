@@ -1,7 +1,7 @@
-"""What a reduction of MPI is of gpucoll: its own, or rows that are gathered and reduced here.
+"""Translation of MPI's reductions: gpucoll's own, or rows that are gathered and reduced here.
 
-The second is for what gpucoll has no kernel for: functions of the program, pairs of value and
-index, long doubles. Rows are reduced in the order of the ranks.
+The latter serve functions of the program, pairs of value and index, and long doubles, for which
+gpucoll has no kernel. Rows are reduced in rank order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
 def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
     name = operations.native_name(op, x, 1)
-    if name is not None and comm.rank == 0:  # whose buffer stays as it is
+    if name is not None and comm.rank == 0:  # MPI leaves rank 0's buffer unchanged
         return Call("exclusive_scan", (x, name), {})
     if name is not None:
         return Call("exclusive_scan", (x, name), {"out": out}, finish)
@@ -138,7 +138,7 @@ def _scattered(comm: Any, sendbuf: Any, recvbuf: Any, op: Op, counts: list[int],
 
 
 def _both(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, Any, Finish | None, Any]:
-    """Return what is sent, where the result goes, what is done then, and the datatype."""
+    """Return the data to send, the place of the result, the function to call then, the datatype."""
     received = Simple(recvbuf, True)
     operations.check(op, received.datatype)
     out, finish = received.target()
@@ -168,7 +168,7 @@ def _bytes(row: Row) -> Row:
 
 
 def _gathered_rows(comm: Any, x: Row) -> tuple[list[Row], Row]:
-    """Return a row for each rank's, and the bytes that they are written into."""
+    """Return one row for each rank, and the bytes that hold them all."""
     made = np.empty(len(x) * comm.size, x.dtype)
     rows = [made[n * len(x) : (n + 1) * len(x)] for n in range(comm.size)]
     return rows, made.view(np.uint8)
@@ -177,7 +177,7 @@ def _gathered_rows(comm: Any, x: Row) -> tuple[list[Row], Row]:
 def _folded(
     comm: Any, x: Row, out: Row, finish: Finish | None, datatype: Any, op: Op, ranks: range
 ) -> Call:
-    """Gather all rows on all ranks, and reduce those of some ranks here."""
+    """Gather the rows of all ranks, and reduce those of some ranks here."""
     rows, made = _gathered_rows(comm, x)
 
     def fold() -> None:

@@ -1,4 +1,4 @@
-"""Requests: what calls that return at once give, and waiting for one, any, some or all."""
+"""Requests: what calls that return at once return, and waits for one, any, some or all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Requests = Sequence[Any]
 
 
 class Finished:
-    """The work of what has nothing to do."""
+    """The work of a call that has nothing to do."""
 
     message = None
 
@@ -32,22 +32,22 @@ class Finished:
 
 
 class Withdrawn(Finished):
-    """The work of a message that was taken back."""
+    """The work of a message that was cancelled."""
 
 
 class After:
-    """What is to be done when a work has ended.
+    """What to do when a work has ended.
 
     Parameters
     ----------
     finish : function, optional
-        Called when it went well: unpacks what came.
+        Called if it succeeded; unpacks the data.
     loads : function, optional
-        Makes the object that `wait` returns out of the work's result.
+        Builds the object that `wait` returns from the work's result.
     is_null : bool
-        Whether the other end was PROC_NULL.
+        Whether the peer was PROC_NULL.
     certifies : bool
-        Whether the arrays lie on a GPU, and success must be asked for.
+        Whether the arrays are on a GPU, so that success must be queried.
     """
 
     __slots__ = ("certifies", "finish", "is_null", "loads")
@@ -64,11 +64,12 @@ class After:
 
 
 class Request(Handle):
-    """What was started; its `_core` is gpucoll's Work."""
+    """A call that was started; its `_core` is gpucoll's Work."""
 
     _after: After | None = None
     _takes: tuple[Any, int, int] | None = None
-    """Of a receive: the method, source and tag by which what was too large is taken away."""
+    """The method, source and tag of a receive, with which a message that was too large is
+    removed."""
 
     def __new__(cls, request: Any = None) -> Any:
         self = super().__new__(cls, request)
@@ -85,7 +86,7 @@ class Request(Handle):
     # --- what waiting is made of ------------------------------------------------------------------
 
     def _waitable(self) -> Any:
-        """Return the work to wait for; None: there is nothing to wait for."""
+        """Return the work to wait for; None if there is none."""
         return self._core
 
     def _conclude(self, status: Status | None) -> Any:
@@ -130,7 +131,7 @@ class Request(Handle):
     # --- one --------------------------------------------------------------------------------------
 
     def Wait(self, status: Status | None = None) -> bool:
-        """Wait until it is done."""
+        """Wait until the request is complete."""
         work = self._core
         if status is None and self._after is None and work is not None:
             try:
@@ -144,15 +145,15 @@ class Request(Handle):
         return True
 
     def Test(self, status: Status | None = None) -> bool:
-        """Return whether it is done."""
+        """Return whether the request is complete."""
         return self._test(status)[0]
 
     def wait(self, status: Status | None = None) -> Any:
-        """Wait until it is done; return what an `irecv` received."""
+        """Wait until the request is complete; return what an `irecv` received."""
         return self._conclude(status)
 
     def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        """Return whether it is done, and what an `irecv` received."""
+        """Return whether the request is complete, and what an `irecv` received."""
         return self._test(status)
 
     def _test(self, status: Status | None) -> tuple[bool, Any]:
@@ -162,7 +163,7 @@ class Request(Handle):
         return True, self._conclude(status)
 
     def Get_status(self, status: Status | None = None) -> bool:
-        """Return whether it is done; it stays."""
+        """Return whether the request is complete, and keep it."""
         work = self._waitable()
         if work is None:
             if status is not None:
@@ -176,10 +177,10 @@ class Request(Handle):
     get_status = Get_status
 
     def Cancel(self) -> None:
-        """Take a message back where nobody has seen it; otherwise it goes on (`Status.cancelled`).
+        """Withdraw a message; if it is too late, the message continues (see `Status.cancelled`).
 
-        A receive goes as long as no message has come for it, a send as long as nothing of it lies
-        in the receiver's mailbox.
+        A receive can be withdrawn as long as no message has arrived for it, a send as long as none
+        of it is in the receiver's mailbox.
         """
         self._live("ERR_REQUEST")
         work = self._waitable()
@@ -187,19 +188,19 @@ class Request(Handle):
             return
         withdraw = getattr(work, "withdraw", None)
         if withdraw is None:
-            refused("Request.Cancel of what is no message", "wait for it")
+            refused("Request.Cancel of a call that is not a message", "wait for it")
         if withdraw():
             self._core, self._after, self._takes = Withdrawn(), None, None
 
     cancel = Cancel
 
     def Free(self) -> None:
-        """Let go of it; what was started goes on."""
+        """Release the handle; the call continues."""
         self._live("ERR_REQUEST")
         self._core = None
 
     def free(self) -> None:
-        """Let go of it, if there is something."""
+        """Release the handle unless it is null."""
         self._core = None
 
     def __reduce__(self) -> Any:
@@ -211,7 +212,7 @@ class Request(Handle):
 
     @classmethod
     def Waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
-        """Wait until all are done."""
+        """Wait until all are complete."""
         if statuses is not None:
             Request.waitall(requests, statuses)
             return True
@@ -227,7 +228,7 @@ class Request(Handle):
 
     @classmethod
     def waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> list[Any]:
-        """Wait until all are done; return what each has received."""
+        """Wait until all are complete; return what each has received."""
         _resize(statuses, len(requests))
         results, failure = [], None
         for place, request in enumerate(requests):
@@ -241,12 +242,12 @@ class Request(Handle):
 
     @classmethod
     def Waitany(cls, requests: Requests, status: Status | None = None) -> int:
-        """Wait until one is done; return its place, UNDEFINED where there is none."""
+        """Wait until one is complete; return its index, or UNDEFINED if there is none."""
         return Request.waitany(requests, status)[0]
 
     @classmethod
     def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, Any]:
-        """Wait until one is done; return its place, and what it has received."""
+        """Wait until one is complete; return its index, and what it has received."""
         places = _active(requests)
         if not places:
             _clear(status)
@@ -256,12 +257,12 @@ class Request(Handle):
 
     @classmethod
     def Waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
-        """Wait until one or more are done; return their places, None where there is none."""
+        """Wait until one or more are complete; return their indices, or None if there are none."""
         return Request.waitsome(requests, statuses)[0]
 
     @classmethod
     def waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
-        """Wait until one or more are done; return their places, and what they have received."""
+        """Wait until one or more are complete; return their indices, and what they received."""
         places = _active(requests)
         if places:
             gpucoll.wait_any([requests[place]._waitable() for place in places])
@@ -269,24 +270,24 @@ class Request(Handle):
 
     @classmethod
     def Testall(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
-        """Return whether all are done."""
+        """Return whether all are complete."""
         return bool(Request.testall(requests, statuses)[0])
 
     @classmethod
     def testall(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
-        """Return whether all are done, and then what each has received."""
+        """Return whether all are complete, and if so what each has received."""
         if not all([requests[place]._waitable().done() for place in _active(requests)]):  # noqa: C419  # each is asked
             return False, None
         return True, Request.waitall(requests, statuses)
 
     @classmethod
     def Testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
-        """Return the place of one that is done, and whether there is one."""
+        """Return the index of a complete one, and whether there is one."""
         return Request.testany(requests, status)[:2]
 
     @classmethod
     def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
-        """Return the place of one that is done, whether there is one, and what it has received."""
+        """Return the index of a complete one, whether there is one, and what it has received."""
         places = _active(requests)
         if not places:
             _clear(status)
@@ -299,12 +300,12 @@ class Request(Handle):
 
     @classmethod
     def Testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
-        """Return the places of those that are done; None where there is nothing to wait for."""
+        """Return the indices of those that are complete; None if there is nothing to wait for."""
         return Request.testsome(requests, statuses)[0]
 
     @classmethod
     def testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
-        """Return the places of those that are done, and what they have received."""
+        """Return the indices of those that are complete, and what they have received."""
         places = _active(requests)
         if not places:
             return None, None
@@ -315,7 +316,7 @@ class Request(Handle):
 
     @classmethod
     def Get_status_all(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
-        """Return whether all are done; they stay."""
+        """Return whether all are complete, and keep them."""
         _resize(statuses, len(requests))
         if not all([request.Get_status() for request in requests]):  # noqa: C419  # each is asked
             return False
@@ -325,7 +326,7 @@ class Request(Handle):
 
     @classmethod
     def Get_status_any(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
-        """Return the place of one that is done, and whether there is one; it stays."""
+        """Return the index of a complete one, and whether there is one; keep it."""
         places = _active(requests)
         if not places:
             _clear(status)
@@ -337,7 +338,7 @@ class Request(Handle):
 
     @classmethod
     def Get_status_some(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
-        """Return the places of those that are done; they stay."""
+        """Return the indices of those that are complete, and keep them."""
         places = _active(requests)
         if not places:
             return None
@@ -353,7 +354,7 @@ class Request(Handle):
 
 
 class Prequest(Request):
-    """A call that is made again and again: its `_core` starts it."""
+    """A persistent request. Its `_core` starts the call."""
 
     _running: Request | None = None
 
@@ -363,7 +364,7 @@ class Prequest(Request):
         return self
 
     def Start(self) -> None:
-        """Make the call."""
+        """Start the call."""
         start = self._live("ERR_REQUEST")
         if self._running is not None and self._running._core is not None:
             raise as_mpis(gpucoll.StateError("Start: the request is active; wait for it first"))
@@ -371,7 +372,7 @@ class Prequest(Request):
 
     @classmethod
     def Startall(cls, requests: Requests) -> None:
-        """Make several calls."""
+        """Start several calls."""
         for request in requests:
             request.Start()
 
@@ -379,7 +380,7 @@ class Prequest(Request):
         return None if self._running is None else self._running._core
 
     def Cancel(self) -> None:
-        """Cancel the call that was started last: see `Request.Cancel`."""
+        """Cancel the call that was started last, as `Request.Cancel` does."""
         self._live("ERR_REQUEST")
         if self._running is not None and self._running._core is not None:
             self._running.Cancel()
@@ -398,13 +399,13 @@ class Prequest(Request):
             self._running._fill(status, work)
 
     def Wait(self, status: Status | None = None) -> bool:
-        """Wait until the call that was started last is done."""
+        """Wait until the call that was started last is complete."""
         self._conclude(status)
         return True
 
     def Pready(self, *_: Any) -> None:
-        """Refuse: see `Psend_init`."""
-        refused("partitioned communication", "send each part by a Send_init of its own")
+        """Refuse, as `Psend_init` does."""
+        refused("partitioned communication", "send each part with its own Send_init")
 
     Pready_range = Pready_list = Parrived = Pready
 
@@ -412,7 +413,7 @@ class Prequest(Request):
 def truncated(
     error: GpucollError, receive: Any, source: int, tag: int, status: Status | None = None
 ) -> Exception:
-    """Take away the message that a receive had no room for; return the error to raise."""
+    """Remove a message that was too large for its receive; return the error to raise."""
     if "shape" not in str(error):
         return as_mpis(error)
     work = receive(source=source, tag=tag, async_op=True)  # another thread may be in a call
@@ -438,7 +439,7 @@ def _clear(status: Status | None) -> None:
 
 
 def _resize(statuses: Any, length: int) -> None:
-    """Make a list of statuses as long as needed, as mpi4py does."""
+    """Make a list of statuses long enough, as mpi4py does."""
     if statuses is not None:
         missing = [Status() for _ in range(length - len(statuses))]
         if missing and hasattr(statuses, "extend"):
@@ -446,7 +447,7 @@ def _resize(statuses: Any, length: int) -> None:
 
 
 def _at(statuses: Any, place: int) -> Status | None:
-    """Return the status to fill; a tuple may be shorter than what is waited for."""
+    """Return the status to fill; a tuple may have fewer entries than there are requests."""
     return statuses[place] if statuses is not None and place < len(statuses) else None
 
 

@@ -1,4 +1,4 @@
-"""Grids and graphs of ranks, as numbers."""
+"""Grids and graphs of ranks as numbers, without communicators."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gpucoll.integrations.mpi4py.integers import integer
 
 
 class Topology(Protocol):
-    """Who is whose neighbour."""
+    """The neighbours of each rank."""
 
     number: int
     kind: str
 
     def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
-        """Return from whom a rank receives, and to whom it sends, by edges."""
+        """Return the ranks from which a rank receives, and those to which it sends, by edge."""
 
 
 class Cart:
-    """A grid, in the order of C; periodic dimensions are circles.
+    """A grid in C order; periodic dimensions wrap around.
 
     Parameters
     ----------
     dims : sequence of int
         Ranks along each dimension.
     periods : sequence of bool, or bool
-        Which are circles.
+        Which dimensions are periodic.
     """
 
     number, kind = CART, "cart"
@@ -37,7 +37,7 @@ class Cart:
     def __init__(self, dims: Sequence[int], periods: Any = None) -> None:
         self.dims = tuple(int(n) for n in ([dims] if isinstance(dims, int) else dims))
         if min(self.dims, default=1) < 1:
-            raise argument_error(f"a grid of {list(self.dims)} has no places", "ERR_DIMS")
+            raise argument_error(f"a grid of {list(self.dims)} has no ranks", "ERR_DIMS")
         given = [False] * len(self.dims) if periods is None else periods
         if isinstance(given, int):
             given = [given] * len(self.dims)
@@ -47,7 +47,7 @@ class Cart:
         self.size = math.prod(self.dims)
 
     def coords(self, rank: int) -> list[int]:
-        """Return where a rank is."""
+        """Return the coordinates of a rank."""
         rank = integer(rank)
         if not 0 <= rank < self.size:
             raise argument_error(f"rank must be 0 to {self.size - 1}; got {rank}", "ERR_RANK")
@@ -58,7 +58,7 @@ class Cart:
         return found
 
     def rank_at(self, coords: Sequence[int]) -> int:
-        """Return who is at a place; PROC_NULL beyond an edge."""
+        """Return the rank at some coordinates; PROC_NULL if they are beyond an edge."""
         rank = 0
         for place, n, is_circle in zip(coords, self.dims, self.periods, strict=True):
             if is_circle:
@@ -69,7 +69,7 @@ class Cart:
         return rank
 
     def shifted(self, rank: int, direction: int, step: int) -> tuple[int, int]:
-        """Return from whom and to whom a shift goes."""
+        """Return the ranks from which and to which a shift moves data."""
         direction, step = integer(direction), integer(step)
         if not 0 <= direction < len(self.dims):
             raise argument_error(
@@ -89,18 +89,18 @@ class Cart:
 
 
 class Graph:
-    """Neighbours of all ranks: those of rank r end at ``index[r]`` in `edges`."""
+    """A graph of the neighbours of all ranks: those of rank r end at ``index[r]`` in `edges`."""
 
     number, kind = GRAPH, "graph"
 
     def __init__(self, index: Sequence[int], edges: Sequence[int]) -> None:
         self.index, self.edges = [int(n) for n in index], [int(n) for n in edges]
         if len(self.index) > 1 and self.index[0] == 0 and self.index[-1] == len(self.edges):
-            del self.index[0]  # begins as well as ends, as mpi4py lets them be given
+            del self.index[0]  # mpi4py accepts an index with a leading 0, too
         self.size = len(self.index)
         if self.index and self.index[-1] != len(self.edges):
             raise argument_error(
-                f"index ends at {self.index[-1]}, but {len(edges)} edges are there"
+                f"index ends at {self.index[-1]}, but there are {len(edges)} edges"
             )
 
     def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
@@ -111,7 +111,7 @@ class Graph:
 
 
 class DistGraph:
-    """Neighbours of this rank alone."""
+    """A graph given by the neighbours of this rank."""
 
     number, kind = DIST_GRAPH, "dist_graph"
 
@@ -139,26 +139,26 @@ def _is_list(given: Any) -> bool:
 
 
 def dimensions(dims: Any) -> list[int]:
-    """Return numbers of dimensions: an int says how many are asked for."""
+    """Return numbers of ranks along dimensions; an int gives the number of dimensions."""
     return [0] * dims if isinstance(dims, int) else [int(n) for n in dims]
 
 
 def compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
-    """Return a grid of so many ranks, as square as can be; numbers that are not 0 are kept."""
+    """Factor `nnodes` ranks into a grid, as square as possible; dimensions other than 0 stay."""
     nnodes, found = integer(nnodes), dimensions(dims)
     if min(found, default=0) < 0:
         raise argument_error(f"negative dimension in {found}", "ERR_DIMS")
     fixed = math.prod(n for n in found if n)
     free = [axis for axis, n in enumerate(found) if n == 0]
     if nnodes < 1 or nnodes % fixed or (not free and fixed != nnodes):
-        raise argument_error(f"{nnodes} ranks do not make a grid of {found}", "ERR_DIMS")
+        raise argument_error(f"{nnodes} ranks do not fill a grid of {found}", "ERR_DIMS")
     for axis, n in zip(free, _square(nnodes // fixed, len(free)), strict=True):
         found[axis] = n
     return found
 
 
 def _square(size: int, n_factors: int) -> list[int]:
-    """Return factors of a number, the largest first, whose largest is as small as can be."""
+    """Return factors of a number in descending order, with the largest as small as possible."""
     if n_factors < 2:
         return [size] * n_factors
     best: list[int] | None = None

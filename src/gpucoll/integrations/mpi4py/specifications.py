@@ -1,4 +1,4 @@
-"""What programs give as messages: ``[buf, count, datatype]`` and its relatives."""
+"""Specifications of messages: ``[buf, count, datatype]`` and its variants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _is_pair(given: Any) -> bool:
 
 
 def _parts(message: Any, pair: type | tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
-    """Return buffer, count, displacement and datatype, each None where it was not given."""
+    """Return buffer, count, displacement and datatype; each is None if it was not given."""
     if isinstance(message, list | tuple):
         if len(message) == 2:
             data, count = message
@@ -55,7 +55,7 @@ def _two(pair: Any) -> tuple[Any, Any]:
 
 
 class _Base:
-    """Memory and the datatype that it is read as."""
+    """Memory, and the datatype as which it is read."""
 
     def __init__(self, data: Any, datatype: Any, writable: bool) -> None:
         memory = memory_of(data, writable)
@@ -75,7 +75,7 @@ class _Base:
         return _gpu_size(self.gpu_array) * self.datatype._map().size
 
     def entries(self, length: int) -> int:
-        """Return how many items of the datatype so many bytes are."""
+        """Return how many items of the datatype `length` bytes hold."""
         if length == 0:
             return 0
         if self.datatype._core is None:
@@ -91,27 +91,27 @@ class _Base:
         return length // extent
 
     def check_reach(self, offset: int, count: int, what: str) -> None:
-        """Raise where so many items do not lie within the memory."""
+        """Raise if the items do not lie within the memory."""
         low, high = self.map.span(count)
         if low + offset < 0 or high + offset > self.size_bytes:
             raise argument_error(
-                f"message: {what} reaches from byte {low + offset} to {high + offset}, but the "
-                f"buffer has {self.size_bytes} bytes",
+                f"message: {what} spans bytes {low + offset} to {high + offset}, but the buffer "
+                f"has {self.size_bytes} bytes",
                 "ERR_BUFFER",
             )
 
 
 class Simple(_Base):
-    """A buffer, a count of items, from an offset on.
+    """A buffer with a count of items, from an offset on.
 
     Parameters
     ----------
     message : object
-        As mpi4py takes it.
+        The specification as mpi4py accepts it.
     writable : bool
-        Whether it will be written.
+        Whether the call writes to the buffer.
     blocks : int
-        Of how many blocks a count that is not given is one.
+        The number of blocks; a count that is not given is that of one block.
     """
 
     def __init__(self, message: Any, writable: bool, blocks: int = 1) -> None:
@@ -150,7 +150,7 @@ class Simple(_Base):
         return place * extent
 
     def row(self, blocks: int = 1) -> Any:
-        """Return the elements of all blocks in one row: a view where that is possible."""
+        """Return the elements of all blocks in one row, as a view if possible."""
         n_items = self.count * blocks
         if self.gpu_array is not None:
             return self._gpu_row(n_items)
@@ -159,7 +159,7 @@ class Simple(_Base):
         return self.map.pack(self.data, self.offset, n_items)
 
     def target(self, blocks: int = 1) -> tuple[Any, Finish | None]:
-        """Return where to write elements, and what is to be called afterwards."""
+        """Return where to write elements, and the function to call afterwards."""
         n_items = self.count * blocks
         if self.gpu_array is not None:
             return self._gpu_row(n_items), None
@@ -206,7 +206,7 @@ class Vector(_Base):
 
     @property
     def is_one_row(self) -> bool:
-        """Whether the blocks lie one after the other, without gaps."""
+        """Whether the blocks are adjacent, in order and without gaps."""
         place = None
         for count, displacement in zip(self.counts, self.displacements, strict=True):
             if count and place is not None and displacement != place:
@@ -217,11 +217,11 @@ class Vector(_Base):
 
     @property
     def element_counts(self) -> list[int]:
-        """How many elements each block has."""
+        """The number of elements of each block."""
         return [count * self.map.n_elements for count in self.counts]
 
     def block(self, number: int) -> Row:
-        """Return the elements of one block; a view where that is possible."""
+        """Return the elements of one block, as a view if possible."""
         offset, count = self.displacements[number] * self.map.extent, self.counts[number]
         if self.gpu_array is not None:
             begin = self.displacements[number] * self.map.n_elements
@@ -231,7 +231,7 @@ class Vector(_Base):
         return self.map.pack(self.data, offset, count)
 
     def row(self) -> Any:
-        """Return the elements of all blocks, one after the other."""
+        """Return the elements of all blocks in one row."""
         if self.is_one_row:
             return self._whole()
         if self.gpu_array is not None:
@@ -240,14 +240,14 @@ class Vector(_Base):
         return np.concatenate(blocks) if blocks else np.empty(0, self.map.dtype)
 
     def target(self) -> tuple[Any, Finish | None]:
-        """Return where to write all blocks, and what is to be called afterwards."""
+        """Return where to write all blocks, and the function to call afterwards."""
         if self.is_one_row:
             return self._whole(), None
         row = self.row()
         return row, lambda: self.spread(row)
 
     def spread(self, row: Row) -> None:
-        """Write the elements of all blocks where they belong."""
+        """Write the elements of all blocks to their places."""
         begin = 0
         for number, count in enumerate(self.element_counts):
             part = row[begin : begin + count]
@@ -287,7 +287,7 @@ class Typed:
             raise argument_error("message: expecting 2 to 4 items")
         memory = memory_of(data, writable).data
         if memory is None:
-            refused("Alltoallw on a GPU", "use Alltoallv of one datatype")
+            refused("Alltoallw on a GPU", "use Alltoallv with one datatype")
         self.data = memory
         self.counts = numbers(counts, blocks, "counts")
         self.displacements = numbers(places, blocks, "displacements")
@@ -297,7 +297,7 @@ class Typed:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each block."""
+        """The size of each block in bytes."""
         return [n * item.size for n, item in zip(self.counts, self.maps, strict=True)]
 
     def block(self, number: int) -> Row:
@@ -306,12 +306,12 @@ class Typed:
         return np.ascontiguousarray(packed).view(np.uint8)
 
     def row(self) -> Row:
-        """Return the bytes of all blocks, one after the other."""
+        """Return the bytes of all blocks in one row."""
         blocks = [self.block(number) for number in range(len(self.counts))]
         return np.concatenate(blocks) if blocks else np.empty(0, np.uint8)
 
     def spread(self, row: Row) -> None:
-        """Write the bytes of all blocks where they belong."""
+        """Write the bytes of all blocks to their places."""
         begin = 0
         for number, size in enumerate(self.sizes):
             if size:
@@ -321,7 +321,7 @@ class Typed:
 
 
 def numbers(given: Any, length: int, what: str) -> list[int]:
-    """Return one int for each block; one for all is repeated."""
+    """Return one int for each block; a single number is repeated."""
     if not hasattr(given, "__len__") or getattr(given, "ndim", 1) == 0:
         return [operator.index(given)] * length
     if len(given) != length:
@@ -344,5 +344,5 @@ def _flat(array: Any) -> Any:
         return array
     reshape = getattr(array, "reshape", None) or getattr(array, "ravel", None)
     if reshape is None:
-        refused(f"a {type(array).__name__} of several dimensions", "pass it flat")
+        refused(f"a {type(array).__name__} of several dimensions", "pass a flat array")
     return array.reshape(-1)

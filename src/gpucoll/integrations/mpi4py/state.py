@@ -1,4 +1,4 @@
-"""What a communicator of MPI is here: one of gpucoll's, and what MPI keeps beside it."""
+"""The state of an MPI communicator: one of gpucoll's, and what MPI adds to it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _open: weakref.WeakSet[State] = weakref.WeakSet()
 
 
 class State:
-    """A communicator, which all handles of it share.
+    """A communicator, shared by all its handles.
 
     Parameters
     ----------
     make : function
-        Returns gpucoll's communicator when it is first needed.
+        Returns gpucoll's communicator; called when it is first needed.
     ranks : sequence of int
-        Its members, by their ranks in COMM_WORLD.
+        The members' ranks in COMM_WORLD.
     rank : int
         This process's rank in it.
     context : str
-        What tells it from all others, the same on all members.
+        An identifier, unique to the communicator and the same on all members.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class State:
         self.ranks, self.rank, self.size = tuple(ranks), rank, len(ranks)
         self.context = context
         self.remote: tuple[int, ...] = ()
-        """Of an intercommunicator: the other group's members."""
+        """The members of the other group, for an intercommunicator."""
         self.name = ""
         self.attributes: dict[int, Any] = {}
         self.info: dict[str, str] = {}
@@ -52,9 +52,9 @@ class State:
         self.buffered: list[Any] = []
         self.attached: Any = None
         self.group: Any = None
-        """Of an intercommunicator: a communicator of its own group, where one was needed."""
+        """A communicator of this rank's own group, for an intercommunicator that needed one."""
         self.private: Any = None
-        """A duplicate for messages that nobody else's receive may take."""
+        """A duplicate for messages that no receive of the program may match."""
         self.n_private = 0
         self.is_predefined = False
         _open.add(self)
@@ -63,7 +63,8 @@ class State:
     def comm(self) -> Any:
         """Gpucoll's communicator."""
         if self._comm is None:
-            with self._making:  # or each thread that needs it first would have one of its own
+            # otherwise threads that need it at the same time would each make one
+            with self._making:
                 if self._comm is None:
                     try:
                         self._comm = self._make()
@@ -72,7 +73,7 @@ class State:
         return self._comm
 
     def next_context(self, kind: str) -> str:
-        """Return the context of a communicator that all members make of this one."""
+        """Return the context of a new communicator that all members derive from this one."""
         self.n_children += 1
         return f"{self.context}/{kind}{self.n_children}"
 
@@ -82,14 +83,14 @@ class State:
             try:
                 work = self.buffered.pop()
             except IndexError:
-                return  # another thread waits for the last one
+                return  # another thread is waiting for the last one
             work.wait()
 
     def close(self, at_end: bool = False) -> None:
-        """Let go of it; messages that nobody has received are a warning.
+        """Release everything; warn about messages that were never received.
 
-        At the end of the program they are none: a message to a rank that has ended is no error of
-        MPI's, and pools tell their workers to stop more than once.
+        At the end of the program there is no warning: in MPI a message to a rank that has ended is
+        not an error, and pools tell their workers to stop more than once.
         """
         for name in ("private", "group"):
             if (other := getattr(self, name)) is not None:
@@ -113,12 +114,12 @@ class State:
 
 
 def open_states() -> list[State]:
-    """Return the communicators that were not freed."""
+    """Return the communicators that have not been freed."""
     return list(_open)
 
 
 def close_all() -> None:
-    """Let go of all communicators that were not freed."""
+    """Release all communicators that have not been freed."""
     for state in open_states():
         with contextlib.suppress(GpucollError):
             state.close(at_end=True)

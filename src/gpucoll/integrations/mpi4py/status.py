@@ -1,4 +1,4 @@
-"""What was received: `Status`."""
+"""`Status`: what a receive returned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpucoll.integrations.mpi4py.datatypes import BYTE
 
 
 class Status:
-    """Source, tag, error, size and whether it was cancelled, of what a call has received."""
+    """The source, tag, error, size and cancellation of a message."""
 
     __slots__ = ("__weakref__", "_bytes", "_cancelled", "_elements", "error", "source", "tag")
     __hash__ = None  # type: ignore[assignment]
@@ -23,15 +23,15 @@ class Status:
             self.__setstate__(status.__getstate__())
 
     def fill(self, source: int, tag: int, size_bytes: int) -> None:
-        """Note whose message it was, and how many bytes it had."""
+        """Set the source, tag and size of a message."""
         self.source, self.tag, self._bytes, self._cancelled = source, tag, size_bytes, False
 
     def fill_null(self) -> None:
-        """Note that it came from PROC_NULL."""
+        """Set the values of a message from PROC_NULL."""
         self.fill(PROC_NULL, ANY_TAG, 0)
 
     def clear(self) -> None:
-        """Note that there was nothing to wait for."""
+        """Set the values of an empty status."""
         self.fill(ANY_SOURCE, ANY_TAG, 0)
         self.error = 0
 
@@ -54,14 +54,14 @@ class Status:
         self.error = error
 
     def Get_count(self, datatype: Any = BYTE) -> int:
-        """Return how many items of a datatype came; UNDEFINED where it is no whole number."""
+        """Return the number of items of a datatype; UNDEFINED if it is not whole."""
         size = datatype.Get_size()
         if size == 0:
             return 0 if self._bytes == 0 else UNDEFINED
         return self._bytes // size if self._bytes % size == 0 else UNDEFINED
 
     def Get_elements(self, datatype: Any) -> int:
-        """Return how many numbers came."""
+        """Return the number of basic elements."""
         type_map = datatype._map()
         if type_map.element is None:
             count = self.Get_count(datatype)
@@ -82,7 +82,7 @@ class Status:
     cancelled = property(Is_cancelled, Set_cancelled)
 
     def tomemory(self) -> memoryview:
-        """Return the five numbers as memory."""
+        """Return the five numbers of the status as memory."""
         numbers = (self.source, self.tag, self.error, self._bytes, int(self._cancelled))
         data = b"".join(item.to_bytes(8, "little", signed=True) for item in numbers)
         return memoryview(bytearray(data))

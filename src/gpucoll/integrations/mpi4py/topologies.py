@@ -1,4 +1,4 @@
-"""Communicators of ranks in grids and graphs, and exchanges with neighbours."""
+"""Communicators with a grid or graph of ranks, and exchanges between neighbours."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ class Topocomm(Intracomm):
 
 
 def _crossed(items: list[Any]) -> list[Any]:
-    """Exchange the two of each dimension.
+    """Swap the two items of each dimension.
 
-    What goes down arrives from above: where both neighbours are one rank, it takes what was sent
-    up first, as that comes from below.
+    Data sent down arrives from above. If both neighbours are the same rank, its item that was sent
+    up comes first, because that one comes from below.
     """
     return [items[place ^ 1] for place in range(len(items))]
 
 
 def _exchange(comm: Any, sent: list[Any], sizes: list[int], spread: Any) -> Call:
-    """Send bytes along each edge: an all_to_all with nothing for whoever is no neighbour."""
+    """Send bytes along each edge, by an all_to_all with empty blocks between other ranks."""
     sources, destinations = comm._neighbours()
     if comm._state.topology.number == CART:
         sent, destinations = _crossed(sent), _crossed(destinations)
@@ -104,7 +104,7 @@ def _exchange(comm: Any, sent: list[Any], sizes: list[int], spread: Any) -> Call
 
 
 def _received(comm: Any, recvbuf: Any, is_vector: bool) -> tuple[list[int], Any]:
-    """Return the bytes that come along each edge, and what writes them where they belong."""
+    """Return the bytes that arrive along each edge, and the function that puts them in place."""
     n_edges = comm.indegree
     if is_vector:
         into = Vector(recvbuf, True, n_edges)
@@ -195,11 +195,11 @@ class Cartcomm(Topocomm):
         return self._cart.coords(rank)
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
-        """Return from whom to receive and to whom to send; PROC_NULL beyond an edge."""
+        """Return the ranks to receive from and to send to; PROC_NULL beyond an edge."""
         return self._cart.shifted(self.rank, direction, disp)
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
-        """Split into grids of some of the dimensions."""
+        """Split into grids that keep some of the dimensions."""
         cart = self._cart
         keeps = [bool(item) for item in
                  ([remain_dims] if isinstance(remain_dims, int) else remain_dims)]  # fmt: skip
@@ -219,7 +219,7 @@ class Cartcomm(Topocomm):
 
 
 class Graphcomm(Topocomm):
-    """A communicator whose neighbours every rank has listed for all."""
+    """A communicator with a graph that every rank has passed in full."""
 
     _topology_number = GRAPH
 
@@ -248,7 +248,7 @@ class Graphcomm(Topocomm):
 
 
 class Distgraphcomm(Topocomm):
-    """A communicator whose neighbours each rank has listed for itself."""
+    """A communicator with a graph of which each rank has passed its neighbours."""
 
     _topology_number = DIST_GRAPH
 

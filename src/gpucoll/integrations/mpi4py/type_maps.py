@@ -1,4 +1,4 @@
-"""Where the data of a datatype lies: runs of bytes, and how they are packed and unpacked."""
+"""The layout of datatypes: runs of bytes, and how to pack and unpack them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Offsets = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TypeMap:
-    """The data of one item of a datatype, from where the item begins.
+    """The data of one item of a datatype, relative to the item's start.
 
     Attributes
     ----------
     runs : array of (offset, length)
-        In bytes, in the order in which they are packed.
+        In bytes, in packing order.
     element : dtype or None
-        What all of them are made of; None where they are of several kinds.
+        The type of all elements; None if there are several types.
     lb, extent : int
-        Where it begins, and how far the next one is, in bytes.
+        The lower bound, and the distance to the next item, in bytes.
     alignment : int
-        In bytes: the largest of all that it is made of.
+        The largest alignment of the elements, in bytes.
     """
 
     runs: Offsets
@@ -49,23 +49,23 @@ class TypeMap:
 
     @functools.cached_property
     def is_dense(self) -> bool:
-        """Whether items lie side by side without gaps, in the order of their bytes."""
+        """Whether items are adjacent, without gaps and in byte order."""
         if not len(self.runs):
             return self.extent == 0
         return len(self.runs) == 1 and self.runs[0, 0] == 0 and self.extent == self.size
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What it is packed as."""
+        """The dtype of the packed data."""
         return np.dtype(np.uint8) if self.element is None else self.element
 
     @property
     def n_elements(self) -> int:
-        """Of that dtype, in one item."""
+        """The number of elements of `dtype` in one item."""
         return self.size // self.dtype.itemsize
 
     def span(self, count: int) -> tuple[int, int]:
-        """Return from where to where `count` items reach, in bytes."""
+        """Return the first and last byte offsets of `count` items."""
         if not count or not self.size:
             return 0, 0
         last = (count - 1) * self.extent
@@ -73,20 +73,20 @@ class TypeMap:
         return low, self.true_lb + self.true_extent + max(0, last)
 
     def pack(self, memory: Bytes, offset: int, count: int) -> npt.NDArray[Any]:
-        """Return the elements of `count` items from `offset` on; a view where they are dense."""
+        """Return the elements of `count` items from `offset` on, as a view if they are dense."""
         if self.is_dense:
             return memory[offset : offset + count * self.size].view(self.dtype)
         unit, places = self._places(offset, count)
         return _in_units(memory, unit)[places].view(np.uint8).view(self.dtype)
 
     def unpack(self, packed: npt.NDArray[Any], memory: Bytes, offset: int) -> None:
-        """Write elements, as many as there are, where they belong."""
+        """Write all of the packed elements to their places."""
         data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
         if not len(data):
             return
         count = -(-len(data) // self.size)
         unit, places = self._places(offset, count)
-        if len(data) % unit.itemsize:  # a message that ends inside of a unit
+        if len(data) % unit.itemsize:  # a message that ends inside a unit
             _, places = self._places(offset, count, np.dtype(np.uint8))
             unit = np.dtype(np.uint8)
         values = data.view(unit)
@@ -95,7 +95,7 @@ class TypeMap:
     def _places(
         self, offset: int, count: int, unit: np.dtype[Any] | None = None
     ) -> tuple[np.dtype[Any], Offsets]:
-        """Return the largest unit in which all can be counted, and the place of each."""
+        """Return the largest unit that divides all runs, and the place of each unit."""
         if unit is None:
             step = int(np.gcd.reduce(np.append(self.runs, (self.extent, offset))))
             unit = np.dtype(f"u{min(step & -step, 8) or 8}")
@@ -104,7 +104,7 @@ class TypeMap:
         return unit, (items[:, None] + one).reshape(-1)
 
     def moved(self, displacements: Any, blocklengths: Any) -> Offsets:
-        """Return the runs of blocks of items that begin at byte displacements."""
+        """Return the runs of blocks of items at byte displacements."""
         parts = []
         lengths = np.broadcast_to(np.asarray(blocklengths, np.int64), np.shape(displacements))
         for start, length in zip(np.asarray(displacements, np.int64), lengths, strict=True):
@@ -120,7 +120,7 @@ class TypeMap:
 
 
 def basic_map(dtype: np.dtype[Any]) -> TypeMap:
-    """Return the map of one number."""
+    """Return the map of a basic type."""
     return TypeMap(np.array([[0, dtype.itemsize]]), dtype, 0, dtype.itemsize, dtype.alignment)
 
 
@@ -131,7 +131,7 @@ def merged_map(
     extent: int,
     alignment: int,
 ) -> TypeMap:
-    """Return a map whose neighbouring runs are joined."""
+    """Return a map in which adjacent runs are merged."""
     runs = runs[runs[:, 1] > 0]
     if len(runs) > 1:
         begins = np.append(True, runs[1:, 0] != runs[:-1].sum(axis=1))
@@ -142,7 +142,7 @@ def merged_map(
 
 
 def _spread(runs: Offsets) -> Offsets:
-    """Return every place in some runs, one after the other."""
+    """Return every place in the runs, in order."""
     lengths = runs[:, 1]
     ends = np.cumsum(lengths)
     places = np.arange(ends[-1] if len(ends) else 0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What buffers, datatypes and specifications are for a type checker: mpi4py's names of them."""
+"""Types of buffers, datatypes and specifications for type checkers, under mpi4py's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpucoll.integrations.mpi4py.datatypes import Datatype
 
 
 class SupportsBuffer(Protocol):
-    """Has memory by Python's buffer protocol, which a class can show from Python 3.12 on."""
+    """Has memory through the buffer protocol, which classes can declare from Python 3.12 on."""
 
     if sys.version_info >= (3, 12):
 
@@ -19,7 +19,7 @@ class SupportsBuffer(Protocol):
 
 
 class SupportsDLPack(Protocol):
-    """Has memory by DLPack."""
+    """Has memory through DLPack."""
 
     def __dlpack__(self, /, *, stream: Any = None) -> Any: ...
 
@@ -27,7 +27,7 @@ class SupportsDLPack(Protocol):
 
 
 class SupportsCAI(Protocol):
-    """Has memory on a GPU by the CUDA array interface."""
+    """Has memory on a GPU through the CUDA array interface."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...

@@ -1,6 +1,6 @@
-"""Vectors that gpucoll's calls take as they are: NumPy arrays whose blocks follow one another.
+"""Vectors that gpucoll's calls take directly: NumPy arrays with adjacent blocks.
 
-What programs give most; everything else is read as a specification (`specifications.Vector`).
+They are the most frequent case. `specifications.Vector` reads all others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _array = np.ndarray
 
 
 def is_plain(x: Any) -> bool:
-    """Return whether x is an exact array of this byte order that lies without gaps."""
+    """Return whether x is exactly a NumPy array, in native byte order and contiguous."""
     return type(x) is _array and x.flags.c_contiguous and x.dtype.isnative
 
 
@@ -25,7 +25,7 @@ def flat(x: Any) -> Any:
 
 
 def plain_vector(message: Any) -> tuple[Any, list[int]] | None:
-    """Return the row of all blocks and their counts; None where that takes more looking."""
+    """Return the row of all blocks and their counts; None if the specification is not plain."""
     if type(message) not in (list, tuple) or not 2 <= len(message) <= 4:
         return None
     x, counts, displacements = message[0], message[1], None
@@ -51,14 +51,14 @@ def plain_vector(message: Any) -> tuple[Any, list[int]] | None:
 
 
 def _numbers(given: Any) -> Any:
-    """Return what is a list or an array of numbers as a list; None: it is neither."""
+    """Convert a list or an array of numbers to a list; return None for anything else."""
     if type(given) is _array and given.ndim == 1:
         return given.tolist()
     return given if type(given) in (list, tuple) else None
 
 
 def _follow(counts: Any, displacements: Any) -> bool:
-    """Return whether blocks lie one after the other, from the first element on."""
+    """Return whether blocks are adjacent, from the first element on."""
     places, end = _numbers(displacements), 0
     if places is None or len(places) != len(counts):
         return False
@@ -70,7 +70,7 @@ def _follow(counts: Any, displacements: Any) -> bool:
 
 
 def _is_of(datatype: Any, dtype: np.dtype[Any]) -> bool:
-    """Return whether a predefined datatype is what an array is made of."""
+    """Return whether a predefined datatype is the type of an array's elements."""
     if not isinstance(datatype, Datatype) or datatype._core is None:
         return False
     core = datatype._core

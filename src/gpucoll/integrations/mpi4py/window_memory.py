@@ -1,4 +1,4 @@
-"""The memory of a window as each rank of its host reaches it."""
+"""The memory of a window, and how each rank of the host accesses it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Part(Protocol):
     size: int
 
     def get(self, type_map: TypeMap, offset: int, count: int) -> Any:
-        """Return a copy of the elements of items that begin at a byte."""
+        """Return a copy of the elements of items, from a byte offset on."""
 
     def put(self, row: Any, type_map: TypeMap, offset: int) -> None:
-        """Write elements where they belong."""
+        """Write elements to their places."""
 
 
 class MappedPart:
-    """Memory that this process sees: shared, or its own."""
+    """Memory that is mapped in this process: shared, or its own."""
 
     def __init__(self, data: Bytes) -> None:
         self.data, self.size = data, len(data)
 
     def get(self, type_map: TypeMap, offset: int, count: int) -> Any:
-        """Return a copy of the elements of items that begin at a byte."""
+        """Return a copy of the elements of items, from a byte offset on."""
         return type_map.pack(self.data, offset, count).copy()
 
     def put(self, row: Any, type_map: TypeMap, offset: int) -> None:
-        """Write elements where they belong."""
-        if type_map.is_dense:  # as bytes: the place may be aligned to nothing
+        """Write elements to their places."""
+        if type_map.is_dense:  # copy bytes, since the place may not be aligned
             data = row.view(np.uint8)
             self.data[offset : offset + len(data)] = data
         else:
@@ -50,28 +50,28 @@ class MappedPart:
 
 
 class PeerPart:
-    """Memory of another process, which the kernel copies from and to.
+    """Memory of another process, accessed through the kernel.
 
     Parameters
     ----------
     pid : int
-        Of the process.
+        The process.
     address, size : int
-        Where its memory begins, and how many bytes it has.
+        The start of its memory, and the size in bytes.
     """
 
     def __init__(self, pid: int, address: int, size: int) -> None:
         self._pid, self._address, self.size = pid, address, size
 
     def get(self, type_map: TypeMap, offset: int, count: int) -> Any:
-        """Return a copy of the elements of items that begin at a byte."""
+        """Return a copy of the elements of items, from a byte offset on."""
         low, high = type_map.span(count)
         block = np.empty(high - low, np.uint8)
         self._move("process_vm_readv", block, offset + low)
         return type_map.pack(block, -low, count)
 
     def put(self, row: Any, type_map: TypeMap, offset: int) -> None:
-        """Write elements where they belong: run by run, so that nothing between is touched."""
+        """Write elements to their places, run by run, so that the gaps stay untouched."""
         data = row.view(np.uint8)
         if type_map.is_dense:
             self._move("process_vm_writev", data, offset)
@@ -100,17 +100,17 @@ class PeerPart:
             if moved <= 0:
                 reason = os.strerror(ctypes.get_errno())
                 raise argument_error(
-                    f"the memory of process {self._pid} cannot be reached: {reason}; "
-                    "make the window by Win.Allocate",
+                    f"the memory of process {self._pid} cannot be accessed: {reason}; make the "
+                    "window with Win.Allocate",
                     "ERR_RMA_ATTACH",
                 )
             done += moved
 
 
 def shows(pid: int, address: int, token: bytes) -> bool:
-    """Return whether a process shows what it has said: one that may be read, and is meant.
+    """Return whether a process can be read and holds the expected token.
 
-    A number means another process in another PID namespace.
+    In another PID namespace the same number means another process.
     """
     try:
         found = PeerPart(pid, address, len(token)).get(basic_map(np.dtype(np.uint8)), 0, len(token))

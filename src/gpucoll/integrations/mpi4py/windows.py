@@ -1,4 +1,4 @@
-"""Windows: memory of the ranks of one host, which all of them reach."""
+"""Windows: memory of the ranks of one host, which all of them can access."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TOKEN_BYTES = 16
 
 
 class Core:
-    """A window: memory of each rank, in one piece without a name or wherever a rank has it."""
+    """The state of a window: the memory of all ranks, in one shared block or in separate places."""
 
     def __init__(
         self, comm: Any, flavor: int, units: list[int], parts: list[Part], file: int, memory: Any
@@ -63,14 +63,14 @@ class Core:
         self._accumulating = threading.Lock()
 
     def ranks_of(self, group: Any) -> list[int]:
-        """Return the ranks of a group in this window."""
+        """Return the ranks in this window of a group's members."""
         members = self.comm._state.ranks
         return [members.index(rank) for rank in group._ranks]
 
     @contextlib.contextmanager
     def accumulating(self, rank: int) -> Iterator[None]:
-        """Keep other ranks' accumulations, and other threads', out of a rank's memory."""
-        place = len(self.parts) + rank  # behind the places that `Lock` locks
+        """Exclude accumulations of other ranks and threads from a rank's memory."""
+        place = len(self.parts) + rank  # after the places that `Lock` uses
         with self._accumulating:
             _locked(self.file, fcntl.LOCK_EX, place)
             try:
@@ -80,28 +80,28 @@ class Core:
 
 
 class Win(Handle, HasAttributes, OneSided):
-    """A window: memory of ranks of one host, which all of them reach."""
+    """A window: memory of the ranks of one host, which all of them can access."""
 
     @classmethod
     def Allocate_shared(
         cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
     ) -> Any:
-        """Make memory that all ranks of a communicator read and write; all are on one host."""
+        """Make memory that all ranks of a communicator share; all must be on one host."""
         return cls._allocated(WIN_FLAVOR_SHARED, size, disp_unit, info, comm)
 
     @classmethod
     def Allocate(
         cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
     ) -> Any:
-        """Make memory for one-sided calls; all ranks are on one host."""
+        """Make memory for one-sided calls; all ranks must be on one host."""
         return cls._allocated(WIN_FLAVOR_ALLOCATE, size, disp_unit, info, comm)
 
     @classmethod
     def Create(
         cls, memory: Any, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
     ) -> Any:
-        """Let other ranks reach memory of this one's; all are on one host."""
-        memory = None if memory is BOTTOM else memory  # of which there is none either
+        """Expose this rank's memory to the other ranks; all must be on one host."""
+        memory = None if memory is BOTTOM else memory  # BOTTOM has no memory either
         own, data = _duplicate(comm), memory_of(memory, memory is not None).data
         if data is None:
             refused("Win.Create of an array on a GPU", "copy it to the host")
@@ -113,9 +113,9 @@ class Win(Handle, HasAttributes, OneSided):
                        if rank != own.rank and not shows(pid, *token_of)]  # fmt: skip
             if any(own._state.comm.all_gather_object(trouble)):
                 raise argument_error(
-                    f"rank {own.rank} of {own.size}: some ranks cannot reach each other's memory"
-                    f"{f', this one not that of ranks {trouble}' if trouble else ''}; make the "
-                    "window by Win.Allocate",
+                    f"rank {own.rank} of {own.size}: some ranks cannot access each other's "
+                    f"memory{f', this one not that of ranks {trouble}' if trouble else ''}; make "
+                    "the window with Win.Allocate",
                     "ERR_RMA_SHARED",
                 )
             with _shared_file(own._state.comm, _ALIGNED) as file:
@@ -155,7 +155,7 @@ class Win(Handle, HasAttributes, OneSided):
         return cls._of(core)
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:
-        """Return a rank's memory, and its unit of displacements: none where it is not shared."""
+        """Return a rank's memory and its displacement unit; empty memory if it is not shared."""
         core, rank = self._live("ERR_WIN"), integer(rank)
         if rank == PROC_NULL:
             rank = next((n for n, part in enumerate(core.parts) if part.size), 0)
@@ -173,10 +173,10 @@ class Win(Handle, HasAttributes, OneSided):
         return data.view(buffer)  # type: ignore[no-any-return]
 
     def __buffer__(self, flags: int) -> memoryview:
-        return self.tomemory().cast("B")  # Python asks for it from 3.12 on
+        return self.tomemory().cast("B")  # Python 3.12 and later call this
 
     def Free(self) -> None:
-        """Let go of it, when all ranks have."""
+        """Free the window when all ranks have called this."""
         core = self._live("ERR_WIN")
         self._delete_attributes()
         core.comm.Free()
@@ -184,29 +184,30 @@ class Win(Handle, HasAttributes, OneSided):
         own_memory = core.flavor != WIN_FLAVOR_CREATE
         core.parts = core.own = None
         if own_memory:
-            with contextlib.suppress(BufferError):  # views are left: the last one lets go
+            # a view is left, and the last one releases the memory
+            with contextlib.suppress(BufferError):
                 core.memory.close()
         self._core = None
 
     def free(self) -> None:
-        """Free it, if there is something."""
+        """Free it unless it is null."""
         if self._core is not None:
             self.Free()
 
-    # --- order ------------------------------------------------------------------------------------
+    # --- synchronisation --------------------------------------------------------------------------
 
     def Fence(self, assertion: int = 0) -> None:
-        """Return when all ranks have called it: what they have written before is seen."""
+        """Wait until all ranks have called it; their earlier writes are then visible."""
         self._live("ERR_WIN").comm.Barrier()
 
     def Sync(self) -> None:
-        """See what others have written: on one host it is seen anyhow."""
+        """Do nothing: on one host, writes are visible anyway."""
         self._live("ERR_WIN")
 
     Lock_all = Sync
 
     def Lock(self, rank: int, lock_type: int = LOCK_EXCLUSIVE, assertion: int = 0) -> None:
-        """Keep other ranks from locking a rank's memory, until `Unlock`."""
+        """Lock a rank's memory against other ranks until `Unlock`."""
         core = self._live("ERR_WIN")
         if rank == PROC_NULL:
             return
@@ -214,19 +215,19 @@ class Win(Handle, HasAttributes, OneSided):
         _locked(core.file, kind, rank)
 
     def Unlock(self, rank: int) -> None:
-        """End what `Lock` began."""
+        """Release what `Lock` has locked."""
         core = self._live("ERR_WIN")
         if rank != PROC_NULL:
             fcntl.lockf(core.file, fcntl.LOCK_UN, 1, rank)
 
     def Unlock_all(self) -> None:
-        """Be done: nothing is pending."""
+        """Do nothing: no operation is pending."""
         self._live("ERR_WIN")
 
     Flush_all = Flush_local_all = Unlock_all
 
     def Flush(self, rank: int) -> None:
-        """Be done: nothing is pending."""
+        """Do nothing: no operation is pending."""
         self._live("ERR_WIN")
 
     Flush_local = Flush
@@ -301,20 +302,20 @@ WIN_NULL = Win()
 
 
 def _duplicate(comm: Any) -> Any:
-    """Return a communicator of a window's own."""
+    """Return a duplicate for the window."""
     if comm is None or not comm:
         raise argument_error("a window needs a communicator", "ERR_COMM")
     return comm.Dup()
 
 
 def _gathered(own: Any, disp_unit: int, value: Any) -> tuple[list[int], list[Any]]:
-    """Return all ranks' units and values; raise where they are on several hosts."""
+    """Return the units and values of all ranks; raise if they are on several hosts."""
     ours = own._state.comm
     host = colour_of_host(ours)
     hosts, units, values = zip(*ours.all_gather_object((host, disp_unit, value)), strict=True)
     if len(set(hosts)) > 1:
         raise argument_error(
-            "a window needs ranks of one host; Split_type(COMM_TYPE_SHARED) first",
+            "a window needs ranks of one host: use Split_type(COMM_TYPE_SHARED) first",
             "ERR_RMA_SHARED",
         )
     return list(units), list(values)
@@ -322,7 +323,7 @@ def _gathered(own: Any, disp_unit: int, value: Any) -> tuple[list[int], list[Any
 
 @contextlib.contextmanager
 def _shared_file(comm: Any, size: int) -> Iterator[int]:
-    """Give memory without a name that all ranks have opened: rank 0 makes it."""
+    """Yield anonymous memory that all ranks have opened; rank 0 creates it."""
     file = -1
     if comm.rank == 0:
         file = os.memfd_create("gpucoll-window", os.MFD_CLOEXEC)
@@ -347,7 +348,7 @@ def _shared_file(comm: Any, size: int) -> Iterator[int]:
 
 
 def _locked(file: int, kind: int, rank: int) -> None:
-    """Take a lock that other processes see, within the deadline."""
+    """Take a lock between processes, within the deadline."""
     import time
 
     until_s = time.monotonic() + waiting_s()

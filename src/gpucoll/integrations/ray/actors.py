@@ -1,6 +1,7 @@
-"""What runs in Ray's processes: the actor that is a rank, and the one that ranks meet by.
+"""The actors: one for each rank, and one through which the ranks meet.
 
-Plain classes: the driver makes actors of them, so that Ray is not imported before.
+These are plain classes. The driver turns them into actors, so that importing them does not import
+Ray.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RankActor:
     """One rank: calls a function in the main thread of its process."""
 
     def describe(self) -> Station:
-        """Return where it runs."""
+        """Return where the actor runs."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
@@ -53,54 +54,54 @@ class RankActor:
         *args: Any,
         **kwargs: Any,
     ) -> Outcome:
-        """Be a rank of a run."""
+        """Call a function as one rank of a run."""
         return call(run, rank, store, function, args, kwargs)
 
 
 class KeyActor:
-    """Keys and values, which the ranks of a run set and get until they have met."""
+    """The keys and values through which the ranks of a run meet."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
 
     def set(self, key: str, value: str) -> None:
-        """Keep a value."""
+        """Store a value."""
         self._values[key] = value
 
     def get(self, key: str) -> str | None:
-        """Return what is kept; None: nothing."""
+        """Return the stored value; None if there is none."""
         return self._values.get(key)
 
     def delete(self, key: str) -> None:
-        """Keep it no longer."""
+        """Delete a value."""
         self._values.pop(key, None)
 
     def clear(self) -> None:
-        """Keep nothing: the run is over."""
+        """Delete everything: the run is over."""
         self._values.clear()
 
 
 @dataclass(frozen=True)
 class Store:
-    """A rank's way to the `KeyActor`: what `gpucoll.init` meets by."""
+    """A rank's connection to the `KeyActor`, through which `gpucoll.init` meets."""
 
     actor: Any
-    """The handle."""
+    """The actor's handle."""
     key: str = field(repr=False)
     """The run's secret."""
     host: str | None = None
-    """The head node's, so that rank 0 listens on the interface that leads there."""
+    """The head node's address, so that rank 0 listens on the interface that leads there."""
 
     def set(self, key: str, value: str) -> None:
         """Set a key."""
         self._ask("set", key, value)
 
     def get(self, key: str) -> Any:
-        """Return its value; None where it is not set."""
+        """Return a key's value; None if it is not set."""
         return self._ask("get", key)
 
     def delete(self, key: str) -> None:
-        """Take it away."""
+        """Delete a key."""
         self._ask("delete", key)
 
     def secret(self) -> str:
@@ -114,5 +115,5 @@ class Store:
             return ray.get(getattr(self.actor, method).remote(*args), timeout=_ANSWER_S)
         except ray.exceptions.RayActorError as error:
             raise AbortedError(
-                "the driver has ended the run: nobody is there to meet by"
+                "the driver has ended the run, and with it the store through which ranks meet"
             ) from error

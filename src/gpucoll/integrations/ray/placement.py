@@ -1,4 +1,4 @@
-"""Where Ray's actors run: their placement group, their start, their replacement."""
+"""Placement of Ray's actors: their placement group, start and replacement."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _WHO = "gpucoll.integrations.ray"
 
 @dataclass(frozen=True)
 class Placed:
-    """An actor that is there."""
+    """A running actor."""
 
     actor: Any
-    """Its handle."""
+    """The actor's handle."""
     bundle: int
-    """Its place in the placement group."""
+    """The index of its bundle in the placement group."""
     station: Station
-    """Where that is."""
+    """Where the actor runs."""
 
 
 class Placement:
-    """The bundles that actors are started on.
+    """The bundles on which actors are started.
 
     Parameters
     ----------
     world_size : int or None
-        How many; None: as many as the group has.
+        Number of actors; None for one on each bundle of the group.
     options : mapping
-        Ray's, for each actor.
+        Ray's options for each actor.
     group : PlacementGroup or None
-        The caller's; None: one is made, and removed by `remove`.
+        The caller's group; None to make one, which `remove` removes.
     strategy : str
-        Of the one that is made.
+        The strategy of the group that is made.
     ready_s : float
-        How long to wait for the cluster's room and for processes, in seconds.
+        How long to wait for free resources and for processes, in seconds.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Placement:
             raise
 
     def start(self) -> list[Placed]:
-        """Start an actor on every bundle; return them node by node, when all are there."""
+        """Start an actor on every bundle; return them ordered by node, when all are running."""
         return _in_order(self._started(range(self.world_size)))
 
     def start_beside(self, kind: type) -> Any:
-        """Start an actor that takes nothing of the cluster but a process."""
+        """Start an actor that takes no resources of the cluster."""
         return self._ray.remote(num_cpus=0)(kind).remote()
 
     def renewed(self, workers: list[Placed]) -> list[Placed]:
-        """Return the same workers, with new ones in the place of those that are gone."""
+        """Return the same workers, with lost ones replaced by new ones."""
         answers = {worker.actor.describe.remote(): worker for worker in workers}
         self._ray.wait(list(answers), num_returns=len(answers), timeout=self._ready_s)
         kept = []
@@ -94,19 +94,19 @@ class Placement:
 
     def kill(self, actor: Any) -> None:
         """End an actor's process."""
-        with contextlib.suppress(Exception):  # Ray may be shut down
+        with contextlib.suppress(Exception):  # Ray may have been shut down
             self._ray.kill(actor, no_restart=True)
 
     def remove(self) -> None:
-        """Give the resources back, where the group is not the caller's."""
+        """Remove the placement group, unless it is the caller's."""
         if self._is_own:
             from ray.util.placement_group import remove_placement_group
 
-            with contextlib.suppress(Exception):  # Ray may be shut down
+            with contextlib.suppress(Exception):  # Ray may have been shut down
                 remove_placement_group(self._group)
 
     def _made(self, strategy: str) -> Any:
-        """Return a placement group with room for all actors, once there is."""
+        """Return a placement group for all actors, once the cluster has reserved its resources."""
         from ray.util.placement_group import placement_group
 
         if strategy not in _STRATEGIES:
@@ -127,7 +127,7 @@ class Placement:
             )
             raise DeadlineError(
                 f"{_WHO}: the cluster had no room for {self.world_size} workers of {bundle} each "
-                f"within {self._ready_s:g} s; free are {has or 'none of these'}"
+                f"within {self._ready_s:g} s; free: {has or 'none of these'}"
             )
 
     def _started(self, bundles: Iterable[int]) -> list[Placed]:
@@ -151,7 +151,7 @@ class Placement:
             raise
 
     def _described(self, actors: Mapping[int, Any]) -> list[Placed]:
-        """Return the actors of these bundles when all of them run."""
+        """Return the actors of these bundles when all of them are running."""
         deadline = time.monotonic() + self._ready_s
         answers = {bundle: actor.describe.remote() for bundle, actor in actors.items()}
         placed = []
@@ -161,17 +161,17 @@ class Placement:
                 station: Station = self._ray.get(answer, timeout=left_s)
             except self._ray.exceptions.GetTimeoutError as error:
                 raise DeadlineError(
-                    f"{_WHO}: a worker's process was not there within {self._ready_s:g} s"
+                    f"{_WHO}: a worker's process did not start within {self._ready_s:g} s"
                 ) from error
             except self._ray.exceptions.RayError as error:
                 raise LaunchError(
-                    f"{_WHO}: a worker cannot start; gpucoll must be installed on every node: "
-                    f"{error}"
+                    f"{_WHO}: a worker cannot start ({error}). gpucoll must be installed on every "
+                    "node"
                 ) from error
             if station.version != __version__:
                 raise LaunchError(
                     f"{_WHO}: {station} has gpucoll {station.version}, the driver {__version__}: "
-                    "all need the same"
+                    "all need the same version"
                 )
             placed.append(Placed(actors[bundle], bundle, station))
         return placed
@@ -190,25 +190,24 @@ def _world_size(world_size: int | None, group: Any) -> int:
     if world_size is not None and world_size > bundles:
         raise ArgumentError(
             f"{_WHO}: world_size is {world_size}, but the placement group has {bundles} bundles: "
-            "each rank takes one"
+            "each rank needs one"
         )
     return int(world_size or bundles)
 
 
 def _bundle(options: Mapping[str, Any]) -> dict[str, float]:
-    """Return what an actor takes, as a bundle."""
+    """Return the resources of one actor, as a bundle."""
     takes = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
     bundle = {name: value for name, value in takes.items() if value}
     if not bundle:
         raise ArgumentError(
-            f"{_WHO}: each worker must take something of the cluster: num_cpus, num_gpus or "
-            "resources"
+            f"{_WHO}: each worker must reserve some resource: num_cpus, num_gpus or resources"
         )
     return bundle
 
 
 def _in_order(workers: list[Placed]) -> list[Placed]:
-    """Return them node by node, as ranks are numbered best, nodes by their first bundle."""
+    """Return the workers in the best order for ranks: by node, nodes by their first bundle."""
     workers = sorted(workers, key=lambda worker: worker.bundle)
     nodes: dict[str, int] = {}
     for worker in workers:

@@ -1,4 +1,4 @@
-"""The driver's side: actors of a placement group, and runs on them."""
+"""The driver's side: actors in a placement group, and runs on them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def run(
 ) -> list[Any]:
     """Call ``function(comm, *args, **kwargs)`` on each of `world_size` new actors.
 
-    `Workers` and `Workers.run` in one; `workers` are further arguments of the first.
+    Combines `Workers` and `Workers.run`; `workers` are further arguments of `Workers`.
 
     Returns
     -------
     list
-        What the function returned, by rank.
+        The function's results, in rank order.
     """
     with Workers(world_size, **workers) as made:
         return made.run(
@@ -54,24 +54,24 @@ def run(
 
 
 class Workers:
-    """Actors that are kept for runs, one for each rank.
+    """Actors that serve several runs, one for each rank.
 
     Parameters
     ----------
     world_size : int, optional
-        Number of ranks. Default: the bundles of `placement_group`.
+        Number of ranks. Default: the number of bundles of `placement_group`.
     num_cpus, num_gpus : float
-        What each actor takes of the cluster. With ``num_gpus=1`` Ray shows each one GPU, number 0
-        there: ``init={"device": 0}`` connects it at once.
+        Resources of each actor. With ``num_gpus=1`` Ray shows each actor one GPU, as number 0:
+        ``init={"device": 0}`` connects it at once.
     resources : mapping, optional
-        The same of the cluster's own resources.
+        Custom resources of each actor.
     placement_group : PlacementGroup, optional
-        One bundle for each rank, from the first; stays the caller's. Default: one of their own, so
-        that either all of them get their resources or none.
+        One bundle for each rank, taken from the first on; it stays the caller's. Default: a new
+        group, so that either all actors get their resources or none does.
     strategy : str
-        Of their own placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        Strategy of the new placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
     runtime_env : mapping, optional
-        Ray's, for the actors.
+        Ray's runtime environment of the actors.
     ready_s : float
         How long to wait for resources and processes, in seconds.
 
@@ -80,14 +80,14 @@ class Workers:
     BackendUnavailableError
         Ray is not installed.
     DeadlineError
-        The cluster had no room for all of them in time.
+        The cluster did not have the resources for all actors in time.
     LaunchError
         An actor cannot start, or has another version of gpucoll.
 
     Notes
     -----
-    Ranks are numbered node by node. A worker that was lost, or that did not end with its run, is
-    replaced at the next one. ``close``, or the end of a ``with``, ends all of them.
+    Ranks are numbered node by node. The next run replaces a worker that was lost or that did not
+    end with its run. ``close``, or the end of a ``with`` block, ends all workers.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Workers:
 
     @property
     def world_size(self) -> int:
-        """How many ranks a run has."""
+        """The number of ranks of a run."""
         return self._placement.world_size
 
     def run(
@@ -140,34 +140,35 @@ class Workers:
         Parameters
         ----------
         function : callable
-            Called in the main thread of each worker. Its communicator is closed after it.
+            Called in the main thread of each worker. Its communicator is closed afterwards.
         args, kwargs : sequence, mapping
-            Further arguments, the same on every rank. An ObjectRef arrives as what it refers to:
-            ``ray.put`` large ones.
+            Further arguments, the same on every rank. An ObjectRef arrives as the object it refers
+            to: use ``ray.put`` for large ones.
         init : mapping, optional
             Further arguments of `gpucoll.init`: ``{"backend": "nccl", "device": 0}``.
         elastic : bool
-            Whether a lost worker is no failure as long as another rank returns: for functions that
-            go on by `Communicator.shrink`. What was lost has a `LaunchError` for its result.
+            Whether a run succeeds although workers are lost, as long as another rank returns: for
+            functions that continue with `Communicator.shrink`. The result of a lost rank is a
+            `LaunchError`.
         timeout_s : float, optional
-            Seconds after which the run is ended. Default: there is no limit.
+            Seconds after which the run is ended. Default: no limit.
         grace_s : float
-            How long, after the first failure, the others have to end by themselves. Then their
-            processes are ended.
+            How many seconds the other ranks have, after the first failure, to end by themselves.
+            After that their processes are ended.
 
         Returns
         -------
         list
-            What the function returned, by rank.
+            The function's results, in rank order.
 
         Raises
         ------
         Exception
-            What the first rank that failed raised; its ``__cause__`` is a `LaunchError` with the
-            rank, its host and the traceback there. A rank that failed by itself goes before those
-            that failed since they had lost a rank.
+            The error of the first rank that failed; its ``__cause__`` is a `LaunchError` with the
+            rank, its host and its traceback. Errors that follow from the loss of another rank are
+            raised only if there is no other.
         LaunchError
-            A worker was lost, or what a rank raised cannot be pickled.
+            A worker was lost, or a rank's exception cannot be pickled.
         DeadlineError
             Ranks had not ended after `timeout_s`.
         """
@@ -178,8 +179,8 @@ class Workers:
             raise StateError(f"{_WHO}: these workers are closed: make new ones")
         if self._is_running:
             raise StateError(
-                f"{_WHO}: these workers are in a run already; for two at the same time make two "
-                "Workers"
+                f"{_WHO}: these workers are in a run already: make a second Workers for "
+                "simultaneous runs"
             )
         about = arguments.new_run(_WHO, self.world_size, init)
         self._is_running = True
@@ -209,7 +210,7 @@ class Workers:
         self.close()
 
     def _renew(self) -> None:
-        """Replace what is gone."""
+        """Replace lost workers."""
         cleared = self._keys.clear.remote()
         self._workers = self._placement.renewed(self._workers)
         try:
@@ -220,7 +221,7 @@ class Workers:
     def _start(
         self, about: Run, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[Any, int]:
-        """Start the function on every worker; return the ranks by the reference to their end."""
+        """Start the function on every worker; return the rank of each reference."""
         head = str(self._ray.get_runtime_context().gcs_address)
         store = Store(self._keys, about.secret, head.rpartition(":")[0].strip("[]") or None)
         pending = {}
@@ -240,7 +241,7 @@ class Workers:
         return pending
 
     def _collect(self, pending: dict[Any, int], collection: Collection) -> None:
-        """Wait for the ranks' ends; whoever has not ended when time is over is ended."""
+        """Wait for the ranks to end; when time is over, end those that have not."""
         try:
             while pending and collection.left_s != 0:
                 ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=collection.left_s)
@@ -250,7 +251,7 @@ class Workers:
             self._end(pending)
 
     def _outcome(self, reference: Any, rank: int) -> Outcome:
-        """Return how a rank ended that has."""
+        """Return the outcome of a rank that has ended."""
         where = str(self._workers[rank].station)
         try:
             outcome: Outcome = self._ray.get(reference)
@@ -259,7 +260,7 @@ class Workers:
             return lost(rank, where, f"was lost with its worker: {how}")
         except self._ray.exceptions.RayError as error:
             text = str(error).strip() or type(error).__name__
-            return without_result(rank, where, f"has no result that Ray can bring: {text}")
+            return without_result(rank, where, f"has no result that Ray can return: {text}")
         return outcome
 
     def _end(self, pending: Mapping[Any, int]) -> None:

@@ -1,7 +1,8 @@
 """gpucoll as a backend of torch.distributed: ``init_process_group("gpucoll")``.
 
-Importing this registers it; `import torch` does so too where gpucoll is installed. `docs/torch.md`.
-What else is in here is loaded when it is first asked for, so that `import torch` stays quick.
+Importing this package registers the backend; where gpucoll is installed, `import torch` does so
+too. See `docs/torch.md`. The other names of this package are loaded when they are first used, so
+that `import torch` stays quick.
 """
 
 from __future__ import annotations

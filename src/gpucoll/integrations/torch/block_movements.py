@@ -1,4 +1,4 @@
-"""Movements of a process group whose blocks go to, or come from, one rank each."""
+"""Movements of a process group in which each rank sends or receives a block of its own."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BlockMovements(Calls):
         *,
         timeout: Any = None,
     ) -> Work:
-        """Give rows of one tensor to the ranks, by their numbers or in equal parts."""
+        """Send rows of one tensor to the ranks, split by row counts or into equal parts."""
         is_async, limit_s = self._timing(opts, c10d.AllToAllOptions, timeout)
         check_alike("all_to_all_single", [output], [input])
         written = Outputs()
@@ -122,7 +122,7 @@ class BlockMovements(Calls):
         send_counts: list[int],
         recv_counts: list[int],
     ) -> bool:
-        """Exchange small tensors by a plan, where there is one that can."""
+        """Exchange small tensors with a plan, if one fits; return whether this was done."""
         if is_async or limit_s is not None or inputs[0].is_cuda or self._together is not None:
             return False
         try:
@@ -144,13 +144,13 @@ class BlockMovements(Calls):
     def _counts(
         self, which: str, x: torch.Tensor, flat: torch.Tensor, splits: Sequence[int]
     ) -> list[int]:
-        """Return elements for each rank from rows for each rank."""
+        """Convert numbers of rows per rank into numbers of elements per rank."""
         world_size = self.comm.world_size
         rows = x.shape[0] if x.dim() else 1
         if not len(splits):
             if rows % world_size:
                 raise ArgumentError(
-                    f"all_to_all_single: {rows} rows of {which} cannot be parted equally among "
+                    f"all_to_all_single: {rows} rows of {which} cannot be divided equally among "
                     f"{world_size} ranks: give {which}_split_sizes"
                 )
             splits = [rows // world_size] * world_size
@@ -162,5 +162,5 @@ class BlockMovements(Calls):
         row_elements = flat.numel() // rows if rows else 0
         return [split * row_elements for split in splits]
 
-    # What earlier versions of torch call it.
+    # The names of these in earlier versions of torch.
     alltoall_base = all_to_all_single

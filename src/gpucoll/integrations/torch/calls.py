@@ -1,4 +1,4 @@
-"""How the calls of a process group run, blocking or started, and what torch says of each."""
+"""How the calls of a process group run, blocking or started, and how torch's options are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _NUMBERED = {
         (dist.ReduceOp.BXOR, "bxor"),
     )
 }
-"""By hash, which is an op's number in C++: to compare ops takes 2 us, to look this up 0.1."""
+"""Names of ops by their hash, which is an op's number in C++. Comparing ops takes 2 us, a lookup
+here 0.1."""
 _NO_TIMEOUT = c10d.AllreduceOptions().timeout
 DONE = Finished([])
 """What a blocking call returns."""
@@ -39,7 +40,7 @@ Tensors = list[torch.Tensor]
 
 
 class Calls(dist.ProcessGroup):
-    """What every call of a process group goes through."""
+    """What all calls of a process group share."""
 
     def __init__(self, comm: Communicator, store: Any, options: Options) -> None:
         super().__init__(comm.rank, comm.world_size)
@@ -63,7 +64,7 @@ class Calls(dist.ProcessGroup):
         written: Outputs | None = None,
         **named: Any,
     ) -> Work:
-        """Run a collective, or start it; a second thread's is queued, as by other backends."""
+        """Run a collective, or start it. A second thread's call is queued, as in other backends."""
         fills = None if written is None else written.fill
         try:
             if not is_async and self._together is None:
@@ -88,7 +89,7 @@ class Calls(dist.ProcessGroup):
         *given: Any,
         written: Outputs | None = None,
     ) -> Work:
-        """Begin a message."""
+        """Start a message."""
         try:
             started: Started = call(*given, async_op=True, timeout_s=self._timeout_s)
         except GpucollError as error:
@@ -106,7 +107,7 @@ class Calls(dist.ProcessGroup):
         except GpucollError as error:
             raise as_torchs(error) from None
 
-    # --- several as one ---------------------------------------------------------------------------
+    # --- several calls as one ---------------------------------------------------------------------
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._together = []
@@ -120,7 +121,8 @@ class Calls(dist.ProcessGroup):
     ) -> Work:
         if len(outputs) != len(inputs):
             raise ArgumentError(
-                f"as many outputs as inputs are needed; got {len(outputs)} and {len(inputs)}"
+                f"the number of outputs must equal the number of inputs; got {len(outputs)} and "
+                f"{len(inputs)}"
             )
         works = [call(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
         return self._as_one(works, outputs)
@@ -129,12 +131,12 @@ class Calls(dist.ProcessGroup):
         return Work([_Inner(work) for work in works], outputs) if works else Finished(outputs)
 
     def _blocks(self, call: str, which: str, lists: Any) -> Tensors:
-        """Return the blocks of all ranks: torch gives a list of one list of them, or the list.
+        """Return the blocks of all ranks. torch gives either the list or a list that contains it.
 
         Raises
         ------
         ArgumentError
-            There are not as many as ranks.
+            The number of blocks is not the number of ranks.
         """
         blocks = lists[0] if len(lists) == 1 and isinstance(lists[0], list | tuple) else lists
         if len(blocks) != self.comm.world_size:
@@ -144,7 +146,7 @@ class Calls(dist.ProcessGroup):
             )
         return list(blocks)
 
-    # --- what torch says --------------------------------------------------------------------------
+    # --- torch's options --------------------------------------------------------------------------
 
     def _read(self, opts: Any, kind: Any = None) -> tuple[Any, bool, float | None]:
         """Return a reduction's op, whether it is asynchronous, and its deadline."""
@@ -180,7 +182,7 @@ class Calls(dist.ProcessGroup):
 
 
 class _Inner:
-    """A work of torch's as one of several that make another."""
+    """A work of torch's that is one part of another work."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -199,7 +201,7 @@ class _Inner:
 
 
 def operation_of(op: Any) -> Any:
-    """Return gpucoll's name of an op of torch's."""
+    """Return gpucoll's name of a reduce op of torch's."""
     if op is None:
         return "sum"
     name = _NUMBERED.get(hash(op))
@@ -208,4 +210,4 @@ def operation_of(op: Any) -> Any:
     if op == dist.ReduceOp.PREMUL_SUM:
         _, factor = op.__getstate__()
         return gpucoll.ReduceOp.scaled_sum(float(factor))
-    raise ArgumentError(f"reduce op {op!r} is none that gpucoll knows")
+    raise ArgumentError(f"gpucoll has no equivalent of reduce op {op!r}")

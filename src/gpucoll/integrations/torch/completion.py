@@ -1,8 +1,8 @@
-"""What completes the futures of works: threads in which users' callbacks run, and may wait.
+"""Complete the futures of works in threads in which users' callbacks run and may block.
 
-A callback of torch's users may start a collective and wait for its future (PowerSGD's does). So no
-thread that a call needs to make progress runs it, and while one is in callbacks, there is another
-for the futures that come next.
+A callback may start a collective and wait for its future (PowerSGD's does). So callbacks never run
+in a thread that calls need to make progress, and while one thread runs callbacks, another one is
+free for the futures that come next.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _IDLE_S = 10.0
-"""A thread that had nothing to do for so long ends."""
+"""A thread that has had nothing to do for this long ends."""
 _END_S = 2.0
 
 
 class _Threads:
-    """As many threads as there are futures whose callbacks run, and one that waits for more."""
+    """One thread for each future whose callbacks run, and one that waits for the next future."""
 
     def __init__(self) -> None:
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -30,7 +30,7 @@ class _Threads:
         self._is_ending = False
 
     def add(self, future: Any) -> None:
-        """Complete a future, by a thread of these."""
+        """Complete a future in one of these threads."""
         self._ended.put(future)
         self._see_that_one_is_free()
 
@@ -55,13 +55,13 @@ class _Threads:
             self._running.discard(threading.current_thread())
 
     def _next(self) -> Any:
-        """Wait for a future, and be free no longer; None: this thread ends."""
+        """Wait for a future and mark this thread as busy; None if this thread is to end."""
         while True:
             with contextlib.suppress(queue.Empty):
                 future = self._ended.get(timeout=_IDLE_S)
                 break
             with self._lock:
-                if self._ended.empty():  # else one came that counts on this thread
+                if self._ended.empty():  # else a future has come that counts on this thread
                     self._n_free -= 1
                     return None
         with self._lock:
@@ -71,7 +71,7 @@ class _Threads:
         return future
 
     def end(self) -> None:
-        """End all threads that are in no callback."""
+        """End all threads that run no callback."""
         with self._lock:
             self._is_ending = True
             running = list(self._running)
@@ -86,12 +86,12 @@ atexit.register(_threads.end)
 
 
 def complete_after(works: Sequence[Any], future: Any) -> None:
-    """Have a future completed, with None, when all works have ended, well or not."""
+    """Set a future's result to None when all works have ended, whether they succeeded or failed."""
     call_after(works, lambda: _threads.add(future))
 
 
 def call_after(works: Sequence[Any], function: Callable[[], object]) -> None:
-    """Call something short when all works have ended, by the thread that finds it."""
+    """Call a short function when all works have ended, in the thread that notices the last end."""
     lock, left = threading.Lock(), [len(works)]
 
     def count(_: object) -> None:

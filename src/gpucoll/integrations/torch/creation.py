@@ -1,4 +1,4 @@
-"""From what torch says of a group to its communicator."""
+"""Create the communicator of a process group from torch's options."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gpucoll.integrations.torch.works import seconds
 
 
 def create(given: Any, pg_options: Any) -> ProcessGroup:
-    """Return the process group of some ranks, which meet by torch's store.
+    """Return a process group for some ranks, which meet through torch's store.
 
     Parameters
     ----------
     given : torch.distributed._DistributedBackendOptions
         Store, rank, size, timeout and name of the group.
     pg_options : Options or None
-        What the user said.
+        The user's options.
 
     Raises
     ------
     ArgumentError
-        The group is to have another backend besides.
+        The user named another backend for the same group.
     """
     options = checked(pg_options)
     _check_no_other(given)
@@ -57,21 +57,22 @@ def _check_no_other(given: Any) -> None:
     """Raise if the user named another backend for some kind of device.
 
     A group written in Python replaces torch's whole group, so every call would go to gpucoll. torch
-    tells a backend nothing of the others; the function that makes the group knows them.
+    does not pass a backend the names of the others, so they are read from the frame of the torch
+    function that makes the group.
     """
     others = {device: name for device, name in _backends().items() if name != "gpucoll"}
     if others:
         device, name = next(iter(others.items()))
         raise ArgumentError(
-            f"rank {given.group_rank} of {given.group_size}: backend gpucoll serves a group alone, "
-            f"cpu and cuda tensors alike, because PyTorch lets a backend written in Python replace "
-            f'the whole group; got "{device}:{name}" beside it. Say "gpucoll", and give {name} a '
-            f'group of its own: dist.new_group(backend="{name}")'
+            f"rank {given.group_rank} of {given.group_size}: backend gpucoll must serve a group "
+            "alone, cpu and cuda tensors alike, because PyTorch lets a backend written in Python "
+            f'replace the whole group; got "{device}:{name}" in addition. Use "gpucoll", and give '
+            f'{name} a group of its own: dist.new_group(backend="{name}")'
         )
 
 
 def _backends() -> dict[str, str]:
-    """Return the backend for each kind of device, as torch has read the user's string."""
+    """Return the backend of each kind of device, as torch has parsed the user's string."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back

@@ -1,8 +1,9 @@
-"""gpucoll's errors as users of torch.distributed catch them.
+"""gpucoll's errors in the form that users of torch.distributed catch.
 
-Each is its namesake of `gpucoll.errors` and a `torch.distributed.DistBackendError` (a
-RuntimeError), with the same text: the ranks and the reason. A deadline's text has the word
-"timeout" in it, for which programs look that were written for other backends.
+Each error here is both the error of the same name in `gpucoll.errors` and a
+`torch.distributed.DistBackendError` (a RuntimeError). The text is the same: the ranks and the
+reason. The text of a deadline error also contains the word "timeout", because programs written for
+other backends look for it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from gpucoll import errors
 
 
 class ArgumentError(errors.ArgumentError, DistBackendError):
-    """A value that cannot serve; nothing moved."""
+    """A value is invalid; no data moved."""
 
 
 class ArgumentTypeError(errors.ArgumentTypeError, DistBackendError):
-    """A type that cannot serve; nothing moved."""
+    """A type is invalid; no data moved."""
 
 
 class StateError(errors.StateError, DistBackendError):
-    """A call that cannot be made now; nothing moved."""
+    """The call is not allowed in the current state; no data moved."""
 
 
 class MismatchError(errors.MismatchError, DistBackendError):
@@ -29,7 +30,7 @@ class MismatchError(errors.MismatchError, DistBackendError):
 
 
 class BackendUnavailableError(errors.BackendUnavailableError, DistBackendError):
-    """What is needed for these tensors cannot serve here."""
+    """Something that these tensors need is not available here."""
 
 
 class BackendError(errors.BackendError, DistBackendError):
@@ -37,7 +38,7 @@ class BackendError(errors.BackendError, DistBackendError):
 
 
 class DeadlineError(errors.DeadlineError, DistBackendError):
-    """A wait ran out."""
+    """A wait exceeded its deadline."""
 
 
 class PeerLostError(errors.PeerLostError, DistBackendError):
@@ -45,11 +46,11 @@ class PeerLostError(errors.PeerLostError, DistBackendError):
 
 
 class AbortedError(errors.AbortedError, DistBackendError):
-    """The group was given up."""
+    """The group was aborted."""
 
 
 class SharedMemoryError(errors.SharedMemoryError, DistBackendError):
-    """The host has no memory for what the ranks share."""
+    """The host has too little memory for what the ranks share."""
 
 
 class RendezvousError(errors.RendezvousError, DistBackendError):
@@ -61,7 +62,7 @@ class AuthenticationError(errors.AuthenticationError, DistBackendError):
 
 
 class RendezvousDeadlineError(errors.RendezvousDeadlineError, DistBackendError):
-    """A rank did not come in time."""
+    """A rank did not arrive in time."""
 
 
 _KINDS: dict[type[errors.GpucollError], type[errors.GpucollError]] = {
@@ -75,7 +76,7 @@ _KINDS: dict[type[errors.GpucollError], type[errors.GpucollError]] = {
 
 
 def as_torchs(error: errors.GpucollError) -> errors.GpucollError:
-    """Return the error to raise in its place."""
+    """Return this module's error of the same name, to raise in place of `error`."""
     kind = _KINDS.get(type(error))
     if kind is None:
         return error

@@ -1,7 +1,7 @@
-"""Small all_to_alls with counts that come again: each planned once, over memory of its own.
+"""Small all_to_alls whose counts repeat: each is planned once, with buffers of its own.
 
-To check the arguments of one takes 60 us and more, its plan 2; a tensor-parallel or expert-parallel
-program makes the same one in every step.
+Checking the arguments of one takes 60 us and more, its plan 2 us. Tensor-parallel and
+expert-parallel programs make the same call in every step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from gpucoll import Communicator, Plan
 
 _MOST = 16
-"""Plans that are kept; each has up to 1 MiB on either side."""
+"""How many plans are kept; each has up to 1 MiB on either side."""
 _Key = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
@@ -28,12 +28,12 @@ class _Planned:
 
 
 class Exchanges:
-    """The all_to_alls of a group whose plans are kept.
+    """The plans of a group's all_to_alls.
 
     Parameters
     ----------
     comm : Communicator
-        The group's.
+        The group's communicator.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -48,18 +48,18 @@ class Exchanges:
         send_counts: Sequence[int],
         recv_counts: Sequence[int],
     ) -> bool:
-        """Exchange by a plan, where these counts have come before; else return False.
+        """Exchange with a plan if these counts have come before; otherwise return False.
 
         Parameters
         ----------
         inputs, outputs : sequence of tensor
-            One behind the other they are what is sent, and received.
+            Concatenated, they are the elements that are sent, and those that are received.
         send_counts, recv_counts : sequence of int
-            Elements for, and from, each rank.
+            Numbers of elements sent to, and received from, each rank.
         """
         key = inputs[0].dtype, tuple(send_counts), tuple(recv_counts)
         if not self._lock.acquire(blocking=False):
-            return False  # another thread's is under way, over the same memory
+            return False  # another thread is exchanging, in the same buffers
         try:
             planned = self._planned(key)
             if planned is None:

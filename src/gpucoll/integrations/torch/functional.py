@@ -1,4 +1,4 @@
-"""The functional collectives that PyTorch 2.13 does not hand to a process group written in Python.
+"""The functional collectives that PyTorch 2.13 does not pass on to a process group in Python.
 
 Two ops of `_c10d_functional`, `all_gather_into_tensor_out` and `batch_p2p_ops`, ask the group for a
 backend written in C++, and a group written in Python has none. The kernels here call gpucoll's
@@ -22,10 +22,10 @@ _NAMESPACE = "_c10d_functional"
 
 @functools.cache
 def install() -> torch.library.Library:
-    """Register the kernels, once in a process; they are there while what is returned lives."""
+    """Register the kernels, once in a process; they stay while the returned library lives."""
     library = torch.library.Library(_NAMESPACE, "IMPL")
     if not hasattr(torch.library, "get_kernel"):
-        return library  # an earlier version of torch, whose kernels could not be called from here
+        return library  # an earlier version of torch; its kernels could not be called from here
     for kernel in (all_gather_into_tensor_out, batch_p2p_ops):
         if hasattr(torch.ops._c10d_functional, kernel.__name__):
             for device in ("CPU", "CUDA"):
@@ -38,7 +38,7 @@ def _add(library: torch.library.Library, kernel: Callable[..., Any], device: str
     of_torch = torch.library.get_kernel(f"{_NAMESPACE}::{name}", device)
 
     def run(keys: Any, *args: Any, **named: Any) -> Any:
-        *_, group = args  # both ops have the group, or its name, last
+        *_, group = args  # both ops have the group, or its name, as the last argument
         if isinstance(group, str):
             group = _resolve_process_group(group)
         if isinstance(group, ProcessGroup):
@@ -63,7 +63,7 @@ def batch_p2p_ops(
     tensors: Sequence[torch.Tensor],
     group: ProcessGroup,
 ) -> list[torch.Tensor]:
-    """Begin messages: the tensor of each receive, and of each send an empty one to wait for."""
+    """Start messages; return each receive's tensor, and for each send an empty one to wait for."""
     begin = {name: getattr(torch.ops._c10d_functional, name) for name in ("isend", "irecv")}
     name = group.getGroupName()
     return [

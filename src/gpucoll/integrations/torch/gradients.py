@@ -1,5 +1,5 @@
-"""Gradients of DistributedDataParallel that travel compressed, and lose nothing for long."""
-# No postponed annotations: DistributedDataParallel compares a hook's with its own types.
+"""Compressed gradients for DistributedDataParallel, with error feedback."""
+# No postponed annotations: DistributedDataParallel compares a hook's annotations with types.
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class CompressedGradients:
     """Averages the gradients of a model in fewer bytes, with error feedback.
 
-    What rounding has lost of a bucket is added to it in the next step, so that it is late and not
-    lost. For models that wait for their network; inside one host it costs more than it saves.
+    What rounding drops from a bucket is added to the same bucket in the next step, so it arrives
+    late but is not lost. Useful for models that wait for their network; within one host it costs
+    more than it saves.
 
     Parameters
     ----------
@@ -28,8 +29,8 @@ class CompressedGradients:
 
     Notes
     -----
-    Keeps a float32 copy of all gradients' sizes on each rank. Buckets that are not float32 are
-    averaged as they are.
+    Each rank keeps a float32 buffer as large as all gradients together. Buckets that are not
+    float32 are averaged without compression.
 
     Examples
     --------
@@ -45,12 +46,12 @@ class CompressedGradients:
         self._lost: dict[tuple[int, ...], torch.Tensor] = {}
 
     def register(self, model: "DistributedDataParallel") -> None:
-        """Average this model's gradients so from now on.
+        """Average this model's gradients in this way from now on.
 
         Raises
         ------
         ArgumentTypeError
-            Its process group is another backend's.
+            The model's process group has another backend.
         """
         group = getattr(model, "process_group", None)
         if not isinstance(group, ProcessGroup):
@@ -73,7 +74,7 @@ class CompressedGradients:
             raise as_torchs(error) from None
 
     def _residual(self, bucket: GradBucket, x: torch.Tensor) -> torch.Tensor:
-        """Return what this bucket has lost; DDP puts parameters into other buckets once."""
+        """Return a bucket's residual. DDP once reassigns parameters to buckets: they start anew."""
         parameters = tuple(id(parameter) for parameter in bucket.parameters())
         if parameters not in self._lost:
             if bucket.index() == 0:

@@ -1,4 +1,4 @@
-"""Movements of a process group: what every rank gets of every other, and barriers."""
+"""Movements of a process group that bring every rank's data to all ranks, and barriers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpucoll.integrations.torch.tensors import Outputs, check_alike, flat_input,
 from gpucoll.integrations.torch.works import Work
 
 _PAUSES_S = (20e-6, 1e-3)
-"""First and longest pause between two looks at a stream."""
+"""First and longest pause between two queries of a stream, in seconds."""
 
 
 class Movements(Calls):
-    """What moves tensors to every rank."""
+    """The calls that move tensors to every rank."""
 
     def broadcast(
         self, tensors: Any, opts: Any = None, *, root: Any = None, timeout: Any = None
@@ -62,13 +62,13 @@ class Movements(Calls):
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
-        """Do so with several, counted as one."""
+        """Gather several tensors of every rank, each into one tensor, as one call."""
         return self._each(self.all_gather_single, outputs, inputs, opts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
-        """Gather several tensors of every rank: a list for each rank."""
+        """Gather several tensors of every rank, into one list for each rank."""
         if len(outputs) != self.comm.world_size or any(len(x) != len(inputs) for x in outputs):
             raise ArgumentError(
                 f"all_gather_coalesced needs a list of {len(inputs)} tensors for each of "
@@ -81,7 +81,7 @@ class Movements(Calls):
         return self._as_one(works, [x for row in outputs for x in row])
 
     def barrier(self, opts: Any = None, *, timeout: Any = None) -> Work:
-        """Wait until every rank has called it; with GPUs, after what is on their streams now."""
+        """Wait until every rank has called it. On a GPU, first wait for the current stream."""
         is_async, limit_s = self._timing(opts, c10d.BarrierOptions, timeout)
         device = getattr(opts, "device", None)
         if device is not None and device.type == "cuda":
@@ -90,12 +90,13 @@ class Movements(Calls):
         return self._run(is_async, limit_s, [x], self.comm.all_reduce, x, "max", out=x)
 
     def _await_stream(self, device: torch.device, limit_s: float | None) -> float:
-        """Wait for what is on the current stream now; return how much of the limit is left.
+        """Wait for the work on the current stream; return how many seconds of the limit are left.
 
         Raises
         ------
         DeadlineError
-            It does not end. The communicator is given up: the others are in the barrier.
+            The work does not end in time. The communicator is aborted, as other ranks wait in the
+            barrier.
         """
         limit_s = self.comm._group.timeout_s if limit_s is None else limit_s
         event, due_s = torch.cuda.current_stream(device).record_event(), time.monotonic() + limit_s
@@ -114,6 +115,6 @@ class Movements(Calls):
             pause_s = min(2 * pause_s, _PAUSES_S[1])
         return max(due_s - time.monotonic(), pause_s)
 
-    # What earlier versions of torch call it.
+    # The names of these in earlier versions of torch.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -1,4 +1,4 @@
-"""What a process group of gpucoll can be told: `Options`."""
+"""The options of a process group of gpucoll."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from gpucoll.integrations.torch.errors import ArgumentError, ArgumentTypeError
 
 @dataclass(frozen=True)
 class Options:
-    """Given as ``init_process_group("gpucoll", pg_options=Options(...))``, and to ``new_group``.
+    """Options for ``init_process_group("gpucoll", pg_options=Options(...))`` and for ``new_group``.
 
-    The same on all ranks of a group, but for `device`.
+    All ranks of a group pass the same options; only `device` may differ.
 
     Attributes
     ----------
     compression : str or gpucoll.Compression, optional
-        How large all_reduces of float32 with SUM or AVG travel: "float16", "bfloat16",
-        "int8_block", "float8_block". Each element is rounded twice; what is lost is not kept
-        (`gpucoll.integrations.torch.CompressedGradients` keeps it, for those of
-        DistributedDataParallel).
+        Format in which large float32 all_reduces with SUM or AVG travel: "float16", "bfloat16",
+        "int8_block" or "float8_block". Each element is rounded twice, and no residual is kept. For
+        the gradients of DistributedDataParallel, `gpucoll.integrations.torch.CompressedGradients`
+        keeps one.
     compression_from_bytes : int
-        From which size on. Default: 1 MiB, so that losses, counts and flags stay exact.
+        Smallest size that is compressed. Default: 1 MiB, so that losses, counts and flags stay
+        exact.
     deterministic : {None, "order"}
-        ``"order"``: reductions combine the ranks in their order everywhere, as `gpucoll.init` says.
+        ``"order"``: reductions combine the ranks in rank order everywhere, as in `gpucoll.init`.
     bind : bool
-        Whether to bind each rank to CPUs of its own, as gpucoll-run does and torchrun does not.
+        Whether to bind each rank to CPUs of its own. gpucoll-run does so, torchrun does not.
     timeout_s : float, optional
-        Deadline of every wait, in seconds. Default: the `timeout` that torch was given (30 min).
+        Deadline of every wait, in seconds. Default: torch's `timeout` (30 min).
     backend : str
         For GPU tensors: "auto", "nccl", "rccl" or "direct".
     device : int or str, optional
@@ -51,16 +52,16 @@ class Options:
                 f"compression_from_bytes must be a number of bytes, 0 or more; got {least!r}"
             )
         if isinstance(self.compression, str):
-            Compression(self.compression)  # a format that is none is said before ranks meet
+            Compression(self.compression)  # an unknown format is reported before ranks meet
 
 
 def checked(given: object) -> Options:
-    """Return what `pg_options` says.
+    """Return `pg_options` as `Options`, with defaults for None.
 
     Raises
     ------
     ArgumentTypeError
-        It is another backend's.
+        `pg_options` belongs to another backend.
     """
     if given is None:
         return Options()

@@ -1,4 +1,4 @@
-"""A process group of torch.distributed whose calls are a communicator's."""
+"""A process group of torch.distributed that runs its calls on a communicator."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from gpucoll.integrations.torch.works import Work, seconds
 _log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
 _CLOSING_S = 10.0
-"""How long what is pending has when a group is destroyed."""
+"""How many seconds pending operations have when a group is destroyed."""
 
 
 class ProcessGroup(Reductions, Movements, BlockMovements):
-    """What ``init_process_group("gpucoll")`` and ``new_group`` make.
+    """The process group that ``init_process_group("gpucoll")`` and ``new_group`` make.
 
-    Its methods are those that torch.distributed's functions, DistributedDataParallel and the
-    functional collectives call; programs call torch's functions.
+    torch.distributed's functions, DistributedDataParallel and the functional collectives call its
+    methods; programs call torch's functions.
 
     Parameters
     ----------
     comm : Communicator
-        Of the group's ranks; belongs to this from now on.
+        The communicator of the group's ranks. The process group owns it from now on.
     store : torch.distributed.Store
-        By which they met.
+        The store through which the ranks met.
     options : Options
-        What `pg_options` said.
+        The options from `pg_options`.
 
     Attributes
     ----------
     comm : Communicator
-        For gpucoll's own calls, on the same ranks.
+        The communicator, for calling gpucoll directly on the same ranks.
     """
 
     def __init__(self, comm: Communicator, store: Any, options: Options) -> None:
@@ -65,10 +65,10 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
         )
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """Receive one tensor from whoever sends first."""
+        """Receive one tensor from the first rank that sends one."""
         return self.recv(tensors, gpucoll.ANY_SOURCE, tag)
 
-    # --- what torch asks --------------------------------------------------------------------------
+    # --- what torch reads -------------------------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return "gpucoll"."""
@@ -81,25 +81,25 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
         return self.comm.rank
 
     def getSize(self) -> int:  # noqa: N802
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return self.comm.world_size
 
     rank, size = getRank, getSize
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
-        """Take the name that torch gives."""
+        """Set the name; torch chooses it."""
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return it."""
+        """Return the name."""
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        """Take the description that torch gives."""
+        """Set the description; torch chooses it."""
         self._desc = desc
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return it."""
+        """Return the description."""
         return self._desc
 
     def get_group_store(self) -> Any:
@@ -123,7 +123,7 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
     set_timeout = _set_default_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: every call is numbered from the beginning."""
+        """Do nothing: calls are numbered from the start in any case."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.comm.completed
@@ -131,17 +131,20 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
     # --- the end ----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait for what was started, and let go of everything.
+        """Wait for outstanding calls, and release all resources.
 
-        A receive that nobody answers any more is given up soon: who destroys a group wants no more.
+        A receive that no rank answers is given up soon, since a program that destroys a group needs
+        nothing more from it.
         """
         try:
             self.comm.close(timeout_s=min(_CLOSING_S, self._timeout_s or _CLOSING_S))
         except GpucollError as error:
-            _log.warning("gpucoll: %s ended with an error that nobody had seen: %s", self, error)
+            _log.warning(
+                "gpucoll: %s ended with an error that was never inspected: %s", self, error
+            )
 
     def abort(self) -> None:
-        """Give the group up: every rank gets an error, now or at its next call."""
+        """Abort the group: every rank gets an error, now or at its next call."""
         self.comm.abort()
         self.shutdown()
 

@@ -26,7 +26,7 @@ from gpucoll.integrations.torch.works import Finished, Work
 
 
 class Reductions(Calls):
-    """What reduces over the ranks."""
+    """The calls that reduce over the ranks."""
 
     def allreduce(
         self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: Any = None
@@ -43,7 +43,7 @@ class Reductions(Calls):
             try:
                 self.comm.all_reduce(row, operation, out=row, timeout_s=limit_s)
             except gpucoll.UsageError:
-                pass  # the long way says why, or serves it
+                pass  # the general path explains the failure, or makes the call
             except GpucollError as error:
                 raise as_torchs(error) from None
             else:
@@ -88,7 +88,7 @@ class Reductions(Calls):
         op: Any = None,
         timeout: Any = None,
     ) -> Work:
-        """Reduce one tensor to the root, in place there."""
+        """Reduce one tensor to the root; there the result replaces it."""
         x = one(tensors, "reduce")
         if isinstance(opts, c10d.ReduceOptions):
             operation, is_async, limit_s = self._read(opts)
@@ -131,7 +131,7 @@ class Reductions(Calls):
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
-        """Reduce one tensor; each rank gets its part."""
+        """Reduce one tensor; each rank gets its part of the result."""
         operation, is_async, limit_s = self._read(opts, c10d.ReduceScatterOptions)
         check_alike("reduce_scatter_tensor", [output], [input])
         self._check_size("reduce_scatter_tensor", output, input)
@@ -146,10 +146,10 @@ class Reductions(Calls):
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
-        """Do so with several, counted as one."""
+        """Reduce several tensors as one call; each rank gets its parts."""
         opts = c10d.ReduceScatterOptions() if opts is None else opts
         return self._each(self.reduce_scatter_single, outputs, inputs, opts)
 
-    # What earlier versions of torch call it.
+    # The names of these in earlier versions of torch.
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -1,4 +1,4 @@
-"""The backend's name in torch: known by ``import torch`` where gpucoll is installed."""
+"""Registration of the backend's name, at ``import torch`` if gpucoll is installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEVICES = ["cpu", "cuda"]
 
 
 def register() -> None:
-    """Make ``init_process_group("gpucoll")`` known.
+    """Register the backend for ``init_process_group("gpucoll")``.
 
-    `import torch` calls this, by the entry point ``torch.backends``, unless
-    ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. It loads nothing of gpucoll beyond this file.
+    `import torch` calls this through the entry point ``torch.backends``, unless
+    ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. It loads no other file of gpucoll.
     """
     from torch import distributed
 
@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def _create(given: Any, pg_options: Any) -> Any:
-    """Make a process group; called by torch on the group's ranks alone."""
+    """Make a process group; torch calls this on the group's ranks only."""
     with _without_collection():
         from gpucoll.integrations.torch.creation import create
 
@@ -37,10 +37,10 @@ def _create(given: Any, pg_options: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Load modules, which make no garbage, without a collection of Python's.
+    """Suspend garbage collection while modules are loaded, which produce no garbage.
 
-    With torch loaded one takes 60 ms, and five times that in a process just forked, whose pages it
-    writes to.
+    With torch loaded one collection takes 60 ms, and five times as long in a process just forked,
+    because it writes to shared pages.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors, whose ranks have different elements."""
+"""all_reduce of sparse tensors, which may have different elements on each rank."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from gpucoll.integrations.torch.errors import ArgumentError, ArgumentTypeError
 
 
 def all_reduce(comm: Communicator, x: torch.Tensor, op: object) -> None:
-    """Replace x by the sum over all ranks: all indices and values are gathered, and added up here.
+    """Replace x by the sum over all ranks: gather all indices and values, and add them up locally.
 
     Parameters
     ----------
     comm : Communicator
-        The group's.
+        The group's communicator.
     x : tensor
-        Sparse COO, of the same shape, dtype and numbers of dimensions on every rank.
+        A sparse COO tensor, of the same shape, dtype and numbers of dimensions on every rank.
     op : str
-        "sum", or "avg" of floating tensors.
+        "sum", or for floating-point tensors "avg".
 
     Notes
     -----
-    Ranks are added in their order, so the bits are the same everywhere. Cost: three calls; every
-    rank gets everybody's elements.
+    Ranks are added in rank order, so the result is bitwise the same on every rank. Cost: three
+    calls; every rank receives the elements of all ranks.
     """
     if x.layout != torch.sparse_coo:
         raise ArgumentTypeError(
-            f"all_reduce of tensors of layout {x.layout} is not served: pass x.to_sparse_coo() or "
-            "x.to_dense()"
+            f"all_reduce of tensors of layout {x.layout} is not supported: pass x.to_sparse_coo() "
+            "or x.to_dense()"
         )
     if op not in ("sum", "avg"):
         raise ArgumentError(
-            f"sparse tensors are added up, or averaged; got op {op!r}: pass x.to_dense()"
+            "sparse tensors support only sum and avg, the latter for floating-point values; got "
+            f"op {op!r}: pass x.to_dense()"
         )
     mine = x.detach().coalesce()
     indices = mine.indices().t().contiguous()

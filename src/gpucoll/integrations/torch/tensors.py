@@ -1,4 +1,4 @@
-"""Tensors of torch as gpucoll's calls take them: rows of elements, whatever their shapes."""
+"""Convert torch's tensors, whatever their shapes, into the flat rows that gpucoll's calls take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from gpucoll.integrations.torch.errors import ArgumentError, ArgumentTypeError
 
 _PACKED_BYTES = 1 << 20
-"""Up to which size lists are packed: 1 MiB is copied in less than a list's addresses take."""
+"""Lists up to this size are packed: copying 1 MiB takes less time than passing a list's
+addresses."""
 Fill = Callable[[], None]
 
 _BYTES = {
@@ -23,13 +24,13 @@ _BYTES = {
     for name in names.split()
     if hasattr(torch, name)
 }
-"""dtypes that gpucoll does not know by name, and what their elements are moved as."""
+"""dtypes that gpucoll does not know by name, and the dtypes as which their elements are moved."""
 _NOT_OF_PAIRS = ("prod", "min", "max")
-"""Of complex numbers something else than of their parts, or nothing."""
+"""Reductions whose result on complex numbers is not that on their real and imaginary parts."""
 
 
 def moved(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that autograd does not see, of a dtype that moves."""
+    """Return a view that autograd does not track, with a dtype that gpucoll can move."""
     _check(x)
     if x.requires_grad:
         x = x.detach()
@@ -40,12 +41,12 @@ def moved(x: torch.Tensor) -> torch.Tensor:
 
 
 def reduced(x: torch.Tensor, operation: Any) -> torch.Tensor:
-    """Return a tensor over the same memory that autograd does not see, for a reduction.
+    """Return a view that autograd does not track, with a dtype that gpucoll can reduce.
 
     Raises
     ------
     ArgumentTypeError
-        It would be reduced as pairs of real numbers, which comes to another result.
+        `operation` on complex numbers is not the same as on pairs of real numbers.
     """
     _check(x)
     if x.requires_grad:
@@ -54,36 +55,37 @@ def reduced(x: torch.Tensor, operation: Any) -> torch.Tensor:
         return x
     if operation in _NOT_OF_PAIRS:
         raise ArgumentTypeError(
-            f"{operation} is not defined for complex32: sums and averages are; for others pass "
+            f"{operation} is not supported for complex32: use sum or avg, or pass "
             "x.to(torch.complex64)"
         )
     return torch.view_as_real(x)
 
 
 def flat_input(x: torch.Tensor) -> torch.Tensor:
-    """Return the elements in one row: a view, or a copy of what is not contiguous."""
+    """Return the elements in one row: a view, or a copy of a tensor that is not contiguous."""
     return x.reshape(-1)
 
 
 def row_in_place(x: torch.Tensor) -> torch.Tensor | None:
-    """Return the elements in one row, over the same memory; None where there is no such view."""
+    """Return the elements in one row over the same memory; None if there is no such view."""
     try:
         return x if x.dim() == 1 else x.view(-1)
-    except (AttributeError, RuntimeError):  # no tensor, a sparse one, or not contiguous
+    except (AttributeError, RuntimeError):  # not a tensor, or one that is sparse or not contiguous
         return None
 
 
 class Outputs:
-    """Tensors that a call writes, each as one row, and how those are filled that it cannot write.
+    """The tensors that a call writes, each as one row.
 
-    A tensor that is not contiguous gets its elements from a temporary when the call has ended.
+    A call cannot write to a tensor that is not contiguous. It writes to a temporary instead, which
+    is copied to the tensor when the call has ended.
     """
 
     def __init__(self) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def flat(self, out: torch.Tensor) -> torch.Tensor:
-        """Return where the call writes what belongs into `out`."""
+        """Return the row to which the call writes the contents of `out`."""
         if out.is_contiguous():
             return out.view(-1)
         temporary = torch.empty_like(out, memory_format=torch.contiguous_format)
@@ -93,7 +95,7 @@ class Outputs:
     def row(self, x: torch.Tensor) -> torch.Tensor:
         """Return the elements of `x` in one row, which a call reads and writes in place.
 
-        Ranks may give tensors of different shapes where their numbers of elements are equal.
+        Ranks may pass tensors of different shapes if their numbers of elements are equal.
         """
         if x.is_contiguous():
             return x.view(-1)
@@ -102,7 +104,7 @@ class Outputs:
         return temporary.view(-1)
 
     def together(self, outs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-        """Return one tensor to write for all of these, and how many elements are of each."""
+        """Return one tensor to write for all of these, and the number of elements of each."""
         counts = [out.numel() for out in outs]
         whole = torch.empty(sum(counts), dtype=outs[0].dtype, device=outs[0].device)
         for out, part in zip(outs, whole.split(counts), strict=True):
@@ -111,53 +113,54 @@ class Outputs:
 
     @property
     def fill(self) -> Fill | None:
-        """What is to be called when the call has ended; None: nothing."""
+        """The function to call when the call has ended; None if there is nothing to copy."""
         return self._copy if self._copies else None
 
     def _copy(self) -> None:
         with torch.no_grad():
             for out, temporary in self._copies:
                 out.copy_(temporary)
-                if out.is_cuda:  # perhaps on another stream than the one they were made for
+                # the current stream may not be the one that the tensors were made on
+                if out.is_cuda:
                     stream = torch.cuda.current_stream(out.device)
                     out.record_stream(stream)
                     temporary.record_stream(stream)
 
 
 def packs(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether a list goes as one tensor: on GPUs, whose calls take one, and small ones.
+    """Return whether to pass a list as one tensor: on GPUs, whose calls take one, and if small.
 
-    A list of more is read and written where it lies; to say where takes 100 us.
+    The calls read and write larger lists where they are; passing the addresses takes 100 us.
     """
     return bool(tensors[0].is_cuda or sum(x.nbytes for x in tensors) <= _PACKED_BYTES)
 
 
 def packed(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-    """Return the elements of all, and how many are of each."""
+    """Return the elements of all tensors in one row, and the number of elements of each."""
     rows = [x.reshape(-1) for x in tensors]
     return torch.cat(rows), [row.numel() for row in rows]
 
 
 def one(tensors: Sequence[torch.Tensor] | torch.Tensor, call: str) -> torch.Tensor:
-    """Return the only tensor of a list: torch's calls take lists, of which gpucoll serves one.
+    """Return the only tensor of a list. torch's calls take lists; gpucoll supports one tensor.
 
     Raises
     ------
     ArgumentError
-        There are more, or none.
+        The list is empty or has several tensors.
     """
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
         raise ArgumentError(
-            f"{call} takes one tensor for each rank; got a list of {len(tensors)}. Several go by "
-            f"the coalesced form, or by several calls"
+            f"{call} takes one tensor for each rank; got a list of {len(tensors)}. For several "
+            "tensors use the coalesced form or several calls"
         )
     return tensors[0]
 
 
 def check_alike(call: str, *groups: Sequence[torch.Tensor]) -> None:
-    """Raise where tensors of one call are on different devices, or of different dtypes."""
+    """Raise if tensors of one call differ in device or dtype."""
     first: torch.Tensor | None = None
     for tensors in groups:
         for x in tensors:
@@ -173,10 +176,10 @@ def check_alike(call: str, *groups: Sequence[torch.Tensor]) -> None:
 def _check(x: object) -> None:
     if not isinstance(x, torch.Tensor):
         raise ArgumentTypeError(
-            f"a tensor is needed; got {type(x).__module__}.{type(x).__qualname__}"
+            f"expected a torch tensor; got {type(x).__module__}.{type(x).__qualname__}"
         )
     if x.layout != torch.strided:
         raise ArgumentTypeError(
-            f"tensors of layout {x.layout} are served by all_reduce with SUM alone (COO); for any "
-            "other call pass x.to_dense()"
+            f"tensors of layout {x.layout} are supported only by all_reduce with SUM (COO): for "
+            "any other call pass x.to_dense()"
         )

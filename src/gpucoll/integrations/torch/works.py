@@ -1,4 +1,4 @@
-"""What torch calls a Work: a call of a process group that was started."""
+"""The works of torch: calls of a process group that were started."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpucoll.integrations.torch import completion
 from gpucoll.integrations.torch.errors import as_torchs
 
 _SOON_S = 50e-6
-"""How long `get_future` looks whether a small call ends: less than handing it to a thread costs,
-with the thread's way back (2 x 12 to 33 us)."""
+"""How long `get_future` polls for the end of a small call: less than the cost of handing it to a
+thread and back (2 x 12 to 33 us)."""
 _SMALL_BYTES = 64 << 10
 
 
@@ -28,23 +28,23 @@ class Started(Protocol):
         """Wait until the call is done, or raise its error."""
 
     def done(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the call has ended."""
 
     def exception(self) -> BaseException | None:
-        """Return its error."""
+        """Return its error; None if there is none."""
 
 
 class Work(TorchWork):
-    """A call that was started, or several that torch counts as one.
+    """A call that was started, or several that torch treats as one.
 
     Parameters
     ----------
     started : sequence
-        Works of gpucoll.
+        gpucoll's works.
     outputs : list of tensor
         The value of the future.
     fill : callable, optional
-        Called once when all have succeeded: fills outputs through which gpucoll could not write.
+        Fills the outputs that gpucoll could not write; called once when all works have succeeded.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Work(TorchWork):
         Raises
         ------
         DistBackendError
-            What became of the call: one of `gpucoll.integrations.torch.errors`.
+            The call's error: one of `gpucoll.integrations.torch.errors`.
         """
         limit_s = seconds(timeout)
         try:
@@ -79,15 +79,15 @@ class Work(TorchWork):
         return True
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Wait for the call, like `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """As `wait`: on GPU tensors the current stream waits; else this thread."""
+        """Wait as `wait` does: the current stream for GPU tensors, this thread for others."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call has ended, well or not; if well, all outputs are there."""
+        """Return whether the call has ended. If it has succeeded, all outputs are filled."""
         if not all(work.done() for work in self._started):
             return False
         if self._fill is not None and self.exception() is None:
@@ -95,11 +95,11 @@ class Work(TorchWork):
         return self._filled is None or self._filled.query()
 
     def is_success(self) -> bool:
-        """Return whether it has ended well."""
+        """Return whether the call has succeeded."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return its error; None while it runs or where it went well."""
+        """Return the call's error; None while it runs or if it has succeeded."""
         for work in self._started:
             error = work.exception()
             if error is not None:
@@ -107,10 +107,10 @@ class Work(TorchWork):
         return None
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call ``function(work)`` when the call has ended, well or not; it must not wait."""
+        """Call ``function(work)`` when the call has succeeded or failed. It must not wait."""
 
         def call() -> None:
-            self.is_completed()  # fills
+            self.is_completed()  # fills the outputs
             function(self)
 
         completion.call_after(self._started, call)
@@ -120,25 +120,25 @@ class Work(TorchWork):
         return self._outputs
 
     def source_rank(self) -> int:
-        """Return from whom the message came; that of a receive that has ended."""
+        """Return the rank that sent the message of a completed receive."""
         return int(self._started[0].message.source)  # type: ignore[attr-defined]
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return the future of the outputs: a failure is its exception.
+        """Return a future of the outputs; if the call fails, the future raises its error.
 
-        For GPU tensors it is complete at once, and whoever takes its value waits by its stream, as
-        with NCCL. Else a thread of its own completes it, in which callbacks run, that may make
-        further calls and wait for them.
+        For GPU tensors the future is complete at once, and the stream that takes its value waits,
+        as with NCCL. For other tensors a separate thread completes the future and runs its
+        callbacks, which may make further calls and wait for them.
         """
         if self._future is not None:
             return self._future
         device = self._gpu()
         devices = [] if device is None else [device]
         base: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-        # An exception set on a future by Python is no error to C++, which would read a value: it is
-        # one where a callback raises.
+        # C++ does not treat an exception that Python sets on a future as an error and would read a
+        # value. An exception raised in a callback is an error to it.
         self._future = base.then(self._value)
         if device is not None or self._ends_soon():
             base.set_result(None)
@@ -149,9 +149,9 @@ class Work(TorchWork):
     def _value(self, _: object) -> list[torch.Tensor]:
         """Return the outputs, or raise the call's error.
 
-        torch runs callbacks of GPU tensors on a stream out of a pool, which waits for what a value
-        already has on GPUs, here nothing, and records what the callback's value waits for. So it
-        is that stream that must wait for the call.
+        torch runs callbacks of GPU tensors on a stream from a pool. That stream waits for work that
+        the future's value already has on GPUs (here there is none) and records the work that the
+        callback's value must wait for. So this stream has to wait for the call.
         """
         self.wait()
         return self._outputs
@@ -168,14 +168,14 @@ class Work(TorchWork):
         return False
 
     def _finish(self) -> None:
-        """Fill what gpucoll could not write, once; whoever waits later comes behind that."""
+        """Fill the outputs that gpucoll could not write, once; later callers wait for that."""
         if self._fill is None and self._filled is None:
             return
         if not self._fill_once() and self._filled is not None:
             torch.cuda.current_stream(self._gpu()).wait_event(self._filled)
 
     def _fill_once(self) -> bool:
-        """Fill what gpucoll could not write; return whether that had not been done before."""
+        """Fill the outputs that gpucoll could not write; return False if they already were."""
         with self._lock:
             if (fill := self._fill) is None:
                 return False
@@ -186,12 +186,12 @@ class Work(TorchWork):
             return True
 
     def _gpu(self) -> torch.device | None:
-        """Return on which GPU the outputs are; None: on none."""
+        """Return the GPU of the outputs; None if they are not on a GPU."""
         return next((x.device for x in self._outputs if x.is_cuda), None)
 
 
 class Finished(Work):
-    """A call that has ended well: what a blocking one returns, and one that had nothing to do."""
+    """A call that has succeeded: a blocking call, or one that had nothing to do."""
 
     def __init__(self, outputs: list[torch.Tensor]) -> None:
         super().__init__((), outputs)
@@ -202,7 +202,7 @@ class Finished(Work):
 
 
 def seconds(timeout: datetime.timedelta | None) -> float | None:
-    """Return a timeout of torch's in seconds; None where it stands for none (0, or negative)."""
+    """Convert torch's timeout to seconds; None if it stands for no timeout (0, or negative)."""
     if timeout is None:
         return None
     given = timeout.total_seconds()

@@ -14,22 +14,22 @@ from gpucoll.types import NO_ROOT, Collective, ReduceOp, digest_of, dtype_code, 
 
 
 class CallBlock:
-    """The words of one call, and what must live as long as they are used.
+    """The words of one call, and the objects that must live as long as they are used.
 
     Parameters
     ----------
     collective : Collective
-        What is called.
+        The collective that is called.
     loop : int
         Address of its compiled loop.
     dtype : str
-        Name of the elements' dtype; empty without.
+        Name of the elements' dtype; empty if there is none.
     item_bytes : int
         Bytes of an element.
     op, root
-        Part of the signature where the collective has them.
+        The op and root, as part of the signature, if the collective has them.
     keep : tuple of object
-        What must live as long as the block.
+        Objects that must live as long as the block.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CallBlock:
     def set_call(
         self, collective: Collective, dtype: str, op: ReduceOp | None, root: int, parameter: int
     ) -> None:
-        """Say what is called: what ranks compare first, and errors show."""
+        """Set what is called: the fields that ranks compare first, and that errors show."""
         words = self.words
         words[Call.COLLECTIVE] = collective
         words[Call.OPERATION] = op.code if op else 0
@@ -76,14 +76,14 @@ class CallBlock:
         )
 
     def sign(self, *numbers: int) -> None:
-        """Make these numbers, on which all ranks must agree, part of the signature."""
+        """Add these numbers, on which all ranks must agree, to the signature."""
         digest = int(self.words[Call.BASE_DIGEST])
         for number in numbers:
             digest = mix_digest(digest, number)
         self.words[Call.DIGEST] = digest
 
     def sign_list(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Make the shapes of a list of arrays the signature, as `gpucoll.entries.lists` does."""
+        """Add the shapes of a list of arrays to the signature, as `gpucoll.entries.lists` does."""
         numbers = (number for shape in shapes for number in (len(shape), *shape))
         self.sign(len(shapes), *numbers)
         count = sum(map(math.prod, shapes))
@@ -92,12 +92,12 @@ class CallBlock:
         self.show_shape((len(shapes) if is_list else count,))
 
     def sign_block(self, count: int) -> None:
-        """Make the elements of one rank's block the signature: all that a scatter's ranks know."""
+        """Add the count of one rank's block to the signature: all that a scatter's ranks know."""
         self.sign(1, count)
         self.show_shape((count,))
 
     def show_shape(self, shape: tuple[int, ...]) -> None:
-        """Note the shape for the record of the call."""
+        """Set the shape that the call's record shows."""
         words = self.words
         words[Call.DIMENSIONS] = len(shape)
         shown = shape[: layout.SHOWN_DIMENSIONS]
@@ -120,13 +120,13 @@ class CallBlock:
     def set_extents(
         self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]]
     ) -> None:
-        """Note between which addresses the inputs and outputs lie, given as (address, bytes)."""
+        """Set the address ranges of the inputs and outputs, given as (address, bytes)."""
         for field, areas in ((Call.READS, reads), (Call.WRITES, writes)):
             self.words[field] = min((start for start, _ in areas), default=0)
             self.words[field + 1] = max((start + size for start, size in areas), default=0)
 
     def set_table(self, field: Call, values: Sequence[int]) -> None:
-        """Store numbers where compiled code finds them, and their address in a field."""
+        """Store numbers for compiled code, and their address in a field."""
         table = np.array(values, np.int64)
         self.words[field] = table.ctypes.data
         self.keep = (*self.keep, table)

@@ -1,9 +1,9 @@
-"""Signals between processes, for compiled loops: set a word, wait for a word, never for ever.
+"""Signals between processes, for compiled loops: set a word, or wait for one, with a deadline.
 
-A wait spins, then yields, then sleeps on a futex in slices; after every slice it looks for Python
-signals (Ctrl-C), lost peers and its deadline. All of that is compiled: a callback into Python could
-lose a signal that arrives just as it is entered. A signal between ranks is one full-fence exchange
-and, only where somebody sleeps, one system call.
+A wait spins, then yields, then sleeps on a futex in slices. After each slice it checks for Python
+signals (Ctrl-C), lost peers and its deadline. All of this is compiled, because a callback into
+Python could lose a signal that arrives just as it is entered. A signal between ranks is one
+exchange with a full fence and, only if a rank sleeps on the word, one system call.
 """
 
 from __future__ import annotations
@@ -55,22 +55,28 @@ FUTEX_WAKE = 1
 EVERYBODY = 2**31 - 1
 CLOCK_MONOTONIC = 1
 LEAST_SLICE_NS = 50_000
-"""The last sleep before a deadline ends with it, and is not shorter than this."""
+"""The shortest slice: the last sleep before a deadline ends at the deadline, but is not shorter."""
 TIME_SLICE_NS = 500_000
-"""A yield that takes longer gave a whole time slice away."""
+"""A yield that takes longer than this has given away a whole time slice."""
 SLEEPY_WAITS = 1000
-"""So many waits sleep at once after that: a lost slice of 3 ms costs each of them 3 us."""
+"""The number of waits that sleep at once after such a yield.
+
+A lost slice of 3 ms then costs each of them 3 us.
+"""
 MESSAGE_SLICE_NS = 200_000
-"""So long a collective sleeps while messages are pending, which ring another bell."""
+"""How long a collective sleeps at a time while messages are pending: they ring another bell."""
 NANOSECONDS = 1_000_000_000
 FIRST_SPINS = 64
-"""So often a wait looks before it lets other Python threads run: about 3 us."""
+"""How often a wait spins before it lets other Python threads run: about 3 us."""
 SHARING_SPINS, SHARING_YIELDS = 20, 20
-"""How often a rank spins and yields that has another rank on its CPU."""
+"""How often a rank spins and yields if it shares its CPU with another rank."""
 SHARING_LASTS = 16
-"""So many waits in a row must find no other rank on this CPU: one may have waited twice in turn."""
+"""How many waits in a row must find no other rank on this CPU before a rank spins fully again.
+
+A single such wait proves nothing: one of two ranks on a CPU may wait twice in a row.
+"""
 SHARING_SLEEPS = 64
-"""One in so many waits of such a rank sleeps at once: who is woken is moved to an idle CPU."""
+"""One in this many waits of such a rank sleeps at once: the kernel wakes it on an idle CPU."""
 
 # Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
 _SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
@@ -130,13 +136,13 @@ def now_ns(context):
 
 @inline
 def behind(value, target):
-    """Return whether the 32-bit counter `value` has not reached `target`: by their difference."""
+    """Return whether the 32-bit counter `value` is behind `target`, by their difference."""
     return np.int32(np.int64(value) - np.int64(target)) < 0
 
 
 @inline
 def signal(address, value):
-    """Set a {value, waiters} word and wake whoever sleeps on it."""
+    """Set a {value, waiters} word and wake all that sleep on it."""
     exchange32(address, np.int32(value))
     if load32_ordered(address + 4) > 0:
         _syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
@@ -144,7 +150,7 @@ def signal(address, value):
 
 @inline
 def signal_header(slot, word):
-    """Set a slot's {sequence, digest} word and wake whoever sleeps on it."""
+    """Set a slot's {sequence, digest} word and wake all that sleep on it."""
     exchange64(slot + HEADER_WORD, word)
     if load32_ordered(slot + HEADER_WAITERS) > 0:
         _syscall(SYS_FUTEX, slot + HEADER_WORD, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
@@ -165,10 +171,10 @@ def is_aborted(context):
 
 @inline
 def is_aborted_since(context):
-    """Return whether the communicator was given up, perhaps while this rank copied a peer's memory.
+    """Return whether the communicator was given up, also while this rank copied a peer's memory.
 
-    The flag is loaded after all that was copied: a peer that has given up may have used its memory
-    anew meanwhile, and then it is seen that it has.
+    The flag is loaded after all copied data. A peer that has given up may have reused its memory
+    during the copy; then this load sees the flag.
     """
     fence_acquire()
     return is_aborted(context)
@@ -176,14 +182,14 @@ def is_aborted_since(context):
 
 @inline
 def event_pending_since(context):
-    """Return the same of an abort or an event."""
+    """Return whether there was an abort or event, also while this rank copied a peer's memory."""
     fence_acquire()
     return event_pending(context)
 
 
 @inline
 def start_clock(context):
-    """Let the deadline of this call count from now, unless it does so already; return the time."""
+    """Start the clock of this call's deadline, unless it is running; return the time."""
     time_ns = now_ns(context)
     if get(context, _START_NS) == 0:
         put(context, _START_NS, time_ns)
@@ -192,20 +198,20 @@ def start_clock(context):
 
 @inline
 def release_interpreter(context):
-    """Let other Python threads run, if this call still keeps them from it."""
+    """Release the interpreter to other Python threads, if this call still holds it."""
     if get(context, INTERPRETER) == HELD:
         put(context, INTERPRETER, _save_thread())
 
 
 @inline
 def yield_once():
-    """Give way to another process."""
+    """Yield the CPU to another process."""
     _sched_yield()
 
 
 @inline
 def ring(bell):
-    """Wake whoever sleeps on a bell; whatever it is to see must be stored with a full fence."""
+    """Wake all that sleep on a bell; first store what they are to see, with a full fence."""
     if load32_ordered(bell + 4) > 0:
         add32(bell, np.int32(1))
         _syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
@@ -213,9 +219,9 @@ def ring(bell):
 
 @inline
 def _step_messages(context):
-    """Take pending messages a step further; return how long a sleep may be, in nanoseconds.
+    """Advance pending messages by a step; return the longest sleep allowed, in nanoseconds.
 
-    Others may wait for this rank's part of a message before they come to this collective.
+    Other ranks may wait for this rank's part of a message before they enter this collective.
     """
     table = get(context, _TRANSFERS)
     if table == 0 or load64_acquire(table + 8 * _PENDING_MESSAGES) == 0:
@@ -229,7 +235,7 @@ def _step_messages(context):
 
 @inline
 def _sleep_slice(context, address, waiters, value, slice_ns):
-    """Sleep until the word at `address` changes, for at most this long."""
+    """Sleep until the word at `address` changes, for at most `slice_ns`."""
     slice_ns = min(slice_ns, _step_messages(context))
     put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
     put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
@@ -243,7 +249,7 @@ def _sleep_slice(context, address, waiters, value, slice_ns):
 
 @inline
 def sleep_until_rung(context, bell, seen):
-    """Sleep until the bell's count is not `seen` any more, for at most one slice."""
+    """Sleep until the bell's count differs from `seen`, for at most one slice."""
     slice_ns = get(context, _SLICE_NS)
     put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
     put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
@@ -253,20 +259,20 @@ def sleep_until_rung(context, bell, seen):
 
 @inline
 def begin_to_sleep(bell):
-    """Announce a sleeper; return the bell's count, after which everything is looked at again."""
+    """Announce a sleeper; return the bell's count. The caller then checks everything again."""
     add32(bell + 4, np.int32(1))
     return load32_ordered(bell)
 
 
 @inline
 def end_sleep(bell):
-    """Take the announcement back."""
+    """Withdraw the announcement."""
     add32(bell + 4, np.int32(-1))
 
 
 @inline
 def python_raised(context):
-    """Let Python's signal handlers run; keep what they raise. Return whether they did."""
+    """Let Python's signal handlers run; keep the exception, and return whether there is one."""
     gil = _take_gil()
     raised = _check_signals() != 0
     if raised:
@@ -278,7 +284,7 @@ def python_raised(context):
 
 @inline
 def dead_rank(context):
-    """Return a rank whose process is gone and that has not closed the communicator, or -1."""
+    """Return a rank whose process ended without closing the communicator, or -1."""
     world_size, fds = get(context, _WORLD_SIZE), get(context, _POLL_FDS)
     _poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
@@ -291,10 +297,10 @@ def dead_rank(context):
 
 @inline
 def _lost_rank(context):
-    """Return a rank that this call can wait for in vain, or -1.
+    """Return a rank for which this call may wait in vain, or -1.
 
-    One that is gone without closing is lost; one that has closed is lost to the calls after its
-    last one only.
+    A rank whose process ended without closing is lost. A rank that has closed is lost only to calls
+    after its last one.
     """
     world_size, fds = get(context, _WORLD_SIZE), get(context, _POLL_FDS)
     _poll(fds, world_size, np.int32(0))
@@ -310,15 +316,15 @@ def _lost_rank(context):
 
 @inline
 def give_up(context, code, rank):
-    """Break the communicator for every rank, unless somebody already has."""
+    """Break the communicator for every rank, unless a rank already has."""
     word = code | (rank << 8) | (get(context, _SEQUENCE) << 32)
     compare_exchange64(get(context, _EVENT_LINE) + EVENT_ABORT, 0, word)
-    fence_full()  # from here on this rank may use its arrays anew: see `is_aborted_since`
+    fence_full()  # after this the rank may reuse its arrays: see `is_aborted_since`
 
 
 @inline
 def look_for_end(context, deadline_code):
-    """Look whether a rank is lost or the deadline over; return a status."""
+    """Check for a lost rank and the deadline; return a status."""
     lost = _lost_rank(context)
     if lost >= 0:
         put(context, _LOST_RANK, lost)
@@ -332,7 +338,7 @@ def look_for_end(context, deadline_code):
 
 @inline
 def look_around(context, deadline_code):
-    """Look whether to go on waiting: signals, lost peers, the deadline; return a status."""
+    """Check whether to go on waiting: signals, lost peers, the deadline; return a status."""
     if python_raised(context):
         give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
         return _SIGNAL
@@ -341,11 +347,11 @@ def look_around(context, deadline_code):
 
 @inline
 def _shares_cpu(context):
-    """Return whether another rank waited on this CPU after this rank did; note that it waits here.
+    """Return whether another rank has waited on this CPU after this one; note that this one waits.
 
-    One word for each CPU: {its number, the last rank that waited long on it}. Two ranks that take
-    turns on a CPU find each other there every time; one that has moved away is found once. Nothing
-    is written where nothing changes.
+    There is one word for each CPU: {its number, the last rank that waited long on it}. Two ranks
+    that take turns on a CPU find each other there every time; a rank that has moved away is found
+    once. The word is not written if it does not change.
     """
     cpu = np.int64(_sched_getcpu())
     place = get(context, _CPUS) + 8 * (cpu & (CPUS - 1))
@@ -359,7 +365,7 @@ def _shares_cpu(context):
 
 @inline
 def _look_for_sharers(context):
-    """Spin less from now on where another rank is on this CPU: it cannot run meanwhile."""
+    """Spin less from now on if another rank is on this CPU: it cannot run while this one spins."""
     sharing = get(context, _SHARING)
     if _shares_cpu(context):
         put(context, _SPINS, min(SHARING_SPINS, get(context, _FULL_SPINS)))
@@ -373,11 +379,11 @@ def _look_for_sharers(context):
 
 @inline
 def _yield_until(context, address, value):
-    """Give way to other processes for a while; return whether the word has reached `value`.
+    """Yield for a while; return whether the word has reached `value`.
 
-    Among ranks a yield takes a microsecond or a chunk's time. One that takes a time slice went to
-    a process that has nothing to do with this job: two such processes on two cores make an
-    all_reduce of four ranks 50 times slower than sleeping does. So the next waits sleep at once.
+    A yield to another rank takes a microsecond, or the time of a chunk. A yield that takes a time
+    slice went to a process outside this job: two such processes on two cores make an all_reduce of
+    four ranks 50 times slower than sleeping does. So the next waits sleep at once.
     """
     sleepy = get(context, _SLEEPY)
     if sleepy > 0:
@@ -405,10 +411,11 @@ def _yield_until(context, address, value):
 
 @inline
 def _event_unless_reached(address, value):
-    """Return EVENT, unless what is waited for came before the event; return a status.
+    """Return EVENT, unless the awaited value came before the event; return a status.
 
     A mismatch is announced when all ranks have posted the call. A rank that has posted that call
-    ahead still ends the calls before it, which the others have ended: an event must not fail one.
+    ahead still ends the earlier calls, which the others have ended. The event must not make one of
+    them fail.
     """
     fence_acquire()
     return _EVENT if behind(load32_acquire(address), value) else _OK
@@ -416,9 +423,9 @@ def _event_unless_reached(address, value):
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64))
 def wait_long(context, address, waiters, value, rank):
-    """Spin on, yield, then sleep in slices with a look around after each.
+    """Go on spinning, yield, then sleep in slices, with checks after each slice.
 
-    A C function of its own, so that it is compiled once and not into every place that waits.
+    It is a C function of its own, so that it is compiled once, not into every place that waits.
     """
     release_interpreter(context)
     if get(context, _FULL_SPINS) > FIRST_SPINS:
@@ -468,9 +475,9 @@ def wait(context, address, value, rank):
 
 @inline
 def wait_header(context, slot, word, rank):
-    """Wait until `rank` has posted this sequence in `slot`; MISMATCH where its digest differs.
+    """Wait until `rank` has posted this sequence in `slot`; MISMATCH if its digest differs.
 
-    A rank that is a whole ring ahead has compared this rank's digest before it reused the slot.
+    A rank that is a whole ring ahead compared this rank's digest before it reused the slot.
     """
     seen = load64_acquire(slot + HEADER_WORD)
     if seen == word:
@@ -486,7 +493,7 @@ def wait_header(context, slot, word, rank):
 
 @compiled(_i64(_i64, _i64, _i64))
 def event_compare_exchange(address, expected, desired):
-    """Store `desired` where `expected` is, with a full fence; return what was there. For Python."""
+    """Store `desired` if the word is `expected`, with a full fence; return the old value."""
     before = compare_exchange64(address, expected, desired)
     fence_full()
     return before
@@ -494,15 +501,16 @@ def event_compare_exchange(address, expected, desired):
 
 @compiled(_i64(_i64, _i64))
 def event_store(address, value):
-    """Store with a full fence; return what was there. For Python."""
+    """Store with a full fence; return the old value. For Python."""
     return exchange64(address, value)
 
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64))
 def wait_long_alone(context, address, waiters, value, rank):
-    """Do the same in a thread that is none of Python's, beside one that computes: sleep at once.
+    """Wait like `wait_long`, in a thread that is not Python's and runs next to one that computes.
 
-    Whoever has given the communicator up has its reason: no look for signals.
+    Unlike `wait_long`, it sleeps at once. It does not check for Python signals, because such a
+    thread never takes the interpreter. It ends when another thread gives the communicator up.
     """
     put(context, _WAITED_RANK, rank)
     start_clock(context)

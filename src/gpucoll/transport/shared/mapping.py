@@ -1,6 +1,6 @@
-"""Anonymous shared memory: made by one rank, handed over as a file descriptor, mapped by all.
+"""Anonymous shared memory: one rank makes it, passes on its file descriptor, and all map it.
 
-Nothing has a name, so nothing is left behind, however a process dies.
+It has no name, so nothing is left behind, however a process dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
-# F_ADD_SEALS and its seals are in fcntl from Python 3.8 on, but only where the C library knew them.
+# Python's fcntl has F_ADD_SEALS and its seals only if the C library knew them at build time.
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
@@ -45,10 +45,11 @@ def create(name: str, size_bytes: int, *, reserve_bytes: int = 0) -> int:
     name : str
         Shown in ``/proc/PID/maps``; need not be unique.
     size_bytes : int
-        Its size. It is sealed where the kernel can, so that no process can shrink it under another.
+        Its size. If the kernel can, it is sealed, so that no process can shrink it under another.
     reserve_bytes : int
-        How much of it to take now, from its beginning, so that its lack is an error here and no
-        SIGBUS later. The rest is taken when it is touched, or reserved (`room`).
+        How much memory to take now, from the beginning, so that a lack of memory is an error here
+        and not a SIGBUS later. Memory for the rest is taken when it is touched, or reserved
+        (`room`).
 
     Raises
     ------
@@ -58,7 +59,7 @@ def create(name: str, size_bytes: int, *, reserve_bytes: int = 0) -> int:
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         sealable = True
-    except OSError:  # forbidden (seccomp) or unknown: a file without a name serves as well
+    except OSError:  # forbidden (seccomp) or unknown: use a file without a name
         fd = _unlinked_file()
         sealable = False
     try:
@@ -74,7 +75,7 @@ def create(name: str, size_bytes: int, *, reserve_bytes: int = 0) -> int:
 
 
 def _unlinked_file() -> int:
-    import tempfile  # only where the kernel has no such files
+    import tempfile  # only if the kernel has no memfd
 
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     fd, path = tempfile.mkstemp(prefix="gpucoll-", dir=folder)
@@ -97,7 +98,7 @@ def _no_addresses(name: str, size_bytes: int, error: OSError, remedy: str) -> st
 
 
 def unmap(address: int, size_bytes: int) -> None:
-    """Take a mapping out of the address space. Nothing may use its addresses afterwards."""
+    """Remove a mapping from the address space. Its addresses must not be used afterwards."""
     _libc.munmap(address, size_bytes)
 
 
@@ -107,11 +108,11 @@ class Mapping:
     Parameters
     ----------
     fd, size_bytes : int
-        Which memory, from its beginning.
+        The memory's descriptor, and the size to map from its beginning.
     name : str
-        What the error calls it.
+        The memory's name in the error.
     remedy : str
-        What else can be done where there is no address space for it: the end of a sentence.
+        A further remedy for a lack of address space: the end of a sentence.
 
     Raises
     ------
@@ -144,7 +145,7 @@ class Mapping:
         return self._is_mapped
 
     def unmap(self) -> None:
-        """Take it out of the address space. Nothing may use its addresses afterwards."""
+        """Remove it from the address space. Its addresses must not be used afterwards."""
         if self._is_mapped:
             self._is_mapped = False
             unmap(self.address, self.size_bytes)
@@ -155,5 +156,5 @@ class Mapping:
         stop = (offset + size_bytes) // PAGE_BYTES * PAGE_BYTES
         if stop > start and _libc.madvise(self.address + start, stop - start, MADV_REMOVE) != 0:
             number = ctypes.get_errno()
-            if number != errno.EOPNOTSUPP:  # a file system without holes keeps them: no harm
+            if number != errno.EOPNOTSUPP:  # a file system without holes keeps the pages: no harm
                 raise OSError(number, os.strerror(number))

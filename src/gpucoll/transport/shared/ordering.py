@@ -1,8 +1,9 @@
-"""Words of shared memory as Python loads and stores them: in the order that compiled code keeps.
+"""Load and store words of shared memory from Python, in the order that compiled code keeps.
 
-A NumPy view of the same memory would do on x86-64 and not on arm64, where a flag may be seen before
-the data that was stored first. So a flag is loaded or stored here, and its data, after or before
-that, in any way. Every such pair is in docs/decisions/0029-memory-order.md.
+A NumPy view of the same memory would suffice on x86-64, but not on arm64, where a rank may see a
+flag before the data that was stored first. So these functions load and store flags; their data is
+loaded after the flag and stored before it, by any means. docs/decisions/0029-memory-order.md lists
+every such pair.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ _i64 = types.int64
 
 @compiled(_i64(_i64))
 def word_load(address: int) -> int:
-    """Load a word. What is loaded afterwards is as new as it."""
+    """Load a word. Later loads see data at least as new as this word."""
     return load64_acquire(address)  # type: ignore[no-any-return]
 
 
 @compiled(_i64(_i64))
 def word_load_after(address: int) -> int:
-    """Load a word after all that this thread has loaded and stored before, with a full fence."""
+    """Load a word after all earlier loads and stores of this thread, with a full fence."""
     fence_full()
     return load64_acquire(address)  # type: ignore[no-any-return]
 
 
 def function(code: Any, n_arguments: int) -> Callable[..., int]:
-    """Return compiled code as a function that keeps the interpreter: it is over in nanoseconds.
+    """Return compiled code as a function that keeps the interpreter, since it takes nanoseconds.
 
-    So it is one step with what is around it also for compiled entries, which look whether they may
-    run before they let other threads run.
+    So it forms one step with the code around it, also with respect to compiled entries: they check
+    whether they may run before they let other threads run.
     """
     words = [ctypes.c_int64] * n_arguments
     made: Callable[..., int] = ctypes.PYFUNCTYPE(ctypes.c_int64, *words)(code.address)
@@ -45,10 +46,10 @@ def function(code: Any, n_arguments: int) -> Callable[..., int]:
 
 
 load = function(word_load, 1)
-"""``load(address)``: a flag, before its data."""
+"""``load(address)``: loads a flag, before its data."""
 load_after = function(word_load_after, 1)
-"""``load_after(address)``: the other side's word of a handshake, or a flag behind its data."""
+"""``load_after(address)``: loads the other side's word of a handshake, or a flag after its data."""
 store = function(event_store, 2)
-"""``store(address, value)``: a flag, behind its data and before all else; says what was."""
+"""``store(address, value)``: stores a flag after its data, before all else; returns what it was."""
 compare_exchange = function(event_compare_exchange, 3)
-"""``compare_exchange(address, expected, desired)``: the same where `expected` is."""
+"""``compare_exchange(address, expected, desired)``: does the same if the flag is `expected`."""

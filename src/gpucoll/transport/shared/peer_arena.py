@@ -1,9 +1,10 @@
-"""A peer's arena in this process: mapped as far as it is used, and further when that is needed.
+"""A peer's arena in this process: mapped as far as it is used, and extended on demand.
 
-An arena has as much address space as the machine has memory: all of it, of every rank, would be
-more than a process may have. So its beginning is mapped when the ranks meet, and four times as much
-whenever a call needs what lies beyond. A new piece begins at the beginning again; the old one stays
-until the last communicator with this peer is closed, because another thread may be reading there.
+An arena has as much address space as the machine has memory. To map the whole arenas of all ranks
+would take more address space than a process may have. So the first part is mapped when the ranks
+meet. When a call needs more, a new mapping is made from the arena's beginning, four times as large
+or larger. The old mapping stays until the last communicator with this peer is closed, because
+another thread may be reading there.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _GROWTH_BITS = 2
 class PeerArena(IntEnum):
     """Words of an arena, one block for all communicators of this process."""
 
-    MAPPED = 0  # how often it has grown
+    MAPPED = 0  # how often the mapping has grown
     SIZE_BYTES = 1
-    ADDRESS = 2  # for each growth: where the arena's beginning is mapped, so far
+    ADDRESS = 2  # for each growth: the address of its mapping
 
 
 ARENA_WORDS = PeerArena.ADDRESS + GROWTHS + 1
@@ -57,20 +58,20 @@ _munmap = types.ExternalFunction("munmap", _i32(_i64, _i64))
 
 @inline
 def _reaches(growth, stop):
-    """Return whether what is mapped after so many growths holds all before `stop`."""
+    """Return whether the mapping after `growth` growths includes all offsets before `stop`."""
     return stop <= FIRST_BYTES << (_GROWTH_BITS * growth)
 
 
 @inline
 def arena_of(context, rank):
-    """Return where the arena of `rank` is mapped, as far as `reach` has found it to be."""
+    """Return where the arena of `rank` is mapped, as far as `reach` has mapped it."""
     arena = load64(get(context, _ARENAS) + 8 * rank)
     return load64(arena + 8 * (_ADDRESS + load64_acquire(arena + 8 * _MAPPED)))
 
 
 @inline
 def reach(context, rank, stop):
-    """Return where the arena of `rank` is, mapped up to the offset `stop`; 0: it was given up."""
+    """Return the address of `rank`'s arena, mapped up to offset `stop`; 0: it was given up."""
     arena = load64(get(context, _ARENAS) + 8 * rank)
     growth = load64_acquire(arena + 8 * _MAPPED)
     if _reaches(growth, stop):
@@ -80,13 +81,13 @@ def reach(context, rank, stop):
 
 @inline
 def _map_growth(arena, growth):
-    """Map the arena's beginning once more, so far; return the address, or 0."""
+    """Map the arena again, from its beginning, for this growth; return the address, or 0."""
     place = arena + 8 * (_ADDRESS + growth)
     address = load64_acquire(place)
     if address != 0:
         return address
     size_bytes = min(FIRST_BYTES << (_GROWTH_BITS * growth), load64(arena + 8 * _SIZE_BYTES))
-    # With an old size of 0 the kernel maps the same memory a second time: mremap(2).
+    # If the old size is 0, mremap(2) maps the same memory a second time.
     address = _mremap(load64(arena + 8 * _ADDRESS), 0, size_bytes, np.int32(_MAY_MOVE))
     if address == -1:
         return 0

@@ -1,8 +1,8 @@
-"""Reading a peer's private memory: one copy, made by the kernel (``process_vm_readv``).
+"""Read a peer's private memory in one copy, made by the kernel (``process_vm_readv``).
 
 The kernel allows it between processes of one user, unless a security policy forbids it. So every
-rank tries it on a token in every other rank, which also shows that the process numbers mean the
-same to both (they do not in another PID namespace).
+rank tries it on a token in every other rank. This also shows that both processes mean the same by a
+process number, which is not so in different PID namespaces.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def own_probe() -> tuple[int, str]:
 
 
 def is_readable(pid: int, address: int, token: str) -> bool:
-    """Return whether this process can read that token there."""
+    """Return whether this process can read the token at this address of the other process."""
     read = getattr(_libc, "process_vm_readv", None)
     if read is None:
         return False

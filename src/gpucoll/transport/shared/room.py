@@ -1,12 +1,14 @@
-"""Memory for a part of the segment, taken when the part is first used: from compiled code.
+"""Take memory for a part of the segment when the part is first used, from compiled code.
 
-The segment is as large as it may ever become, and sparse. A page of it that nobody has reserved is
-taken by the kernel when it is touched, even by a load, and where it has none left the process dies
-of a SIGBUS. So a part is reserved before its first use, by whoever uses it first; the others look
-at it only behind a flag that says so, in a part that is reserved from the beginning.
+The segment has its final size from the beginning, and is sparse. The kernel takes memory for an
+unreserved page when a process touches it, even by a load; if there is none left, the process dies
+of a SIGBUS. So the rank that uses a part first reserves it before. The others touch the part only
+after they have seen a flag that announces it; the flag is in a part that is reserved from the
+beginning.
 
-How much may be taken before the host's free memory is looked at again is in the context: the kernel
-ends a process rather than refuse (`group.host.segment_room` looks, and grants more).
+The context has the amount that may be taken before the host's free memory is checked again, because
+the kernel would rather kill a process than refuse (`group.host.segment_room` checks, and grants
+more).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from gpucoll.transport.shared.words import Context, Status
 __all__ = ["PIECE_BYTES", "have_stages", "reserve", "reserve_part", "take_memory"]
 
 PIECE_BYTES = 1 << 20
-"""Reserved at once: a signal makes the kernel give back what it has taken so far of one piece."""
+"""The size reserved in one system call; if a signal interrupts it, the kernel undoes the call."""
 PAGE_BYTES = 4096
 EINTR, EOPNOTSUPP = 4, 95
 
@@ -49,7 +51,7 @@ _errno_location = types.ExternalFunction("__errno_location", _i64())
 
 @inline
 def _errno():
-    """Return the number of this thread's last error: 32 bits of a word of 64."""
+    """Return this thread's errno: 32 bits of a word of 64."""
     address = _errno_location()
     return (get(address & ~7, 0) >> ((address & 4) << 3)) & 0xFFFFFFFF
 
@@ -61,7 +63,7 @@ def _reserve_piece(fd, offset, size_bytes):
         if _fallocate(np.int32(fd), np.int32(0), offset, size_bytes) == 0:
             return 0
         error = _errno()
-        if error == EOPNOTSUPP:  # no memfd and a file system without it: pages come as ever
+        if error == EOPNOTSUPP:  # no memfd, and a file system without it: pages come when touched
             return 0
         if error != EINTR:
             return error
@@ -69,7 +71,7 @@ def _reserve_piece(fd, offset, size_bytes):
 
 @inline
 def _may_take(context, size_bytes):
-    """Take so much of what was granted; return whether there was so much of it."""
+    """Take `size_bytes` of the granted memory; return whether that much was left."""
     put(context, _REFUSED_BYTES, size_bytes)
     put(context, _REFUSED_ERROR, 0)
     if size_bytes > get(context, _ROOM_BYTES):
@@ -80,7 +82,7 @@ def _may_take(context, size_bytes):
 
 @inline
 def _reserve_granted(context, address, size_bytes):
-    """Reserve a part of the segment, for which memory was granted; return a status."""
+    """Reserve a part of the segment, for which memory has been granted; return a status."""
     done, offset = 0, address - get(context, _EVENT_LINE)
     while done < size_bytes:
         step = min(PIECE_BYTES, size_bytes - done)
@@ -94,10 +96,11 @@ def _reserve_granted(context, address, size_bytes):
 
 @inline
 def reserve(context, address, size_bytes):
-    """Take memory for a part of the segment; return OK, or NO_ROOM and nothing has happened.
+    """Take memory for a part of the segment; return OK, or NO_ROOM if nothing has happened.
 
-    Whole pages. What is reserved already is not touched, so two ranks may do it at once. Why there
-    is NO_ROOM is in the context: `group.host.segment_room.make_room` grants more, or raises.
+    It reserves whole pages. Pages that are reserved already are not touched, so two ranks may do it
+    at once. The context has the reason for NO_ROOM: `group.host.segment_room.make_room` grants more
+    memory, or raises.
     """
     if not _may_take(context, size_bytes):
         return _NO_ROOM
@@ -110,7 +113,7 @@ def reserve_part(context, address, size_bytes):
     return reserve(context, address, size_bytes)
 
 
-# --- what collectives use -------------------------------------------------------------------------
+# --- for collectives ------------------------------------------------------------------------------
 
 
 @inline
@@ -131,11 +134,11 @@ def _reserve_payloads(context, size_bytes):
 
 @inline
 def _take_payloads(context, size_bytes):
-    """Have memory for payloads of this size, and for somewhat larger ones; return a status."""
+    """Ensure memory for payloads of this size and somewhat larger ones; return a status."""
     if size_bytes > get(context, _READY_PAYLOADS):
         word = get(context, _EVENT_LINE) + EVENT_PAYLOADS
         ready_bytes = load64_acquire(word)
-        if ready_bytes < size_bytes:  # no other rank has done it
+        if ready_bytes < size_bytes:  # no other rank has taken it yet
             ready_bytes = PAGE_BYTES
             while ready_bytes < size_bytes:
                 ready_bytes *= 4
@@ -143,7 +146,8 @@ def _take_payloads(context, size_bytes):
             status = _reserve_payloads(context, ready_bytes)
             if status != _OK:
                 return status
-            # Of two at once the smaller size may stay, and is found too small later: no harm.
+            # If two ranks do this at once, the smaller size may remain. It is found too small
+            # later, which does no harm.
             store64_release(word, ready_bytes)
         put(context, _READY_PAYLOADS, ready_bytes)
     put(context, _READY_BYTES, min(get(context, _READY_PAYLOADS), get(context, _ONE_SHOT_BYTES)))
@@ -166,9 +170,10 @@ def _take_stages(context):
 
 @compiled(_i64(_i64, _i64))
 def take_memory(context, payload_bytes):
-    """Have memory for payloads of this size or, for 0, for stages; return a status.
+    """Ensure memory for payloads of this size or, for 0, for stages; return a status.
 
-    Before a call begins; see `steps.make_ready`. A C function of its own: once per communicator.
+    It is called before a call begins; see `steps.make_ready`. It is a C function of its own, so
+    that a communicator has it once.
     """
     if payload_bytes > 0:
         return _take_payloads(context, payload_bytes)
@@ -181,10 +186,10 @@ def take_memory(context, payload_bytes):
 
 @inline
 def have_stages(context):
-    """Have memory for stages in a call where it turned out late that they are needed.
+    """Ensure memory for stages in a call that has found out late that it needs them.
 
-    That is where some ranks' arrays lie in shared arenas and others' do not. All are in the call,
-    so that the lack of memory breaks the communicator.
+    This happens if some ranks' arrays lie in shared arenas and others' do not. All ranks are in the
+    call by then, so a lack of memory breaks the communicator.
     """
     if get(context, _READY_STAGES) != 0 or _take_stages(context) == _OK:
         return _OK

@@ -1,10 +1,10 @@
-"""What every compiled collective does first and last: sequence, record, header, arrivals.
+"""The first and last steps of every compiled collective: sequence, record, header, arrivals.
 
-A call takes the next sequence number. Its slot in the ring is free when every rank has finished the
-call ``RING`` numbers before. That needs no look of its own: whoever has posted a call has finished
-the one ``AHEAD`` numbers before, and within each ``RING - AHEAD`` calls a rank sees every header,
-in a call in which all wait for all or in `verify` (docs/decisions/0028 and 0031, and as a model
-docs/models/calls.pml).
+A call takes the next sequence number. Its slot in the ring is free once every rank has finished the
+call ``RING`` numbers before. This needs no check of its own: a rank that has posted a call has
+finished the one ``AHEAD`` numbers before, and within each ``RING - AHEAD`` calls a rank sees every
+header, either in a call in which all wait for all or in `verify` (docs/decisions/0028 and 0031, and
+as a model docs/models/calls.pml).
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def slot_of(context, sequence, rank):
 
 @inline
 def _payload_column(context, sequence, rank):
-    """Return in whose place the payload of `rank` lies: another rank's each time round the ring.
+    """Return the rank in whose place `rank`'s payload lies: another one in each turn of the ring.
 
-    So a rank writes lines that it has read last: an all_reduce of 4 to 32 KiB between two ranks
-    takes 15 to 20 % less time. Alike in every call, whatever it is: a rank that makes another call
-    than the others must not write where one of them does.
+    So a rank writes to lines that it was the last to read: an all_reduce of 4 to 32 KiB between two
+    ranks takes 15 to 20 % less time. The place is the same in every kind of call, because a rank
+    that makes another call than the others must not write where one of them does.
     """
     world_size = np.uint64(get(context, WORLD_SIZE))
     turn = np.uint64((sequence & 0x7FFFFFFF) // RING)
@@ -102,7 +102,7 @@ def _payload_column(context, sequence, rank):
 
 @inline
 def payload_of(context, sequence, rank, size_bytes):
-    """Return where the payload of `rank` lies: a very small one beside its header's word."""
+    """Return the address of `rank`'s payload; a very small one is next to its header word."""
     if size_bytes <= INLINE_BYTES:
         return slot_of(context, sequence, rank) + INLINE_OFFSET
     column = _payload_column(context, sequence, rank)
@@ -114,7 +114,7 @@ def payload_of(context, sequence, rank, size_bytes):
 
 @inline
 def make_ready(context, size_bytes, most_bytes):
-    """Have memory for what a call of this size uses; return OK, or NO_ROOM and it has not begun.
+    """Ensure memory for a call of this size; return OK, or NO_ROOM if it has not begun.
 
     Inputs of up to `most_bytes` go through payloads, larger ones through stages.
     """
@@ -139,7 +139,7 @@ def record_of(context, sequence):
 
 @inline
 def fill_record(record, call, sequence):
-    """Say in the segment what this rank is about to do: read when something goes wrong."""
+    """Record in the segment what this rank is about to do; errors show it."""
     put(record, _R_STATE, STARTED)
     put(record, _R_COLLECTIVE, get(call, COLLECTIVE))
     put(record, _R_OPERATION, get(call, OPERATION))
@@ -171,10 +171,10 @@ def wait_all_done(context, sequence):
 
 @inline
 def verify(context):
-    """Compare the signatures of the earlier calls that this rank left without seeing all of them.
+    """Compare the signatures of earlier calls that this rank left before all had arrived.
 
-    Every rank has posted its header of the last of them when this is called from a call in which
-    all have arrived; otherwise it is waited for.
+    If all ranks have arrived in the calling call, every rank has posted its headers of these calls.
+    Otherwise this waits for the headers.
     """
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
     verified = get(context, VERIFIED)
@@ -196,7 +196,8 @@ def verify(context):
 def begin(context, call):
     """Take the next sequence number and record the call; wait until its slot is free.
 
-    One call later would be too late: of a rank that has posted a call only the one before is over.
+    Verifying one call later would be too late: a rank that has posted a call may have finished only
+    the calls up to ``AHEAD`` numbers before it.
     """
     if event_pending(context):
         return EVENT
@@ -211,9 +212,9 @@ def begin(context, call):
 
 @inline
 def begin_ahead(context, call):
-    """Do the same for a call that is posted before the ones before it have ended.
+    """Take the next sequence number and record a call that is posted before others have ended.
 
-    Waits for nobody: NOT_RUN where it would have to.
+    Unlike `begin`, it never waits: it returns NOT_RUN if it would have to.
     """
     sequence = np.int64(np.int32(get(context, SEQUENCE) + 1))
     if event_pending(context) or behind(get(context, VERIFIED), sequence - (RING - AHEAD)):
@@ -225,9 +226,9 @@ def begin_ahead(context, call):
 
 @inline
 def goes_ahead(context):
-    """Note, before the header is posted, that this rank may end the call before all have arrived.
+    """Record, before the header is posted, that this rank may end the call before all have arrived.
 
-    If the ranks' calls differ, some of them find that out in a later call: then no rank can say
+    If the ranks' calls differ, some ranks find that out in a later call. Then a rank cannot tell
     which of its calls the others have made, and the communicator is broken.
     """
     put(record_of(context, get(context, SEQUENCE)), _R_STATE, _GOES_AHEAD)
@@ -235,7 +236,7 @@ def goes_ahead(context):
 
 @inline
 def post(context, call, source, destination):
-    """Tell every rank that this one has arrived, and where in its arena its buffers are."""
+    """Announce to every rank that this one has arrived, and where in its arena its buffers are."""
     sequence = get(context, SEQUENCE)
     slot = slot_of(context, sequence, get(context, RANK))
     store64(slot + HEADER_SOURCE, source)
@@ -269,8 +270,8 @@ def wait_all_arrived(context, call):
 def wait_arrived(context, call, rank):
     """Wait for one rank's header and compare its signature; return a status.
 
-    A call that waits for none but these leaves the others' signatures to `verify` in a later one.
-    After a mismatch all must have arrived: the error names every odd rank.
+    If a call waits only for some ranks, `verify` compares the others' signatures in a later call.
+    After a mismatch this waits until all have arrived, because the error names every odd rank.
     """
     sequence = get(context, SEQUENCE)
     slot, word = slot_of(context, sequence, rank), header_word(call, sequence)
@@ -280,9 +281,9 @@ def wait_arrived(context, call, rank):
 
 @inline
 def signal_done(context):
-    """Tell every rank that this one touches nobody's memory for this call any more.
+    """Announce to every rank that this one no longer touches others' memory for this call.
 
-    For calls that read or write others' arrays where they lie, before `wait_all_done`.
+    It is for calls that read or write other ranks' arrays in place, before `wait_all_done`.
     """
     line = get(context, STATUS_LINES) + get(context, RANK) * LINE
     signal(line + STATUS_DONE, get(context, SEQUENCE))
@@ -290,11 +291,12 @@ def signal_done(context):
 
 @inline
 def close_record(context):
-    """Say that the call is over; take the line of the next call's header.
+    """Record that the call is over; take the cache line of the next call's header.
 
-    Others have read that one: without this the next call waits for it (of a barrier's time a
-    quarter). Nobody waits for the done word of a call that has not signalled it (`signal_done`): it
-    tells who was late, and would look as if ahead if it were left behind.
+    Other ranks have read that line: without this the next call waits for it, which is a quarter of
+    a barrier's time. No rank waits for the done word of a call that has not signalled it
+    (`signal_done`). The word is set all the same: it tells which ranks are late, and an old value
+    would look as if it were ahead.
     """
     sequence = get(context, SEQUENCE)
     line = get(context, STATUS_LINES) + get(context, RANK) * LINE

@@ -1,1 +1,1 @@
-"""TCP between the hosts of a job: who may talk on a connection, and what came as it was sent."""
+"""TCP between the hosts of a job: authentication, and data that arrives as it was sent."""

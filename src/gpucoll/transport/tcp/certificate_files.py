@@ -1,4 +1,4 @@
-"""Which files hold this rank's certificate: what the environment names, and who may change it."""
+"""The files of this rank's certificate, from the environment, and who may change them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITTEN_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CertificateFiles(NamedTuple):
-    """Where this rank's certificate, its key, and the CA's certificate are."""
+    """The paths of this rank's certificate, its key, and the CA's certificate."""
 
     certificate: str
     key: str
@@ -25,14 +25,14 @@ class CertificateFiles(NamedTuple):
 
 
 def certificate_files() -> CertificateFiles | None:
-    """Return what the environment names; None where it names nothing.
+    """Return the files that the environment names; None: it names none.
 
-    A variable that is set to nothing counts as one that is not set.
+    An empty variable counts as not set.
 
     Raises
     ------
     ArgumentError
-        Some are set and some are not, or a file cannot serve.
+        Some variables are set and some are not, or a file cannot be used.
     """
     named = {name: config.variable(name) for name in _VARIABLES}
     missing = [name for name, path in named.items() if not path]
@@ -51,7 +51,7 @@ def certificate_files() -> CertificateFiles | None:
 
 
 def _check_file(name: str, path: str) -> None:
-    """Raise unless it is a file that serves, and nobody else can change it, or read a key."""
+    """Raise unless the file can be used, and no other user can change it, or read a key in it."""
     where = f"{name}={path}"
     try:
         status = os.stat(path)

@@ -1,8 +1,8 @@
 """A TCP connection between two processes of a job: the handshake, then sealed messages.
 
-Where the job has certificates, all of it is inside of TLS.
+If the job has certificates, all of it is inside TLS.
 
-Nothing here waits: whoever has several connections serves them all, and no other end can hold it.
+Nothing here waits, so a rank can serve several connections, and no other end can hold it up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AT_ONCE_BYTES = 1 << 18
 
 
 def spelled(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """Return a socket's address as people write it."""
+    """Return a socket's address in its usual notation."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -38,15 +38,15 @@ class SealedConnection:
     Parameters
     ----------
     end : socket
-        Connected, or about to be; belongs to this from here on.
+        The socket, connected or about to be; belongs to this object from here on.
     credentials : Credentials
-        The job's.
+        The job's credentials.
     role : Role
         Which end this is.
     purpose : bytes
-        What the connection is for, by `handshake.encode_purpose`.
+        The connection's purpose, by `handshake.encode_purpose`.
     most_bytes : int
-        How large a message of the other end may be.
+        Limit of a message from the other end.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class SealedConnection:
     ) -> None:
         end.setblocking(False)
         self.peer = spelled(end.getpeername())
-        """Where the other end is."""
+        """The address of the other end."""
         self._end: socket.socket | TlsSocket = end
         self._securing: TlsSocket | None = None
-        """While TLS is not there yet."""
+        """The same socket while TLS is being set up; else None."""
         self._most_bytes = most_bytes
         self._begins_with = credentials.secret, role, purpose
         self._waiting: deque[bytes] = deque()
-        """Messages that are to be sent once the other end has shown who it is."""
+        """Messages to send once the other end is authenticated."""
         self._sending = bytearray()
         self._seal: Seal | None = None
         self._opening: Opening | None = None
@@ -77,13 +77,13 @@ class SealedConnection:
             self._end = self._securing = credentials.tls.socket(end, role)
 
     def _begin_handshake(self, binding: bytes) -> None:
-        """Show each other who they are, over what the connection is for and the TLS below."""
+        """Begin the handshake, bound to the connection's purpose and the TLS below."""
         secret, role, purpose = self._begins_with
         self._handshake = Handshake(secret, role, purpose + binding)
         self._sending += self._handshake.start()
 
     def _is_secured(self) -> bool:
-        """Go on with TLS, where there is some; return whether it is there."""
+        """Go on with setting up TLS, if it is used; return whether that is complete."""
         if self._securing is None:
             return True
         if not self._securing.proceed():
@@ -103,12 +103,12 @@ class SealedConnection:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something is still to be sent."""
+        """Whether there is unsent data."""
         return bool(self._sending or self._waiting or self._securing)
 
     @property
     def events(self) -> int:
-        """What to poll for while it `is_sending`."""
+        """The events to poll for while it `is_sending`."""
         if self._securing is not None:
             return self._securing.wants
         return select.POLLOUT if self._sending else select.POLLIN
@@ -127,14 +127,14 @@ class SealedConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the other end takes now of what is still to be sent.
+        """Send the unsent data that the other end takes now.
 
         Raises
         ------
         OSError
             The other end is gone.
         AuthenticationError
-            It may not take part.
+            The other end may not take part.
         """
         if not self._is_secured():
             return
@@ -142,20 +142,20 @@ class SealedConnection:
             self._write()
         except OSError:
             if self._seal is None:
-                self._take()  # it may have said why
+                self._take()  # a message may explain why
             raise
         if self._seal is None and self._waiting:
             self._take()
 
     def receive(self) -> bytes | None:
-        """Take what has come; return the next message once it is complete.
+        """Read what has come; return the next message once it is complete.
 
         Raises
         ------
         OSError
             The other end is gone.
         AuthenticationError
-            It may not take part, or a message was not as it was sent.
+            The other end may not take part, or a message did not arrive as it was sent.
         """
         if not self._is_secured():
             return None
@@ -173,7 +173,7 @@ class SealedConnection:
             del self._sending[:sent]
 
     def _take(self) -> bool:
-        """Take some of what has come; return whether there was anything."""
+        """Read some of what has come; return whether there was anything."""
         wanted = _AT_ONCE_BYTES if self._opening is not None else self._handshake.n_wanted
         try:
             data = self._end.recv(wanted)
@@ -198,12 +198,12 @@ class SealedConnection:
         return True
 
     def _begin(self) -> None:
-        """Go over to sealed messages."""
+        """Switch to sealed messages."""
         self._seal = Seal(self._handshake.send_key)
         self._opening = Opening(self._handshake.receive_key, self._most_bytes)
         while self._waiting:
             self._sending += self._seal.seal(self._waiting.popleft())
-        if getattr(self._end, "n_pending", 0):  # no poll would tell of it
+        if getattr(self._end, "n_pending", 0):  # a poll would not show it
             self._received += self._opening.take(self._end.recv(_AT_ONCE_BYTES))
 
     def close(self) -> None:
@@ -211,27 +211,28 @@ class SealedConnection:
         self._end.close()
 
     def send_unsealed(self, data: bytes) -> None:
-        """Send a few bytes as they are, of which the other end knows that they come now."""
+        """Send a few plain bytes, which the other end must be waiting for."""
         self._end.send(data, socket.MSG_NOSIGNAL)
 
     def receive_unsealed(self, n_bytes: int) -> bytes | None:
-        """Return what the other end sends by `send_unsealed`; nothing where it is gone."""
+        """Return what the other end sends by `send_unsealed`; None: not yet; empty: it is gone."""
         try:
             return self._end.recv(n_bytes)
         except BlockingIOError:
             return None
 
     def detach_with_seals(self) -> tuple[socket.socket, Seal, Opening]:
-        """Return the socket as `detach` does, and what seals and opens frames that go over it."""
+        """Return the socket as `detach` does, with the seal and the opening of frames over it."""
         end = self.detach()
         assert self._seal is not None
         assert self._opening is not None
         return end, self._seal, self._opening
 
     def detach(self) -> socket.socket:
-        """Return the socket, over which anything may go from here on: with TLS, an `SSLSocket`.
+        """Return the socket, for any use from here on; with TLS, it is an `SSLSocket`.
 
-        Only after a message has said so to the other end, and before anything else has come.
+        It must be called only after a message has announced this to the other end, and before
+        anything else has come.
         """
         if self._received or (self._opening is not None and self._opening.holds_part):
             raise AuthenticationError("sent more than was asked for")
@@ -244,16 +245,17 @@ def accept_unknown(
     most: int,
     connection_of: Callable[[socket.socket, Role], SealedConnection],
 ) -> None:
-    """Take one who connects, and has not shown yet who it is, if somebody does.
+    """Accept one connection, if there is one, whose other end is not authenticated yet.
 
     Parameters
     ----------
     listener : socket
-        Not blocking.
+        The listening socket, not blocking.
     coming : dict
-        By descriptor, those that are not known yet, the oldest first; the new one is added.
+        By descriptor, the connections that are not authenticated yet, oldest first; the new one is
+        added.
     most : int
-        So many are kept; the oldest makes room.
+        How many are kept; the oldest makes room.
     connection_of : callable
         Makes a connection; OSError: the other end is gone already.
     """

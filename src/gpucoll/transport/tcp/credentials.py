@@ -1,4 +1,4 @@
-"""What a rank shows to others over TCP: the job's secret and, where TLS is on, a certificate."""
+"""What a rank proves to others over TCP: the job's secret and, with TLS, its certificate."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Credentials", "job_tls"]
 
 
 class Credentials(NamedTuple):
-    """By what the ranks of a job know each other.
+    """The means by which the ranks of a job authenticate each other.
 
     Attributes
     ----------
     secret : bytes
-        The job's.
+        The job's secret.
     tls : Tls or None
-        Encrypts every connection, where certificates are set.
+        Encrypts every connection; None if no certificates are set.
     """
 
     secret: bytes
@@ -29,23 +29,23 @@ class Credentials(NamedTuple):
 
 
 def job_tls(who: str) -> Tls | None:
-    """Return this rank's certificates, by the environment; None where it names none.
+    """Return TLS with this rank's certificates from the environment; None: it names none.
 
     Parameters
     ----------
     who : str
-        This rank: errors begin with it.
+        This rank; errors begin with it.
 
     Raises
     ------
     ArgumentError
-        They cannot serve: other ranks would refuse them.
+        The certificates cannot be used: other ranks would refuse them.
     """
     try:
         files = certificate_files()
         if files is None:
             return None
-        from gpucoll.transport.tcp.tls import Tls  # OpenSSL is loaded where it is asked for
+        from gpucoll.transport.tcp.tls import Tls  # OpenSSL is loaded only if TLS is on
 
         return Tls(files)
     except ArgumentError as error:

@@ -1,11 +1,13 @@
-"""An exchange of small parts between leaders, as compiled code: every host's part to every host.
+"""Exchange small parts between leaders in compiled code: every host gets every host's part.
 
-Bruck's all-gather: in step s a leader sends what it has, up to 2**s parts, to the leader 2**s hosts
-after it, and gets as many from the one 2**s before. So each learns of every host's call in as many
-steps as the data takes, whether all are the same or not.
+This is Bruck's all-gather: in step s a leader sends what it has, up to 2**s parts, to the leader
+2**s hosts after it, and receives as many from the leader 2**s hosts before it. So each leader
+learns of every host's call in the same steps as the data takes, whether all calls are the same or
+not.
 
-Every connection carries, each way, at most one message of a call, and the next call's behind it.
-Nothing beyond a message is read: whoever sends the next one has had all of this one.
+Every connection carries at most one message of a call in each direction, followed by that of the
+next call. Nothing beyond a message is read: a leader that sends the next message has received all
+of this one.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ HEADER_BYTES, PART_BYTES = 8 * MESSAGE_WORDS, 8 * PART_WORDS
 IDLE, MOVED = -2, -1
 YIELDS = 100
 TIME_SLICE_NS = 500_000
-"""A yield that takes longer gave a whole time slice away: no more of them."""
+"""A yield that takes longer than this has given away a time slice; no more yields follow."""
 NANOSECONDS, MILLISECOND_NS = 1_000_000_000, 1_000_000
 CLOCK_MONOTONIC = 1
 POLLIN, POLLOUT = 1, 4
@@ -61,7 +63,7 @@ _errno_location = types.ExternalFunction("__errno_location", _i64())
 
 @inline
 def whole_words(size_bytes):
-    """Return a size filled up to whole words."""
+    """Return a size rounded up to whole words."""
     return (size_bytes + 7) & -8
 
 
@@ -74,20 +76,20 @@ def now_ns(words):
 
 @inline
 def step_of(words):
-    """Return the address of the row of the step that is under way."""
+    """Return the address of the current step's row."""
     return get(words, STEPS) + 8 * STEP_WORDS * get(words, STEP)
 
 
 @inline
 def sender_of(words):
-    """Return from which host a step's message comes."""
+    """Return the host that a step's message comes from."""
     n_hosts = get(words, N_HOSTS)
     return (get(words, HERE) - (1 << get(words, STEP)) + n_hosts) % n_hosts
 
 
 @inline
 def _size_of_parts(words, count):
-    """Return the bytes of the first parts of those that are here."""
+    """Return the size in bytes of the first `count` parts that are here."""
     at, held = 0, get(words, HELD)
     for _ in range(count):
         at += PART_BYTES + whole_words(get(held + at, 2))
@@ -96,7 +98,7 @@ def _size_of_parts(words, count):
 
 @inline
 def begin_step(words):
-    """Make the header of a step's message, and note how large the one that comes is to be."""
+    """Make the header of a step's message, and store the expected size of the one to receive."""
     n_hosts, count = get(words, N_HOSTS), get(step_of(words), 2)
     comes, sizes = 0, get(words, PARTS) + 8 * n_hosts
     for place in range(count):
@@ -114,15 +116,15 @@ def begin_step(words):
 
 @inline
 def owner_of(words, host):
-    """Return the word that says whose part it is, and of which call."""
+    """Return the word that identifies a part: its call's number and its host."""
     return (get(words, NUMBER) << 32) | host
 
 
 @inline
 def begin_exchange(words, digest, kind, size_bytes):
-    """Begin one with this host's data, which lies behind the room for its part's header.
+    """Begin an exchange with this host's data, which follows the room for its part's header.
 
-    How much each host is to bring stands behind the addresses of `PARTS`.
+    The expected bytes of each host follow the addresses at `PARTS`.
     """
     held = get(words, HELD)
     put(held, 0, digest)
@@ -139,7 +141,7 @@ def begin_exchange(words, digest, kind, size_bytes):
 
 @inline
 def _failed(words, host):
-    """Return what a system call has failed for."""
+    """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
     number = np.int64(load32(_errno_location()))
     if number == EAGAIN or number == EINTR:
         return IDLE
@@ -150,7 +152,7 @@ def _failed(words, host):
 
 @inline
 def _two_vectors(words, first, first_bytes, second, second_bytes):
-    """Fill in a message header of two pieces of memory; return its address."""
+    """Fill in a message header for two pieces of memory; return its address."""
     vectors, message = words + 8 * VECTORS, words + 8 * MESSAGE
     put(vectors, 0, first)
     put(vectors, 1, first_bytes)
@@ -163,7 +165,7 @@ def _two_vectors(words, first, first_bytes, second, second_bytes):
 
 @inline
 def _send_some(words):
-    """Send what is left of a step's message, as far as the kernel takes it."""
+    """Send the rest of a step's message, as far as the kernel takes it."""
     sent, whole = get(words, SENT), HEADER_BYTES + get(words, SENT_HEADER + 3)
     if sent == whole:
         return IDLE
@@ -184,7 +186,7 @@ def _send_some(words):
 
 @inline
 def _is_header_wrong(words):
-    """Return whether the header that came is none of this step's."""
+    """Return whether the received header is not one of this step."""
     header, size_bytes = words + 8 * CAME_HEADER, get(words, CAME_HEADER + 3)
     if get(header, 0) != MAGIC or get(header, 1) != get(words, NUMBER):
         return True
@@ -196,7 +198,7 @@ def _is_header_wrong(words):
 
 @inline
 def _receive_some(words):
-    """Receive what is left of a step's message, as far as it is there."""
+    """Receive the rest of a step's message, as far as it has come."""
     came, whole = get(words, CAME), HEADER_BYTES
     if came >= HEADER_BYTES:
         whole += get(words, CAME_HEADER + 3)
@@ -228,7 +230,7 @@ def _receive_some(words):
 
 @inline
 def _end_step(words):
-    """Go on to the next step where this one is over; return whether it was."""
+    """Go on to the next step if this one is over; return whether it was."""
     came, sent = get(words, CAME), get(words, SENT)
     if came < HEADER_BYTES or came < HEADER_BYTES + get(words, CAME_HEADER + 3):
         return False
@@ -241,7 +243,7 @@ def _end_step(words):
 
 @inline
 def find_parts(words):
-    """Note where each host's data lies; return whether all hosts make the same call."""
+    """Store where each host's data lies; return whether all hosts make the same call."""
     n_hosts, here, held = get(words, N_HOSTS), get(words, HERE), get(words, HELD)
     end, at, result = get(words, HELD_BYTES), 0, AGREED
     for place in range(n_hosts):
@@ -264,7 +266,7 @@ def find_parts(words):
 
 @inline
 def _sleep(words, duration_ns):
-    """Sleep until something can move, for at most this long; return whether a signal came."""
+    """Sleep until something can move, for `duration_ns` at most; return whether a signal came."""
     fds, count, step = words + 8 * POLL_FDS, 0, step_of(words)
     came = get(words, CAME)
     if came < HEADER_BYTES or came < HEADER_BYTES + get(words, CAME_HEADER + 3):
@@ -289,7 +291,7 @@ def _move(words):
 
 @inline
 def go_on_until(words, end_ns):
-    """Go on with an exchange; return its `Outcome`, or `AGAIN` at that time, or after a signal."""
+    """Go on with an exchange; return its `Outcome`, or `AGAIN` at `end_ns` or after a signal."""
     idle = 0
     while get(words, STEP) < get(words, N_STEPS):
         result = _move(words)
@@ -320,7 +322,7 @@ def go_on_until(words, end_ns):
 
 @inline
 def go_on_as_told(words, end_ns):
-    """Do the same over whatever carries the messages."""
+    """Go on with an exchange as `go_on_until` does, over whatever carries the messages."""
     if get(words, _GO_ON) != 0:
         return call_loop(get(words, _GO_ON), words, end_ns)
     return go_on_until(words, end_ns)
@@ -328,7 +330,7 @@ def go_on_as_told(words, end_ns):
 
 @compiled_when_used(_i64(_i64, _i64))
 def proceed(words, slice_ns):
-    """Go on with an exchange for one slice; return its `Outcome`, which is kept, too."""
+    """Go on with an exchange for one slice; store and return its `Outcome`."""
     outcome = go_on_as_told(words, now_ns(words) + slice_ns)
     put(words, OUTCOME, outcome)
     return outcome

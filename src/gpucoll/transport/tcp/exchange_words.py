@@ -1,8 +1,8 @@
-"""The words of small calls between hosts, by number: what Python and the compiled loops share.
+"""The words of small calls between hosts, by number, for Python and the compiled loops.
 
-What leaders send is a message for each step: a header of `MESSAGE_WORDS` and then parts, one for
-each host of which the sender has it. A part is a header of `PART_WORDS` and the inputs of that
-host's ranks, one after the other, filled up to whole words.
+Leaders send one message for each step. It is a header of `MESSAGE_WORDS`, followed by one part for
+each host whose part the sender has. A part is a header of `PART_WORDS` and the inputs of that
+host's ranks, one after the other, padded to whole words.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"gpusmal\x01", "little")
-"""First word of a message; the last byte is the version of what goes over the connection."""
+"""First word of a message; its last byte is the version of the protocol on the connection."""
 MESSAGE_WORDS = 4
 """Magic, number of the call, step, bytes that follow."""
 PART_WORDS = 4
@@ -23,22 +23,22 @@ class PartKind(IntEnum):
     """What a host brings to an exchange."""
 
     DATA = 0
-    """The inputs of its ranks, as many bytes as its call says."""
+    """The inputs of its ranks, in the sizes that its call gives."""
     NOTHING = 1
-    """It only finds out whether all make the same call."""
+    """No data: it only finds out whether all hosts make the same call."""
     FURTHER = 2
-    """What it has goes by another exchange, over the links."""
+    """No data here: its data goes by another exchange, over the links."""
 
 
 class Outcome(IntEnum):
     """How the exchange of a call ended."""
 
     NONE = 0
-    """The call has none, or none yet."""
+    """The call has no exchange, or none yet."""
     AGREED = 1
     """All hosts have made the same call, and everything is here."""
     DIFFERS = 2
-    """They have not, or not all of what they have goes this way: the links have to tell."""
+    """They have not, or some data goes another way: an exchange over the links must follow."""
     AGAIN = 3
     """The slice is over; go on."""
     GONE = 4
@@ -46,69 +46,72 @@ class Outcome(IntEnum):
     ABORTED = 5
     DEADLINE = 6
     GARBLED = 7
-    """What came is no message of this call."""
+    """The received bytes are not a message of this call."""
 
 
 class Word(IntEnum):
-    """Of a rank on several hosts.
+    """The words of a rank in a group on several hosts.
 
     Attributes
     ----------
     HERE, N_HOSTS : int
-        Which of how many hosts this is.
+        This host, and the number of hosts.
     RANK, WORLD_SIZE : int
-        Which of how many ranks this is.
+        This rank, and the number of ranks.
     EDGES : int
         Address of N_HOSTS + 1 numbers: how many ranks there are on the hosts before each.
     ORDER : int
         Address of all ranks, host by host.
     MOST_BYTES : int
-        Calls with more data, of all ranks together, are large.
+        Calls with more data than this, of all ranks together, are large.
     LARGE : int
-        Address of the loop that runs those, once all hosts have agreed on them; 0: Python does.
+        Address of the loop that runs large calls, once all hosts have agreed on them; 0: Python
+        does.
     IS_LARGE : int
-        Whether this call is one.
+        Whether this call is large.
     NUMBER : int
-        Of the last call, counted alike on all ranks.
+        Number of the last call, counted alike on all ranks.
     COMPLETED : int
-        Of the last call that has ended well here.
+        Number of the last call that has succeeded here.
     ENTERED : int
-        Address at which the other ranks of this host see that number.
+        Address at which the other ranks of this host read NUMBER.
     N_CLOSED : int
         Address of a word that is not 0 once a rank has closed the communicator.
     MAY_RUN : int
-        Whether Python has looked who has closed, before this call.
+        Whether Python has checked, before this call, which ranks have closed.
     BELL_FD : int
-        Wakes the thread of this host's leader.
+        Descriptor that wakes the thread of this host's leader.
     ABORT : int
         Address of this host's abort word.
     IS_OPEN : int
-        Whether this leader's connections are.
+        Whether this leader's connections are open.
     GO_ON, CARRIER : int
-        Address of the function that goes on with an exchange, instead of over connections, until a
-        time, and returns its `Outcome`; and of what it needs beside these words. 0: there is none.
+        If other code than connections carries exchanges: address of the function that goes on with
+        an exchange until a given time and returns its `Outcome`, and of further data for it. 0:
+        there is none.
     STEPS, N_STEPS : int
         Address and number of the exchange's steps.
     HELD, HELD_BYTES, CAPACITY : int
-        Address of the parts that are here: this host's, then those of the hosts before it,
-        backwards; their bytes, and for how many there is room. In front of them is one word, which
-        goes to the other ranks of this host together with them: the `Outcome`.
+        Address of the parts that are here (this host's, then those of the hosts before it,
+        backwards), their bytes, and the room for them in bytes. The word before them is the
+        `Outcome`, which goes to the other ranks of this host together with the parts.
     DIGEST, KIND : int
-        Of this host's part.
+        Digest and kind of this host's part.
     STEP, SENT, CAME : int
-        Which step is under way, and how many bytes of its two messages.
+        The current step, and how many bytes of its two messages were sent and received.
     COMES : int
-        How many bytes are expected behind the header of the message that comes.
+        How many bytes are expected after the header of the message to receive.
     OUTCOME, LINK, ERRNO : int
-        How the exchange of the last call ended; with which host, and why.
+        How the exchange of the last call ended; with which host, and the errno.
     START_NS : int
         When the call began.
     SENT_HEADER, CAME_HEADER, MESSAGE, VECTORS, POLL_FDS, CLOCK, ONE : int
         Arguments of system calls.
     PARTS : int
-        Address of where each host's data lies, by host; behind it how many bytes each is to bring.
+        Address of the addresses of each host's data, by host; then the bytes that each is to bring.
     INPUTS : int
-        Address of each rank's input, by rank; behind it one more word, of the kernel's output.
+        Address of the addresses of each rank's input, by rank; then one more word, for the kernel's
+        output.
     """
 
     HERE = 0

@@ -1,16 +1,18 @@
-"""Who is at the other end of a TCP connection: both ends prove that they know the job's secret.
+"""Authenticate both ends of a TCP connection: each proves that it knows the job's secret.
 
-Bytes in, bytes out; no socket in here. In the order in which they are sent::
+This module takes and returns bytes, and uses no socket. The messages, in the order in which they
+are sent::
 
     both      hello: magic, version, role, a fresh nonce
     connects  proof                   when the other end's hello has come
-    accepts   proof                   when the connecting end's proof has held
+    accepts   proof                   when the connecting end's proof was found valid
 
-The accepting end proves nothing to who has proved nothing: a stranger gets random bytes out of it
-and no value of the secret's to try guesses on. The connecting end sends nothing further before the
-other one's proof has held. A proof is two MACs over the hellos of both, the role of who proves and,
-in the second one, what the connection is for: so neither one's own proof sent back nor one of
-another connection will do, and a wrong secret is told from a connection for something else.
+The accepting end proves nothing to an end that has proved nothing. So a stranger gets only random
+bytes from it, and nothing derived from the secret on which to test guesses. The connecting end
+sends nothing further before it has found the other end's proof valid. A proof is two MACs over both
+hellos and the role of the end that proves; the second one also covers the connection's purpose. So
+an end's own proof that is sent back is not valid, nor is a proof of another connection, and a wrong
+secret can be told from a connection for another purpose.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from gpucoll.transport.tcp.secret import check_secret
 
 MAGIC: Final = b"gpucoll\0"
 PROTOCOL_VERSION: Final = 1
-"""Of everything on a connection, hellos and frames: raised with any change to either."""
+"""Version of everything on a connection, hellos and frames; raised with any change to either."""
 NONCE_BYTES: Final = 32
 KEY_BYTES: Final = 32
 _HEAD: Final = struct.Struct(f">{len(MAGIC)}sHB")  # magic, version, role
@@ -37,13 +39,13 @@ _LENGTH: Final = struct.Struct(">Q")
 HELLO_BYTES: Final = _HEAD.size + NONCE_BYTES
 PROOF_BYTES: Final = 2 * DIGEST_BYTES
 HANDSHAKE_BYTES: Final = HELLO_BYTES + PROOF_BYTES
-"""What either end sends in all: nobody who has proved nothing makes the other one keep more."""
+"""What either end sends in all; an end that has proved nothing makes the other store no more."""
 
 _SECRETS: Final = f"{config.SECRET} or {config.SECRET_FILE} must give every rank the same secret"
 
 
 class ClosedEarlyError(AuthenticationError):
-    """The other end closed the connection before it was known who it is."""
+    """The other end closed the connection before it was authenticated."""
 
 
 class Role(enum.Enum):
@@ -58,7 +60,7 @@ class Role(enum.Enum):
 
 
 def encode_purpose(*parts: str | int | bytes) -> bytes:
-    """Return what a connection is for as bytes, in which no two lists of parts are alike."""
+    """Return a connection's purpose as bytes, different for any two different lists of parts."""
     encoded = []
     for part in parts:
         if isinstance(part, bytes):
@@ -73,21 +75,22 @@ def encode_purpose(*parts: str | int | bytes) -> bytes:
 class Handshake:
     """One end of the handshake on a new connection.
 
-    Send what `start` returns, give `take` what comes and send what it returns, until `is_done`. Who
-    receives `n_wanted` bytes at most each time leaves what follows the handshake in the socket;
-    other than that it is in `rest`. Limits of time are the caller's.
+    The caller sends what `start` returns, gives received bytes to `take` and sends what that
+    returns, until `is_done`. A caller that receives at most `n_wanted` bytes each time leaves the
+    bytes after the handshake in the socket; otherwise they are in `rest`. The caller limits the
+    time.
 
     Parameters
     ----------
     secret : bytes
-        The job's; 16 bytes at least.
+        The job's secret, of at least 16 bytes.
     role : Role
         Which end this is.
     purpose : bytes
-        What this end takes the connection for (job, epoch, kind of link, ranks), by
-        `encode_purpose`. It is not sent; where the other end's differs, its proof fails. What the
-        accepting end cannot know yet, such as which rank comes, belongs into the first sealed
-        frame instead.
+        The purpose that this end assumes for the connection (job, epoch, kind of link, ranks), by
+        `encode_purpose`. It is not sent; if the other end's purpose differs, its proof is invalid.
+        Facts that the accepting end cannot know yet, such as the rank that connects, belong into
+        the first sealed frame instead.
 
     Raises
     ------
@@ -109,29 +112,29 @@ class Handshake:
 
     @property
     def is_done(self) -> bool:
-        """Whether the other end has proved that it knows the secret, and all has been returned."""
+        """Whether the other end has proved that it knows the secret, and all is returned."""
         return self._is_done
 
     @property
     def n_wanted(self) -> int:
-        """How many bytes to receive next, at most; 0 once `is_done`."""
+        """The most bytes to receive next; 0 once `is_done`."""
         if self._is_done or self._failure:
             return 0
         return (PROOF_BYTES if self._other_hello else HELLO_BYTES) - len(self._held)
 
     @property
     def rest(self) -> bytes:
-        """What came after the handshake: the first bytes of the next layer."""
+        """The bytes received after the handshake: the first ones of the next layer."""
         return bytes(self._held) if self._is_done else b""
 
     @property
     def send_key(self) -> bytes:
-        """Key of what this end sends, new on each connection."""
+        """The key for data that this end sends, new on each connection."""
         return self._key(self._role)
 
     @property
     def receive_key(self) -> bytes:
-        """Key of what the other end sends."""
+        """The key for data that the other end sends."""
         return self._key(self._role.other)
 
     def _key(self, sender: Role) -> bytes:
@@ -144,13 +147,13 @@ class Handshake:
         return self._hello
 
     def take(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take what has come, in pieces of any size; return what to send.
+        """Take received bytes, in pieces of any size; return what to send.
 
         Raises
         ------
         AuthenticationError
-            The other end may not talk here: close the connection. The text goes on after who it is:
-            "10.0.0.7:41234 does not know ...". Every later call raises the same.
+            The other end is not authorised: close the connection. The text follows the other end's
+            name: "10.0.0.7:41234 does not know ...". Every later call raises the same error.
         StateError
             The handshake is done already.
         """
@@ -201,7 +204,7 @@ class Handshake:
         return self._proofs[self._role]
 
     def _check_head(self) -> None:
-        """Raise as soon as what there is of a hello is not one: a stranger may send no more."""
+        """Raise as soon as the received part of a hello is wrong: a stranger may send no more."""
         held = bytes(self._held[: _HEAD.size])
         if why := spoke_tls(held):
             raise self._fail(why)

@@ -1,6 +1,6 @@
-"""Keys from a secret: HKDF (RFC 5869) with SHA-256.
+"""Derive keys from a secret: HKDF (RFC 5869) with SHA-256.
 
-All of authentication is HMAC-SHA256, which the standard library has: a dependency such as
+Authentication needs only HMAC-SHA256, which the standard library has. A dependency such as
 ``cryptography`` would bring megabytes of compiled code for the ten lines below.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
 MOST_KEY_BYTES: Final = 255 * DIGEST_BYTES
-"""What one expansion yields at most: its blocks are counted in a byte."""
+"""The most that one expansion yields: its blocks are counted in one byte."""
 
 
 def mac(key: bytes, data: bytes) -> bytes:
@@ -21,16 +21,16 @@ def mac(key: bytes, data: bytes) -> bytes:
 
 
 def extract(salt: bytes, secret: bytes) -> bytes:
-    """Return a key of 32 bytes that holds what is unpredictable in `secret`, other for each salt.
+    """Return a key of 32 bytes with the unpredictability of `secret`, different for each salt.
 
-    The secret is the data of this HMAC and not its key, which would be padded with zeros: secrets
-    that differ in a zero at their end would be one and the same.
+    The secret is the data of this HMAC, not its key. A key would be padded with zeros, so that
+    secrets that differ only in zeros at their end would be the same.
     """
     return mac(salt, secret)
 
 
 def expand(key: bytes, purpose: bytes, n_bytes: int) -> bytes:
-    """Return `n_bytes` of keys made of an extracted one, others for each purpose."""
+    """Return `n_bytes` of keys from an extracted key, different for each purpose."""
     if not 0 < n_bytes <= MOST_KEY_BYTES:
         raise ValueError(f"{n_bytes} bytes of keys, where 1 to {MOST_KEY_BYTES} can be had")
     made = block = b""

@@ -1,4 +1,4 @@
-"""Two ranks of which one has certificates and the other none: how each of them finds out."""
+"""How two ranks find out that only one of them has certificates."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SPOKE_PLAINLY: Final = (
 )
 _NONE_HERE: Final = f"but this rank has no certificates: {EVERYWHERE}. Here none of them is set"
 _GREETING: Final = b"\x16"
-"""First byte of a record that begins TLS; one that somebody sends alone decides it, too."""
+"""First byte of a record that begins TLS. A peer may send it alone, and it is conclusive."""
 _ALERT: Final = bytes.fromhex("15 03 03 00 02 02 46")
-"""A record of TLS that says: not in this version of the protocol."""
+"""A TLS record with the alert "protocol version"."""
 _MOST_BYTES: Final = 1 << 14
 
 
 def is_tls_greeting(data: bytes) -> bool:
-    """Return whether this is how a connecting end begins with TLS."""
+    """Return whether these bytes are how a connecting end begins TLS."""
     return data[: len(_GREETING)] == _GREETING
 
 
 def spoke_tls(data: bytes) -> str:
-    """Return why an end without TLS refuses these first bytes; empty: they are no TLS."""
+    """Return why an end without TLS refuses these first bytes; empty: they are not TLS."""
     if is_tls_greeting(data):
         return f"speaks TLS, {_NONE_HERE}"
     if data[:1] == _ALERT[:1]:
@@ -40,7 +40,7 @@ def spoke_tls(data: bytes) -> str:
 
 
 def send_alert(end: socket.socket) -> None:
-    """Tell the other end that this one does not speak as it does; either kind understands that."""
+    """Send a TLS alert that the two ends do not match; ends with and without TLS understand it."""
     with contextlib.suppress(OSError):
         end.send(_ALERT, socket.MSG_NOSIGNAL)
-        end.recv(_MOST_BYTES)  # what is left would make closing a reset, which may overtake it
+        end.recv(_MOST_BYTES)  # unread data would make close send a reset, which may overtake it

@@ -1,12 +1,12 @@
-"""Frames that come as they were sent, each once and in order, or not at all: a MAC and a counter.
+"""Frames that arrive as they were sent, once and in order, or not at all: a MAC and a counter.
 
-A frame is its length (4 bytes, big-endian), the payload, and HMAC-SHA256 over the frame's number
-(8 bytes), the length and the payload. Both ends count, so the number is not sent; a frame that was
-altered, left out, repeated, put elsewhere or taken from another connection or direction (another
+A frame is its length (4 bytes, big-endian), the payload, and HMAC-SHA256 over the frame's number (8
+bytes), the length and the payload. Both ends count, so the number is not sent. A frame that was
+altered, left out, repeated, moved, or taken from another connection or direction (which has another
 key) has a wrong MAC. The payload is not encrypted.
 
-What no frame can show is that nothing follows the last one. So who ends a conversation says so in a
-frame: a connection that closes without was cut off.
+No frame can show that it is the last one. So an end that finishes announces that in a frame: a
+connection that closes without such a frame was cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEAD: Final = struct.Struct(">QI")  # number and length, as the MAC covers them
 TAG_BYTES: Final = hashlib.sha256().digest_size
 LARGEST_PAYLOAD_BYTES: Final = (1 << 32) - 1
 FRAME_BYTES: Final = _LENGTH.size + TAG_BYTES
-"""What a frame has beside its payload."""
+"""Size of a frame without its payload."""
 
 
 class _Tags:
@@ -42,12 +42,12 @@ class _Tags:
 
 
 class Seal:
-    """Makes the frames of what this end sends.
+    """Makes the frames that this end sends.
 
     Parameters
     ----------
     key : bytes
-        `Handshake.send_key`, for this direction of this connection alone.
+        `Handshake.send_key`, for this direction of this connection only.
     most_bytes : int
         The largest payload that the other end's `Opening` allows.
     """
@@ -57,32 +57,32 @@ class Seal:
         self._most_bytes = min(most_bytes, LARGEST_PAYLOAD_BYTES)
 
     def seal(self, payload: bytes | bytearray | memoryview) -> bytes:
-        """Return the next frame: all frames are to be sent, in the order they were made.
+        """Return the next frame. All frames must be sent, in the order in which they were made.
 
         Raises
         ------
         ArgumentError
-            The payload is larger than the other end takes; nothing was counted.
+            The payload is larger than the other end allows; the frame was not counted.
         """
         data = memoryview(payload).cast("B")
         if len(data) > self._most_bytes:
             raise ArgumentError(
-                f"a message of {len(data)} bytes, where the connection takes {self._most_bytes}"
+                f"a message of {len(data)} bytes, but the connection's limit is {self._most_bytes}"
             )
         return b"".join((_LENGTH.pack(len(data)), data, self._tags.next(data)))
 
 
 class Opening:
-    """Opens the frames of what the other end sends.
+    """Opens the frames that the other end sends.
 
-    It keeps no more than the part of one frame that has come, of `most_bytes` and `FRAME_BYTES`.
+    It stores at most the received part of one frame: up to `most_bytes` and `FRAME_BYTES`.
 
     Parameters
     ----------
     key : bytes
         `Handshake.receive_key`.
     most_bytes : int
-        The largest payload that is taken.
+        The largest payload that is accepted.
     """
 
     def __init__(self, key: bytes, most_bytes: int) -> None:
@@ -93,17 +93,17 @@ class Opening:
 
     @property
     def holds_part(self) -> bool:
-        """Whether the beginning of a frame has come without its end."""
+        """Whether a frame has come in part."""
         return bool(self._held)
 
     def take(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take what has come, in pieces of any size; return the payloads that are complete.
+        """Take received bytes, in pieces of any size; return the payloads that are complete.
 
         Raises
         ------
         AuthenticationError
-            A frame is not as it was sent: close the connection. The text goes on after who sent it:
-            "10.0.0.7:41234 sent ...". Every later call raises the same.
+            A frame is not as it was sent: close the connection. The text follows the other end's
+            name: "10.0.0.7:41234 sent ...". Every later call raises the same error.
         """
         if self._failure:
             raise AuthenticationError(self._failure)
@@ -117,13 +117,13 @@ class Opening:
         return opened
 
     def _end_of_frame(self, held: memoryview, at: int) -> int:
-        """Return where the frame ends that begins at `at`; beyond all that is held if unknown."""
+        """Return the end of the frame that begins at `at`; if unknown, beyond all held bytes."""
         if len(held) - at < _LENGTH.size:
             return len(held) + 1
         (n_bytes,) = _LENGTH.unpack_from(held, at)
         if n_bytes > self._most_bytes:
             raise self._fail(
-                f"announced a frame of {n_bytes} bytes where {self._most_bytes} are the most"
+                f"announced a frame of {n_bytes} bytes, but the limit is {self._most_bytes}"
             )
         return int(at + FRAME_BYTES + n_bytes)
 

@@ -1,4 +1,4 @@
-"""The secret that all ranks of a job over TCP share: where it comes from, what will do as one."""
+"""The secret that all ranks of a job over TCP share: its sources, and the check of its length."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from gpucoll import config
 from gpucoll.errors import ArgumentError, AuthenticationError
 
 LEAST_SECRET_BYTES: Final = 16
-"""Whoever sees a handshake can try guesses as fast as they can compute: 128 random bits are safe,
-and no word, name or date is as long."""
+"""Minimum length of a secret.
+
+An attacker who sees a handshake can try guesses as fast as a computer can: 128 random bits are
+safe, and no word, name or date is as long.
+"""
 MOST_SECRET_BYTES: Final = 4096
-"""A file that holds more is some other file."""
+"""A larger file is not a secret but some other file."""
 _OTHERS: Final = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 _HOW_TO_MAKE_ONE: Final = 'python -c "import secrets; print(secrets.token_hex(32))"'
 _BOTH: Final = f"{config.SECRET} or {config.SECRET_FILE}"
 
 
 def job_secret() -> bytes | None:
-    """Return the job's secret from the environment; None where it has none.
+    """Return the job's secret from the environment; None: it has none.
 
-    A variable that is set to nothing counts as one that is not set.
+    An empty variable counts as not set.
 
     Raises
     ------
     ArgumentError
-        Both variables are set, the file cannot serve, or what they give is too short.
+        Both variables are set, the file cannot be used, or the secret is too short.
     """
     given, path = config.variable(config.SECRET), config.variable(config.SECRET_FILE)
     if given and path:
@@ -43,24 +46,25 @@ def job_secret() -> bytes | None:
 
 
 def check_secret(secret: bytes, where: str) -> bytes:
-    """Return the secret, or raise ArgumentError where it is too short or too long for one.
+    """Return the secret, or raise ArgumentError if it is too short or too long.
 
     Parameters
     ----------
     secret : bytes
-        Never shown.
+        The secret; it is never shown.
     where : str
-        Where it comes from: the message begins with it.
+        Where the secret comes from; the message begins with it.
     """
     if len(secret) < LEAST_SECRET_BYTES:
         raise ArgumentError(
-            f"{where} holds a secret of {len(secret)} bytes, where {LEAST_SECRET_BYTES} are the "
-            f"least: it could be guessed. Make one for all ranks of the job by {_HOW_TO_MAKE_ONE}"
+            f"{where} holds a secret of {len(secret)} bytes, but at least {LEAST_SECRET_BYTES} are "
+            "needed: a shorter one could be guessed. Make one for all ranks of the job with "
+            f"{_HOW_TO_MAKE_ONE}"
         )
     if len(secret) > MOST_SECRET_BYTES:
         raise ArgumentError(
             f"{where} holds more than the {MOST_SECRET_BYTES} bytes that a secret may have. "
-            f"Make one for all ranks of the job by {_HOW_TO_MAKE_ONE}"
+            f"Make one for all ranks of the job with {_HOW_TO_MAKE_ONE}"
         )
     return secret
 
@@ -71,28 +75,28 @@ def missing_secret_error(who: str) -> AuthenticationError:
     Parameters
     ----------
     who : str
-        What needs it, such as "rank 1 of 4": the message begins with it.
+        The rank that needs it, such as "rank 1 of 4"; the message begins with it.
     """
     return AuthenticationError(
-        f"{who} is to talk to others over TCP but has no secret, and anybody who reaches the port "
-        f"could take part. Make one by {_HOW_TO_MAKE_ONE}, and give the same to every rank of the "
-        f"job: in the variable {config.SECRET}, or in a file of mode 600 that "
+        f"{who} must talk to other hosts over TCP, and no secret is set; without one, anybody who "
+        f"reaches the port could take part. Make one with {_HOW_TO_MAKE_ONE}, and give the same to "
+        f"every rank of the job: in the variable {config.SECRET}, or in a file of mode 600 that "
         f"{config.SECRET_FILE} names"
     )
 
 
 def _read(path: str) -> bytes:
-    """Return what the file holds, without the end of its line; raise where others can read it."""
+    """Return the file's content, without the end of its line; raise if others can read the file."""
     where = f"{config.SECRET_FILE}={path}"
     try:
-        # Neither may a pipe keep this waiting, nor a terminal become the process's own.
+        # So that a pipe cannot block this, nor a terminal become the controlling one.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ArgumentError(f"{where} cannot be opened: {why}") from None
     try:
         _check_file(os.fstat(fd), path)
-        held = os.read(fd, MOST_SECRET_BYTES + 3)  # one too many shows beside the end of its line
+        held = os.read(fd, MOST_SECRET_BYTES + 3)  # one byte too many, and the end of a line
     except OSError as error:
         raise ArgumentError(f"{where} cannot be read: {error.strerror}") from None
     finally:

@@ -1,9 +1,9 @@
-"""One call over connections that encrypt: what `SecureStreams` runs.
+"""One call over encrypting connections, as `SecureStreams` runs it.
 
 The rules are those of the compiled loop (`gpucoll.transport.tcp.stream_sending` and
-`stream_receiving`), with large pieces. What TLS has begun to encrypt must be offered again as it
-was, so a piece counts as sent when all of it is. What may not be overwritten before then waits in
-scratch memory, which takes more than a piece.
+`stream_receiving`), with larger pieces. Data that TLS has begun to encrypt must be offered again
+unchanged, so a piece counts as sent only when all of it is sent. Received data whose place must not
+be overwritten before then waits in scratch memory, which takes more than one piece.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gpucoll.transport.tcp.stream_words import (
 __all__ = ["Call", "CallEndedError", "SecureLink"]
 
 PIECE_BYTES = 128 << 10
-"""So much is sent at once; less than scratch memory takes (see above)."""
+"""How much is sent at once; less than scratch memory takes (see above)."""
 _KERNEL_TYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * REDUCE_ARGUMENTS)
 
 
 class CallEndedError(Exception):
-    """The call is over, other than well."""
+    """The call has ended, but not successfully."""
 
     def __init__(self, status: StreamStatus, number: int = 0) -> None:
         super().__init__(status)
@@ -48,11 +48,11 @@ class SecureLink:
     Attributes
     ----------
     memory : memoryview
-        The header that came, and behind it the scratch memory; `begin` and `end` are in there.
+        The received header, followed by the scratch memory; `begin` and `end` are positions in it.
     offered : memoryview
-        What is being sent, as it was first offered; `offered_bytes` of it belong to the row.
+        The data being sent, as it was first offered; `offered_bytes` of it belong to the row.
     wants : int
-        What to poll for.
+        The events to poll for.
     """
 
     def __init__(self, connection: Any, memory: memoryview) -> None:
@@ -61,7 +61,7 @@ class SecureLink:
         self.begin_call(-1, -1)
 
     def begin_call(self, send_row: int, receive_row: int) -> None:
-        """Wait for the first rows of a call."""
+        """Prepare for the first rows of a call."""
         self.send_row, self.receive_row = send_row, receive_row
         self.has_sent_header = False
         self.header_came, self.begin, self.end = 0, HEADER_BYTES, HEADER_BYTES
@@ -69,7 +69,7 @@ class SecureLink:
         self.wants = 0
 
     def attempt(self, function: Callable[[Any], int], data: memoryview, wanted: int) -> int:
-        """Send or receive; return the bytes, and 0 where it would have to wait."""
+        """Send or receive; return the number of bytes, or 0 if it would have to wait."""
         try:
             return function(data)
         except ssl.SSLWantReadError:
@@ -87,11 +87,11 @@ class SecureLink:
         return 0
 
     def send(self) -> int:
-        """Send of what is offered."""
+        """Send some of the offered data."""
         return self.attempt(self.connection.send, self.offered, select.POLLOUT)
 
     def receive(self, place: memoryview) -> int:
-        """Receive into memory, as much as is there; the other end must not have closed."""
+        """Receive into memory as much as has come; raise if the other end has closed."""
         came = 0
         while came < len(place):
             wants, self.wants = self.wants, 0
@@ -106,12 +106,12 @@ class SecureLink:
 
     @property
     def address(self) -> int:
-        """Where what waits in scratch memory begins."""
+        """Address of the data that waits in scratch memory."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + self.begin
 
 
 class Call:
-    """A schedule under way: the same rules as in `gpucoll.transport.tcp.stream_loop`."""
+    """A running schedule, by the same rules as in `gpucoll.transport.tcp.stream_loop`."""
 
     def __init__(
         self, rows: list[list[int]], plan: list[list[int]], state: list[int], header: bytes
@@ -120,13 +120,13 @@ class Call:
         self.n_open = state[State.OPEN]
         self.idle = 0
         size_bytes, self.work_address = state[State.WORK_BYTES], state[State.WORK]
-        # Of nothing there may be no address.
+        # An empty buffer may have no address.
         memory = (ctypes.c_char * size_bytes).from_address(self.work_address) if size_bytes else b""
         self.work = memoryview(memory).cast("B")
         self.kernel = _KERNEL_TYPE(state[State.KERNEL]) if state[State.KERNEL] else None
 
     def _sendable(self, number: int) -> int:
-        """Return up to which byte a row may be sent now; -1: it may not begin."""
+        """Return up to which byte a row may be sent now; -1: it may not begin yet."""
         row, plan = self.rows[number], self.plan[number]
         if row[Row.GATE] > self.state[State.READY]:
             return -1
@@ -164,16 +164,16 @@ class Call:
         return end - start
 
     def first_open(self, done: Plan) -> int:
-        """Return the first row whose send, or receive, is not over."""
+        """Return the first row whose send, or receive, is not complete."""
         numbers = range(len(self.rows))
         return next((number for number in numbers if not self.plan[number][done]), len(self.rows))
 
     def has_done(self, until: int) -> bool:
-        """Return whether all rows below one have sent and received."""
+        """Return whether all rows below `until` have sent and received."""
         return min(self.first_open(Plan.SEND_DONE), self.first_open(Plan.RECEIVE_DONE)) >= until
 
     def send_some(self, link: SecureLink) -> bool:
-        """Send what may be sent; return whether anything was."""
+        """Send what may be sent; return whether anything was sent."""
         number = link.send_row
         if number < 0 or (not link.offered and (ready := self._sendable(number)) < 0):
             return False
@@ -198,7 +198,7 @@ class Call:
         return True
 
     def receive_some(self, link: SecureLink) -> bool:
-        """Receive, and put what came where it belongs; return whether anything was done."""
+        """Receive, and put received data in its place; return whether anything was done."""
         number = link.receive_row
         if number < 0:
             return False
@@ -246,7 +246,7 @@ class Call:
         return came > 0
 
     def _place(self, link: SecureLink, number: int) -> bool:
-        """Reduce or copy what waits in scratch memory, as far as it may be."""
+        """Reduce or copy data that waits in scratch memory, as far as allowed."""
         row, plan = self.rows[number], self.plan[number]
         size_bytes = min(link.end - link.begin, self._writable(number))
         item_bytes = self.state[State.ITEM_BYTES] if row[Row.REDUCES] else 1
@@ -272,5 +272,5 @@ class Call:
 
 
 def _before(start: int, end: int, begin: int, stop: int) -> int:
-    """Return up to where bytes from `start` to `end` may be written while begin..stop may not."""
+    """Return up to where bytes from `start` to `end` may be written if begin..stop may not."""
     return end if start >= stop or end <= begin else max(start, begin)

@@ -1,7 +1,7 @@
-"""The same schedules over connections that encrypt: from Python, where OpenSSL is reached.
+"""Run schedules over encrypting connections, from Python, where OpenSSL is available.
 
-What the rows mean, and which are allowed, is said in `gpucoll.transport.tcp.streams`, and compiled
-code looks at them; the loop over the links is Python's.
+`gpucoll.transport.tcp.streams` describes the rows, and which of them are allowed. Compiled code
+checks them; the loop over the links is in Python.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _AGAIN = int(StreamStatus.AGAIN)
 
 
 class SecureStreams(Streams):
-    """Connections to other ranks that are no plain sockets; used as `Streams`.
+    """Connections to other ranks that are not plain sockets; used like `Streams`.
 
     Parameters
     ----------
     connections : sequence of ssl.SSLSocket
-        Connected, their handshake over, and not blocking; they stay the caller's. Whatever has
-        ``send``, ``recv_into`` and ``fileno`` as those have will do. Where TLS itself fails, the
-        errno of the outcome is EPROTO.
+        Connected sockets, with a complete handshake, and not blocking; the caller keeps them.
+        Objects with the same ``send``, ``recv_into`` and ``fileno`` can be used too. If TLS itself
+        fails, the errno of the outcome is EPROTO.
     """
 
     _loop = plan_streams
@@ -107,7 +107,7 @@ class SecureStreams(Streams):
         try:
             moved = call.send_some(link)
         except CallEndedError:
-            if link.header_came < HEADER_BYTES:  # what came says more than that the other closed
+            if link.header_came < HEADER_BYTES:  # received data tells more than a closed connection
                 try:
                     call.receive_some(link)
                 except CallEndedError as found:
@@ -128,7 +128,7 @@ class SecureStreams(Streams):
 
 
 def secure_streams(connections: Sequence[Any]) -> Streams:
-    """Return what runs schedules over TLS connections: compiled where the kernel encrypts them all.
+    """Return streams over TLS connections: compiled ones if the kernel encrypts all of them.
 
     Parameters
     ----------

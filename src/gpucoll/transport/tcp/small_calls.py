@@ -1,11 +1,11 @@
-"""A collective of several hosts on small arrays, as compiled code from its beginning to its end.
+"""A collective on small arrays over several hosts, in compiled code from beginning to end.
 
-The inputs of a host's ranks go to its leader through their slots, between the leaders by an
-exchange (`exchange`), and from each leader to its ranks in the same way. Then every rank has all
-inputs, and makes its own result of them, in rank order: to the same bits on all ranks, whoever is
-on which host. What is rare is left to Python: `Word.OUTCOME` says what it is.
+The inputs of a host's ranks go to their leader through their slots, between the leaders by an
+exchange (`exchange`), and from each leader to its ranks through slots again. Then every rank has
+all inputs, and computes its own result from them in rank order. So all ranks get the same bits,
+wherever they are. Rare cases are left to Python: `Word.OUTCOME` tells which one it is.
 
-Of a large call only the question goes this way whether all hosts make it: `Word.LARGE`.
+For a large call, only the check that all hosts make the same call goes this way: `Word.LARGE`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _DEADLINE, _DATA = int(Outcome.DEADLINE), int(PartKind.DATA)
 _LARGE, _IS_LARGE = int(Word.LARGE), int(Word.IS_LARGE)
 _NOTHING = int(PartKind.NOTHING)
 LATER_NS = 1_000_000_000
-"""So much longer others wait for their leader, whose own error says more."""
+"""How much longer other ranks wait for their leader, whose own error tells more."""
 LEADER = 0
 
 _i64, _i32 = types.int64, types.int32
@@ -87,7 +87,7 @@ _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 
 @inline
 def _input_bytes(words, call, rank):
-    """Return how many bytes a rank brings; alike on all ranks that make the same call."""
+    """Return the size of a rank's input; the same on all ranks that make the same call."""
     if get(words, _IS_LARGE) != 0:
         return 0
     if get(call, _FLOW) == _FROM_ROOT:
@@ -104,7 +104,7 @@ def _input_bytes(words, call, rank):
 
 @inline
 def _bytes_of_host(words, call, host):
-    """Return how many bytes the ranks of a host bring together."""
+    """Return the total size of the inputs of a host's ranks."""
     total, edges, order = 0, get(words, _EDGES), get(words, _ORDER)
     for place in range(get(edges, host), get(edges, host + 1)):
         total += _input_bytes(words, call, get(order, place))
@@ -113,7 +113,7 @@ def _bytes_of_host(words, call, host):
 
 @inline
 def _note_sizes(words, call):
-    """Note how many bytes each host is to bring; return how many all parts have together."""
+    """Store how many bytes each host is to bring; return the total size of all parts."""
     n_hosts, whole = get(words, _N_HOSTS), 0
     for host in range(n_hosts):
         size_bytes = _bytes_of_host(words, call, host)
@@ -124,7 +124,7 @@ def _note_sizes(words, call):
 
 @inline
 def _data_bytes(words, call):
-    """Return the bytes of all ranks' inputs together."""
+    """Return the total size of all ranks' inputs."""
     total = 0
     for rank in range(get(words, _WORLD_SIZE)):
         total += _input_bytes(words, call, rank)
@@ -133,7 +133,7 @@ def _data_bytes(words, call):
 
 @inline
 def _note_whether_large(words, call):
-    """Note whether this call is a large one; of counts that others may not know all are."""
+    """Store whether this call is large; a call with counts that others may not know always is."""
     put(words, _IS_LARGE, 0)
     if get(call, _PIECES) != 0 or _data_bytes(words, call) > get(words, _MOST_BYTES):
         put(words, _IS_LARGE, 1)
@@ -141,13 +141,13 @@ def _note_whether_large(words, call):
 
 @inline
 def _kind(words):
-    """Return what hosts bring to this call's exchange."""
+    """Return the kind of the hosts' parts in this call's exchange."""
     return _NOTHING if get(words, _IS_LARGE) != 0 else _DATA
 
 
 @inline
 def _is_for_python(words, context, call):
-    """Return whether this call goes another way, or Python has to look at something first."""
+    """Return whether this call goes another way, or Python has to check something first."""
     if get(words, _IS_LARGE) != 0 and get(words, _LARGE) == 0:
         return True
     if get(words, _MAY_RUN) == 0 and load64(get(words, _N_CLOSED)) != 0:
@@ -160,13 +160,13 @@ def _is_for_python(words, context, call):
 
 @inline
 def _own_input(call):
-    """Return where this rank's input lies; a root may have it where its output goes."""
+    """Return the address of this rank's input; a root may have it in its output's place."""
     return get(call, SOURCE) if get(call, SOURCE) != 0 else get(call, DESTINATION)
 
 
 @inline
 def _piece(size_bytes, done, most_bytes):
-    """Return how many bytes of an input belong to the piece that begins there."""
+    """Return how many bytes of an input belong to the piece that begins at `done`."""
     return min(max(size_bytes - done, 0), most_bytes)
 
 
@@ -179,7 +179,7 @@ def _rank_at(words, place):
 
 @inline
 def _take_pieces(words, context, call, done, most_bytes, largest_bytes):
-    """Put a piece of each input of this host where the leader's part has it."""
+    """Copy a piece of each input of this host to its place in the leader's part."""
     landing, copy = get(words, _HELD) + exchange.PART_BYTES, get(context, _COPY)
     for place in range(get(context, _N_HERE)):
         size_bytes = _input_bytes(words, call, _rank_at(words, place))
@@ -194,7 +194,7 @@ def _take_pieces(words, context, call, done, most_bytes, largest_bytes):
 
 @inline
 def _gather_pieces(words, context, call, done, most_bytes, rest_bytes):
-    """Bring a piece of each input to the leader, of which none has more left than `rest_bytes`."""
+    """Bring a piece of each input to the leader; no input has more than `rest_bytes` left."""
     status = begin(context, call)
     if status != OK:
         return status
@@ -215,7 +215,7 @@ def _gather_pieces(words, context, call, done, most_bytes, rest_bytes):
 
 @inline
 def _gather(words, context, call):
-    """Bring the inputs of this host's ranks to its leader, behind the header of its part."""
+    """Bring the inputs of this host's ranks to its leader, after the header of its part."""
     largest_bytes = done = 0
     for place in range(get(context, _N_HERE)):
         size_bytes = _input_bytes(words, call, _rank_at(words, place))
@@ -237,7 +237,7 @@ def _gather(words, context, call):
 
 @inline
 def _spread_piece(words, context, call, address, size_bytes):
-    """Bring a piece of what the leader has to all ranks of its host; return a status."""
+    """Bring a piece of the leader's data to all ranks of its host; return a status."""
     status = begin(context, call)
     if status != OK:
         return status
@@ -277,14 +277,14 @@ def _spread(words, context, call, whole_bytes):
 
 @inline
 def _ring_bell(words):
-    """Have the leader's thread look what has happened on this host."""
+    """Wake the leader's thread to look for news on this host."""
     put(words, _ONE, 1)
     _write(np.int32(get(words, _BELL_FD)), words + 8 * _ONE, 8)
 
 
 @inline
 def _exchange(words, context, call):
-    """Exchange the hosts' parts; return OK, whatever the outcome, or SIGNAL."""
+    """Exchange the hosts' parts; return OK for any outcome, or SIGNAL."""
     release_interpreter(context)
     size_bytes = get(get(words, _PARTS), get(words, _N_HOSTS) + get(words, _HERE))
     begin_exchange(words, get(call, DIGEST), _kind(words), size_bytes)
@@ -308,7 +308,7 @@ def _exchange(words, context, call):
 
 @inline
 def _note_inputs(words, call):
-    """Note where each rank's input lies."""
+    """Store where each rank's input lies."""
     edges, order, inputs = get(words, _EDGES), get(words, _ORDER), get(words, _INPUTS)
     for host in range(get(words, _N_HOSTS)):
         at = get(get(words, _PARTS), host)
@@ -320,7 +320,7 @@ def _note_inputs(words, call):
 
 @inline
 def _combine(words, call, n_ranks, size_bytes):
-    """Combine the inputs of the first ranks, in order."""
+    """Combine the inputs of the first `n_ranks` ranks, in order."""
     if size_bytes <= 0:
         return
     inputs = get(words, _INPUTS)
@@ -333,7 +333,7 @@ def _combine(words, call, n_ranks, size_bytes):
 
 @inline
 def _fill_with_identity(context, call):
-    """Give the first rank of an exclusive scan what stands for no input at all."""
+    """Fill the result of the first rank of an exclusive scan with the identity."""
     item_bytes, done = get(call, ITEM_BYTES), 0
     while done < get(call, SIZE_BYTES):
         landing = get(call, DESTINATION) + done
@@ -358,7 +358,7 @@ def _reduce(words, context, call):
 
 @inline
 def _block_start(call, rank):
-    """Return where in an input of one block for each rank that of a rank begins."""
+    """Return the offset of a rank's block in an input with one block for each rank."""
     if get(call, _OFFSETS) != 0:
         return load64(get(call, _OFFSETS) + 8 * rank)
     return get(call, _BLOCK_BYTES) * rank
@@ -394,7 +394,7 @@ def _take_blocks(words, context, call):
 
 @inline
 def _take_from_root(words, context, call):
-    """Give this rank the root's input, or its block of that."""
+    """Give this rank the root's input, or its own block of it."""
     source, start = get(get(words, _INPUTS), get(call, ROOT)), 0
     size_bytes = get(call, LARGEST_BYTES)
     if get(call, _IS_SPREAD) != 0:
@@ -407,7 +407,7 @@ def _take_from_root(words, context, call):
 
 @inline
 def _finish(words, context, call):
-    """Make this rank's result of all ranks' inputs."""
+    """Make this rank's result from all ranks' inputs."""
     _note_inputs(words, call)
     if get(call, KERNEL) != 0:
         if get(call, _IS_SPREAD) != 0:
@@ -472,9 +472,9 @@ def _run(words, context, call):
 
 @compiled_when_used(_i64(_i64, _i64))
 def small_call(context, call):
-    """Run one collective of all hosts as the call block says; return a status.
+    """Run one collective over all hosts, as the call block describes it; return a status.
 
-    NOT_YET: it is Python's turn. Where `Word.OUTCOME` is `NONE`, nothing has happened yet.
+    NOT_YET: Python has to go on. If `Word.OUTCOME` is `NONE`, nothing has happened yet.
     """
     words = get(context, _CONTEXT_HOSTS)
     put(words, _OUTCOME, _NONE)

@@ -12,16 +12,18 @@ __all__ = ["tune_socket"]
 _CONGESTION_CONTROL = b"cubic"
 _PROBES = 4
 _LONGEST_INTERVAL_S = 32767
-"""What the kernel takes between two probes (MAX_TCP_KEEPIDLE and MAX_TCP_KEEPINTVL)."""
+"""The kernel's limit for the time between probes (MAX_TCP_KEEPIDLE and MAX_TCP_KEEPINTVL)."""
 
 
 def tune_socket(connection: socket.socket, user_timeout_s: float | None = None) -> None:
-    """Set what bulk connections need. Before ``connect``, or ``listen``: accepted ones inherit it.
+    """Set the options that connections between hosts need.
 
-    Small messages go at once. The congestion control is cubic where that can be had: where bbr is
-    the default, fast links take 1.6 times as long (four hosts without a limit, 64 MiB: 145 ms
-    for 91, 2026-11-22). A link that is cut ends the connection after `user_timeout_s`, whether
-    something was to be sent or not. Buffers are left to the kernel, which sizes them as needed.
+    It must be called before ``connect`` or ``listen``; accepted sockets inherit the options.
+
+    Small messages go at once. The congestion control is cubic if it is available: with bbr as the
+    default, fast links take 1.6 times as long (four hosts without a limit, 64 MiB: 145 ms instead
+    of 91, 2026-11-22). A link that is cut ends the connection after `user_timeout_s`, whether there
+    was data to send or not. The kernel sizes buffers as needed.
 
     Parameters
     ----------
@@ -33,7 +35,7 @@ def tune_socket(connection: socket.socket, user_timeout_s: float | None = None) 
     user_timeout_s = config.link_timeout_s() if user_timeout_s is None else user_timeout_s
     tcp = socket.IPPROTO_TCP
     connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
-    with contextlib.suppress(OSError):  # the kernel does not have it, or this user may not
+    with contextlib.suppress(OSError):  # the kernel lacks it, or this user may not use it
         connection.setsockopt(tcp, socket.TCP_CONGESTION, _CONGESTION_CONTROL)
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout_s * 1000)))
     interval_s = min(max(1, int(user_timeout_s / (_PROBES + 1))), _LONGEST_INTERVAL_S)

@@ -1,11 +1,11 @@
 """A schedule of sends, receives and reductions over TCP connections, as one compiled loop.
 
-All connections are looked at in turn, without blocking: send what may be sent, receive, reduce.
-Nothing frames the bytes but one header for each direction of a connection that a call uses, so what
-was reduced can be sent on at once. While nothing moves the loop yields a while, then sleeps in
-``poll`` until something can move that is to. Python's signals are looked at between slices.
+The loop serves all connections in turn, without blocking: it sends what may be sent, receives, and
+reduces. Only one header for each direction of a connection that a call uses frames the bytes, so
+reduced data can be sent on at once. While nothing moves, the loop yields for a while, then sleeps
+in ``poll`` until something can move. Python's signals are checked between slices.
 
-What the rows mean and which are allowed is said in `gpucoll.transport.tcp.streams`.
+`gpucoll.transport.tcp.streams` describes the rows, and which of them are allowed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gpucoll.transport.tcp.stream_state import (
 from gpucoll.transport.tcp.stream_words import HEADER_BYTES
 
 TIME_SLICE_NS = 500_000
-"""A yield that takes longer gave a whole time slice away: no more of them."""
+"""A yield that takes longer than this has given away a time slice; no more yields follow."""
 NANOSECONDS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 CLOCK_MONOTONIC = 1
@@ -80,7 +80,7 @@ def _turn_of_link(state, number):
         put(state, LINK, number)
         return sent
     received = receive_some(state, link)
-    if sent >= 0 and received != MISMATCH:  # what came says more than that the other end closed
+    if sent >= 0 and received != MISMATCH:  # received data tells more than a closed connection
         put(state, ERRNO, error)
         received = sent
     if received >= 0:
@@ -91,7 +91,7 @@ def _turn_of_link(state, number):
 
 @inline
 def _turn(state):
-    """Give each link its turn."""
+    """Serve each link once."""
     result = IDLE
     for number in range(get(state, N_LINKS)):
         of_link = _turn_of_link(state, number)
@@ -103,7 +103,7 @@ def _turn(state):
 
 @inline
 def _events(state, link):
-    """Return what a link is to be polled for."""
+    """Return the events to poll a link for."""
     events, number = 0, get(link, RECEIVE_ROW)
     if number >= 0:
         is_wanted = get(link, HEADER_CAME) < HEADER_BYTES or wanted(state, link, number) > 0
@@ -116,7 +116,7 @@ def _events(state, link):
 
 @inline
 def _sleep(state, duration_ns):
-    """Sleep until something can move, for at most this long; return a status."""
+    """Sleep until something can move, for `duration_ns` at most; return a status."""
     fds, count = get(state, POLL_FDS), 0
     for number in range(get(state, N_LINKS)):
         link = link_of(state, number)

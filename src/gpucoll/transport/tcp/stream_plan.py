@@ -1,4 +1,4 @@
-"""A schedule before anything moves: whether its rows can be, and which wait for which."""
+"""Prepare a schedule before anything moves: check its rows, and find which wait for which."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _i64 = types.int64
 
 @inline
 def _fault_of_range(state, row, peer):
-    """Return what is wrong with a peer, or with the offset and size behind it."""
+    """Return the fault of a peer, or of the offset and size after it; 0: none."""
     if get(row, peer) < -1 or get(row, peer) >= get(state, N_LINKS):
         return BAD_PEER
     offset, size_bytes = get(row, peer + 1), get(row, peer + 2)
@@ -74,7 +74,7 @@ def _fault_of_range(state, row, peer):
 
 @inline
 def _fault_of_section(state, number):
-    """Return what is wrong with the place of a row among those of its section."""
+    """Return the fault of a row's place in its section; 0: none."""
     row = row_of(state, number)
     first, end = get(row, FIRST), get(row, SECTION_END)
     if first < 0 or first > number or end <= number or end > get(state, N_ROWS):
@@ -89,7 +89,7 @@ def _fault_of_section(state, number):
 
 @inline
 def _fault_of(state, number):
-    """Return what is wrong with a row by itself; 0: nothing."""
+    """Return the fault of a row by itself; 0: none."""
     row = row_of(state, number)
     fault = _fault_of_section(state, number)
     if fault != 0:
@@ -116,9 +116,9 @@ def _overlap(row, offset_column, other, other_column):
 
 @inline
 def _find_source(state, number):
-    """Return the last row before that receives exactly what this one sends; -1: none does.
+    """Return the last row before this one that receives exactly what it sends; -1: none does.
 
-    None may receive a part of it later than that.
+    No row after that one may receive a part of it.
     """
     row = row_of(state, number)
     for before in range(number - 1, get(row, FIRST) - 1, -1):
@@ -136,16 +136,16 @@ def _find_source(state, number):
 
 @inline
 def is_sent_first(state, sender, number):
-    """Return whether a row's send is to be over, where they overlap, before `number` receives."""
+    """Return whether `sender` must have sent the common bytes before row `number` receives them."""
     row, other = row_of(state, number), row_of(state, sender)
     if get(other, SEND_PEER) < 0 or get(other, STEP) > get(row, STEP):
         return False
-    return get(plan_of(state, sender), SOURCE) < number  # else it sends what comes there
+    return get(plan_of(state, sender), SOURCE) < number  # else it forwards what comes there
 
 
 @inline
 def _may_wait(state, number):
-    """Return whether other rows send or receive what this one overwrites."""
+    """Return whether other rows send or receive bytes that this one overwrites."""
     row = row_of(state, number)
     for before in range(get(row, FIRST), number):
         other = row_of(state, before)
@@ -161,7 +161,7 @@ def _may_wait(state, number):
 
 @inline
 def _begin_link(link):
-    """Let a link wait for its rows."""
+    """Reset a link, before it gets its rows."""
     put(link, SEND_ROW, -1)
     put(link, RECEIVE_ROW, -1)
     put(link, HEADER_SENT, 0)
@@ -199,7 +199,7 @@ def _refuse(state, number, fault):
 
 @inline
 def begin(state):
-    """Look at all rows, and find what each has to wait for; return a status."""
+    """Check all rows, and find what each has to wait for; return a status."""
     for number in range(get(state, N_LINKS)):
         _begin_link(link_of(state, number))
     n_rows, n_open = get(state, N_ROWS), 0
@@ -231,5 +231,5 @@ def begin(state):
 
 @compiled_when_used(_i64(_i64))
 def plan_streams(state):
-    """Begin a call that another loop runs; return `AGAIN`, or `INVALID`."""
+    """Begin a call that another loop runs; return `AGAIN` or `INVALID`."""
     return begin(state)

@@ -1,7 +1,7 @@
-"""Receiving on a connection: straight into place, or through scratch memory to be reduced.
+"""Receive on a connection: straight into place, or into scratch memory for reducing.
 
-What comes may overwrite what is to be sent, or was received, before it: how far it may go is said
-by `_writable`. What is there already waits in scratch memory, and then in the connection.
+Received data may overwrite data that an earlier row sends or receives; `_writable` tells how far
+that is allowed. Data that comes too early waits in scratch memory, and then in the connection.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from gpucoll.transport.tcp.stream_state import (
 from gpucoll.transport.tcp.stream_words import HEADER_BYTES, HEADER_WORDS, SCRATCH_BYTES
 
 BEHIND_HEADER = 4 << 10
-"""So much that is not reduced is received with the header, and then copied to its place."""
+"""How much data that is not reduced is received with the header, and then copied to its place."""
 LEAST_ROOM = 64 << 10
 
 _i64, _i32 = types.int64, types.int32
@@ -69,7 +69,7 @@ _memmove = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
 @inline
 def _before(start, end, begin, stop):
-    """Return up to where bytes from `start` to `end` may be written while begin..stop may not."""
+    """Return up to where bytes from `start` to `end` may be written if begin..stop may not."""
     if start >= stop or end <= begin:
         return end
     return max(start, begin)
@@ -77,7 +77,7 @@ def _before(start, end, begin, stop):
 
 @inline
 def _writable(state, number):
-    """Return how many more bytes a row may write: what is there was sent, and received, before."""
+    """Return how many more bytes a row may write: earlier transfers of those bytes are complete."""
     row, plan = row_of(state, number), plan_of(state, number)
     start = get(row, RECEIVE_OFFSET) + get(plan, RECEIVED)
     end = get(row, RECEIVE_OFFSET) + get(row, RECEIVE_BYTES)
@@ -104,7 +104,7 @@ def _writable(state, number):
 
 @inline
 def _take(state, link, address, size_bytes):
-    """Receive; return the bytes, 0 where there are none yet; -1 where the link is gone."""
+    """Receive; return the number of bytes; 0: there are none yet; -1: the link is gone."""
     flags = np.int32(MSG_DONTWAIT)
     got = _recv(np.int32(get(link, FD)), address, size_bytes, flags)
     if got > 0:
@@ -117,7 +117,7 @@ def _take(state, link, address, size_bytes):
 
 @inline
 def _receive_header(state, link, number):
-    """Receive the header and, with it, the beginning of what follows into scratch."""
+    """Receive the header and, with it, the first of the following bytes into scratch memory."""
     row = row_of(state, number)
     came, scratch = get(link, HEADER_CAME), get(link, SCRATCH)
     most = SCRATCH_BYTES if get(row, REDUCES) != 0 else BEHIND_HEADER
@@ -137,7 +137,7 @@ def _receive_header(state, link, number):
 
 @inline
 def _make_room(link, size_bytes):
-    """Move what waits in scratch to its front, if what is free behind it is little."""
+    """Move waiting data to the front of scratch memory if little is free after it."""
     begin, end = get(link, BEGIN), get(link, END)
     if begin > 0 and SCRATCH_BYTES - end < min(size_bytes, LEAST_ROOM):
         _memmove(get(link, SCRATCH), get(link, SCRATCH) + begin, end - begin)
@@ -158,7 +158,7 @@ def wanted(state, link, number):
 
 @inline
 def _receive_bytes(state, link, number):
-    """Receive into scratch what is to be reduced, and straight into place what is not."""
+    """Receive data to reduce into scratch memory, and other data straight into place."""
     size_bytes = wanted(state, link, number)
     if size_bytes <= 0:
         return IDLE
@@ -182,7 +182,7 @@ def _receive_bytes(state, link, number):
 
 @inline
 def _reduce(state, row, place, theirs, size_bytes):
-    """Combine what came with what is there, by the reduce kernel."""
+    """Combine received data with the data in place, by the reduce kernel."""
     put(state, DESTINATION, place)
     theirs_first = get(row, THEIRS_FIRST) != 0
     put(state, OPERANDS, theirs if theirs_first else place)
@@ -202,7 +202,7 @@ def _reduce(state, row, place, theirs, size_bytes):
 
 @inline
 def _place(state, link, number):
-    """Reduce or copy what waits in scratch, as far as it may be; return whether anything was."""
+    """Reduce or copy what waits in scratch memory, as far as allowed; return whether any was."""
     begin, end = get(link, BEGIN), get(link, END)
     if begin == end:
         return False
@@ -222,7 +222,7 @@ def _place(state, link, number):
         _memmove(place, theirs, size_bytes)
     put(plan, RECEIVED, received + size_bytes)
     begin += size_bytes
-    if end - begin < 64:  # an item that is not all there, or nothing
+    if end - begin < 64:  # an incomplete item, or nothing
         _memmove(get(link, SCRATCH), get(link, SCRATCH) + begin, end - begin)
         begin, end = 0, end - begin
     put(link, BEGIN, begin)
@@ -232,7 +232,7 @@ def _place(state, link, number):
 
 @inline
 def _end_receives(state, link, number):
-    """Go on to the link's next row where this one is all there, and over those without bytes."""
+    """Go on to the link's next row if this one is complete, and over rows without bytes."""
     while number >= 0:
         plan = plan_of(state, number)
         if get(plan, RECEIVED) != get(row_of(state, number), RECEIVE_BYTES):
@@ -246,7 +246,7 @@ def _end_receives(state, link, number):
 
 @inline
 def receive_some(state, link):
-    """Receive on a link, and put what came where it belongs."""
+    """Receive on a link, and put received data in its place."""
     number = get(link, RECEIVE_ROW)
     if number < 0:
         return IDLE

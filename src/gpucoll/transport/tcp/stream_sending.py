@@ -1,4 +1,4 @@
-"""What may be sent on a connection now, and sending it."""
+"""Find out what may be sent on a connection now, and send it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from gpucoll.transport.tcp.stream_state import (
 from gpucoll.transport.tcp.stream_words import HEADER_BYTES
 
 LEAST_PASSED_ON = 64 << 10
-"""What is passed on as it comes goes in pieces of at least this, but for the last."""
+"""Forwarded data goes in pieces of at least this size, except for the last piece."""
 MOST_BYTES = 1 << 20
-"""So much goes or comes in one system call, so that the other links get their turn."""
+"""How much one system call sends or receives at most, so that the other links get their turn."""
 MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
 EINTR, EAGAIN = 4, 11
 
@@ -54,13 +54,13 @@ _errno_location = types.ExternalFunction("__errno_location", _i64())
 
 @inline
 def errno():
-    """Return why the last system call of this thread failed."""
+    """Return the errno of this thread's last system call."""
     return np.int64(load32(_errno_location()))
 
 
 @inline
 def failed(state):
-    """Return what a system call has failed for."""
+    """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
     number = errno()
     if number == EAGAIN or number == EINTR:
         return IDLE
@@ -70,7 +70,7 @@ def failed(state):
 
 @inline
 def _waits(state, row, number):
-    """Return whether something of an earlier step of its section has still to come."""
+    """Return whether a receive of an earlier step in its section is not complete."""
     first = max(get(row, FIRST), get(state, FIRST_RECEIVE))
     while first < number and get(plan_of(state, first), RECEIVE_DONE) != 0:
         first += 1
@@ -79,7 +79,7 @@ def _waits(state, row, number):
 
 @inline
 def sendable(state, number):
-    """Return up to which byte a row may be sent now; -1: it may not begin."""
+    """Return up to which byte a row may be sent now; -1: it may not begin yet."""
     row, plan = row_of(state, number), plan_of(state, number)
     source = get(plan, SOURCE)
     if get(row, GATE) > get(state, READY):
@@ -94,7 +94,7 @@ def sendable(state, number):
 
 @inline
 def _send_with_header(state, link, header_sent, address, size_bytes):
-    """Send the rest of the header and what follows, in one call."""
+    """Send the rest of the header and the following bytes in one system call."""
     vectors, message = state + 8 * VECTORS, state + 8 * MESSAGE
     put(vectors, 0, state + 8 * HEADER + header_sent)
     put(vectors, 1, HEADER_BYTES - header_sent)

@@ -1,4 +1,4 @@
-"""Where the compiled loops over connections find what: rows, links, and what they share."""
+"""Addresses in the state that the compiled loops over connections share: rows, links, fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpucoll.transport.tcp.stream_words import (
 )
 
 IDLE, MOVED = -2, -1
-"""What a turn of a link did; or a `StreamStatus` that ends the call."""
+"""The result of one turn of a link; otherwise it is a `StreamStatus` that ends the call."""
 
 # Plain ints: Numba freezes them into the code.
 STEP, FORWARDS = int(Row.STEP), int(Row.FORWARDS)
@@ -59,7 +59,7 @@ def row_of(state, number):
 
 @inline
 def plan_of(state, number):
-    """Return the address of what the loop keeps of a row."""
+    """Return the address of the loop's fields of a row."""
     return get(state, PLAN) + 8 * PLAN_WORDS * number
 
 
@@ -71,7 +71,7 @@ def link_of(state, number):
 
 @inline
 def go_on(state, first, done):
-    """Let `first` be the first row that is not done."""
+    """Advance `first` to the first row that is not done."""
     number = get(state, first)
     while number < get(state, N_ROWS) and get(plan_of(state, number), done) != 0:
         number += 1

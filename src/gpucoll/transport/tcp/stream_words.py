@@ -1,27 +1,27 @@
-"""The words of a call over TCP connections, by number: what Python and the compiled loop share."""
+"""The words of a call over TCP connections, by number, for Python and the compiled loop."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
 HEADER_BYTES = 32
-"""Before the first byte of a call in each direction of a connection."""
+"""Size of the header before a call's first byte in each direction of a connection."""
 HEADER_WORDS = 4
 MAGIC = int.from_bytes(b"gpucoll\x01", "little")
-"""First word of a header; the last byte is the version of what goes over the connection."""
+"""First word of a header; its last byte is the version of the protocol on the connection."""
 SCRATCH_BYTES = 256 << 10
-"""So much of what is to be reduced is received at once: it stays in the processor's own cache."""
+"""How much data to reduce is received at once: it stays in the processor's own cache."""
 
 
 class Row(IntEnum):
-    """Of a schedule: what one row says. Offsets and sizes are bytes of the working buffer.
+    """Fields of one row of a schedule. Offsets and sizes are bytes of the working buffer.
 
     Attributes
     ----------
     FIRST, END : int
-        The rows of its section, from the first to before the last: no other row's steps matter.
+        The rows of its section, from FIRST up to but excluding END: no other row's steps matter.
     GATE : int
-        How much must be ready (`State.READY`) for it to send, or to write.
+        How many pieces must be ready (`State.READY`) before it sends, or writes.
     """
 
     STEP = 0
@@ -43,18 +43,18 @@ ROW_WORDS = len(Row)
 
 
 class Plan(IntEnum):
-    """Of a row: what the loop makes of it, and how far it has come.
+    """The loop's fields of a row: its dependencies and its progress.
 
     Attributes
     ----------
     NEXT_SEND, NEXT_RECEIVE : int
         The next row that sends, or receives, on the same link; -1: none.
     SOURCE : int
-        The row whose bytes are passed on as they come; -1: none.
+        The row whose bytes are forwarded as they come; -1: none.
     MAY_WAIT : int
-        Whether other rows send or receive what this one overwrites.
+        Whether other rows send or receive bytes that this one overwrites.
     SENT, RECEIVED : int
-        Bytes. Received ones are in place, and reduced.
+        Numbers of bytes. Received bytes are in place, and reduced.
     """
 
     NEXT_SEND = 0
@@ -71,18 +71,18 @@ PLAN_WORDS = len(Plan)
 
 
 class Link(IntEnum):
-    """Of a connection, in a call.
+    """Fields of a connection in a call.
 
     Attributes
     ----------
     SEND_ROW, RECEIVE_ROW : int
-        Which rows are being sent and received; -1: none.
+        The rows that are being sent and received; -1: none.
     HEADER_SENT, HEADER_CAME : int
-        Bytes of the header.
+        Bytes of the header that were sent and received.
     BEGIN, END : int
-        Where what was received and is in no place yet lies in the scratch memory.
+        Where received data that is not in its place yet lies in the scratch memory.
     SCRATCH : int
-        Address of that; the header that came lies in front of it.
+        Address of the scratch memory; the received header precedes it.
     """
 
     FD = 0
@@ -99,32 +99,33 @@ LINK_WORDS = len(Link)
 
 
 class State(IntEnum):
-    """Of a call; first what each call sets.
+    """Fields of a call; the first ones are set for each call.
 
     Attributes
     ----------
     PARTS : int
-        What the kernel counts, of one item: 2 for complex numbers.
+        How many parts the kernel counts for one item: 2 for complex numbers.
     ABORT : int
         Address of the abort word; 0: there is none.
     READY : int
-        Rows whose gate is higher wait.
+        The number of ready pieces: rows with a higher gate wait.
     UNTIL : int
-        A slice is over when all rows below this one have sent and received.
+        A slice ends when all rows below this one have sent and received.
     STOPS_IDLE : int
-        Whether a slice is over when nothing moves.
+        Whether a slice ends when nothing moves.
     YIELDS : int
-        How often the processor is given away before the loop sleeps.
+        How often the loop yields the CPU before it sleeps.
     BEGUN : int
-        0: the rows have not been looked at.
+        0: the rows have not been checked.
     OPEN : int
-        How many sends and receives are not over.
+        How many sends and receives are not complete.
     FIRST_SEND, FIRST_RECEIVE : int
-        The first row whose send, or receive, is not over.
+        The first row whose send, or receive, is not complete.
     IDLE : int
         How many turns in a row moved nothing.
     LINK, ERRNO : int
-        Which link is gone or does not match; of rows that cannot be: the row, and a `Fault`.
+        The link that is gone or does not match, and the errno; for invalid rows, the row and a
+        `Fault`.
     CLOCK, MESSAGE, VECTORS, DESTINATION, OPERANDS : int
         Arguments of system calls and of the reduce kernel.
     """
@@ -177,13 +178,13 @@ class StreamStatus(IntEnum):
     ABORTED = 3
     DEADLINE = 4
     MISMATCH = 5
-    """Another header came than this end sends."""
+    """The received header differs from the one that this end sends."""
     INVALID = 6
-    """The rows cannot be."""
+    """The rows are invalid."""
 
 
 class Fault(IntEnum):
-    """Why rows cannot be."""
+    """Why rows are invalid."""
 
     STEPS = 1
     PEER = 2

@@ -1,31 +1,32 @@
-"""Running a schedule of sends, receives and reductions over connections, outside the interpreter.
+"""Run schedules of sends, receives and reductions over connections, outside the interpreter.
 
 A schedule is a table of rows (`Row`), int64, in the order of their steps. Each row sends a range of
-one working buffer over a link, receives one over a link, or does both. On every link bytes go and
-come in the order of the rows, unframed, behind one header for each direction that a call uses. All
-of a step is done at the same time; steps overlap as far as the data allow:
+one working buffer over a link, receives a range over a link, or does both. On every link, bytes are
+sent and received in the order of the rows, unframed, after one header for each direction that a
+call uses. All transfers of a step run at the same time; steps overlap as far as the data allows:
 
-- Rows are of one section or of several, one behind the other. No two sections have a byte in
-  common, and no row waits for one of another section, but for its turn on its link. Where several
-  pieces of an array become ready one after the other, each is a section: ``gate`` says how many
-  must be.
-- A send of step s begins when all receives of earlier steps are there, and reduced. With
-  ``forwards`` it begins sooner, and goes as far as the last row before that receives exactly the
-  same range has come; no row between the two may receive a part of that range.
-- A receive overwrites, or reduces into, a byte when all sends of that byte in its own and earlier
-  steps are through, and all receives of it in earlier rows. So every schedule may work in place:
-  what comes too early waits, in up to 256 KiB of memory and then in the connection.
-- Which schedules end: those in which no rank waits for itself. With at most one message each way
-  for each link and step it is enough that, on each rank, any two ranges of one step are the same or
-  share no byte (two that are sent may), and that the schedule ends where each step begins after the
-  one before. Rings, recursive doubling, halving-doubling, Bruck, trees, chains and pairwise
-  exchanges are such, in place.
-- A range without bytes is its link's header alone: it begins with its step, so that steps of them
-  make a barrier. Only the first message of a direction is held by the header, so that each of
-  those steps needs a link of its own; of a later one without bytes nothing is sent.
+- Rows belong to one section, or to several that follow each other. No two sections have a byte in
+  common, and a row waits for a row of another section only for its turn on its link. If several
+  pieces of an array become ready one after the other, each is a section: ``gate`` is the number of
+  pieces that must be ready.
+- A send of step s begins when all receives of earlier steps are complete, and reduced. With
+  ``forwards`` it begins earlier. It then follows the last earlier row that receives exactly the
+  same range, and sends what that row has received; no row between the two may receive a part of
+  that range.
+- A receive overwrites, or reduces into, a byte once all sends of that byte in its own and earlier
+  steps are complete, and all receives of it in earlier rows. So every schedule may work in place:
+  data that comes too early waits, in up to 256 KiB of memory and then in the connection.
+- A schedule ends if no rank waits for itself. With at most one message in each direction for each
+  link and step, two conditions suffice. On each rank, any two ranges of one step are the same or
+  share no byte (two that are sent may), and the schedule would end if each step began after the one
+  before. Rings, recursive doubling, halving-doubling, Bruck, trees, chains and pairwise exchanges
+  satisfy them, in place.
+- A range without bytes is sent as its link's header alone: it begins with its step, so steps of
+  such ranges make a barrier. Only the first range of a direction has a header, so each of these
+  steps needs a link of its own; nothing is sent for a later range without bytes.
 
-Reduced ranges hold whole items; the kernel gets two operands, out in place, and ``theirs_first``
-says which is the left one.
+Reduced ranges consist of whole items. The kernel gets two operands, and its output is in place;
+``theirs_first`` tells which operand is the left one.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ __all__ = [
 
 NO_DEADLINE = 2**63 - 1
 ALL = 2**62
-"""Of pieces that are ready: as many as there may be."""
+"""In place of a number of ready pieces: all of them."""
 SLICE_NS = 20_000_000
 _FEW_BYTES = 1 << 20
-"""A call of at most so much yields a while before it sleeps: its time is that of its steps."""
+"""A call of at most this size yields for a while before it sleeps: its steps dominate its time."""
 _YIELDS = 100
 _LINE_BYTES = 64
 _LINK_BYTES = SCRATCH_BYTES + 2 * _LINE_BYTES
@@ -81,21 +82,21 @@ _FAULTS = {
     Fault.RANGE: "its range is not in the working buffer",
     Fault.ITEMS: "it reduces, but has no kernel or no whole number of items",
     Fault.FORWARDS: "it forwards what no row before receives, or what a later one changes",
-    Fault.SECTION: "it is not among the rows of its section, or they are not of one mind",
+    Fault.SECTION: "it is not among the rows of its section, or these disagree about the section",
 }
 
 
 class Reduction(NamedTuple):
-    """How what comes is combined with what is there.
+    """How received data is combined with the data in place.
 
     Attributes
     ----------
     kernel : int
         Address of a reduce kernel (`gpucoll.kernels.cpu.addresses.reduce_kernel`).
     item_bytes : int
-        Of an element, complex numbers as a whole.
+        Size of an element in bytes, complex numbers as a whole.
     parts : int
-        What the kernel counts of each (`parts_per_element`).
+        How many parts of each element the kernel counts (`parts_per_element`).
     parameter : int
         Address of the kernel's parameter, if it has one.
     """
@@ -115,13 +116,13 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     status : StreamStatus
-        `AGAIN` only of `Streams.proceed`.
+        How it ended; `AGAIN` only from `Streams.proceed`, `let`, or `finish` with `until`.
     link : int
-        Which link is gone, or does not match; else -1.
+        The link that is gone, or does not match; else -1.
     errno : int
-        Of a link that is gone: 0 where the other end has closed it.
+        For a link that is gone: the errno, or 0 if the other end has closed it.
     header : tuple of int
-        The header that came where it does not match: magic, epoch, sequence, digest.
+        The received header if it does not match: magic, epoch, sequence, digest.
     """
 
     status: StreamStatus
@@ -136,25 +137,26 @@ _DONE = Outcome(StreamStatus.DONE)
 class Streams:
     """Connections to other ranks, over which calls run one after the other.
 
-    A call that does not end with `DONE`, or out of which a signal handler raises, leaves the
-    connections in the middle of their bytes: they can only be closed. That a connection is gone is
-    known when something is to be sent or received on it. One thread at a time.
+    A call that does not end with `DONE`, or that a signal handler interrupts with an exception,
+    leaves the connections in the middle of a transfer: they can only be closed. A lost connection
+    is noticed when something is to be sent or received on it. Only one thread at a time may use
+    this object.
 
     Parameters
     ----------
     fds : sequence of int
-        Descriptors of connected sockets that do not block; they stay the caller's. A link is known
-        by its place here.
+        Descriptors of connected sockets that do not block; the caller keeps them. A link's number
+        is its place in this sequence.
     """
 
     _loop = run_streams
 
     def __init__(self, fds: Sequence[int]) -> None:
-        self._run = self._loop.ctypes  # takes 3 s where nobody has needed it on this machine
+        self._run = self._loop.ctypes  # compiling it takes 3 s, once per machine
         n_links = len(fds)
         self._links = np.zeros((n_links, LINK_WORDS), np.int64)
         self._poll_fds = np.zeros(n_links, np.int64)
-        # Takes memory where it is used only: NumPy does not write to it.
+        # NumPy does not write to it, so only used parts take memory.
         self._scratch = np.empty(_LINE_BYTES + n_links * _LINK_BYTES, np.uint8)
         self._state = np.zeros(STATE_WORDS, np.int64)
         self._plan = np.zeros((0, PLAN_WORDS), np.int64)
@@ -179,7 +181,7 @@ class Streams:
         abort_address: int = 0,
         slice_ns: int = SLICE_NS,
     ) -> Outcome:
-        """Run a schedule to its end. Other Python threads run meanwhile, and signal handlers.
+        """Run a schedule to its end; other Python threads and signal handlers run in the meantime.
 
         Parameters
         ----------
@@ -191,13 +193,14 @@ class Streams:
             Epoch, sequence and digest of the call, each as a signed 64-bit integer; the other ends
             must send the same.
         reduction : Reduction
-            Of the rows that reduce.
+            How rows that reduce combine data.
         deadline_ns : int
-            By the monotonic clock (`time.monotonic_ns`).
+            As `time.monotonic_ns` counts.
         abort_address : int
-            Of a 64-bit word that ends the call when it is not 0; 0: there is none.
+            Address of a 64-bit word that ends the call when it is not 0; 0: there is none.
         slice_ns : int
-            How often signal handlers may run, and how late an abort or a signal may be seen.
+            How often signal handlers may run, and by how much an abort or a signal may be noticed
+            late.
 
         Returns
         -------
@@ -206,7 +209,7 @@ class Streams:
         Raises
         ------
         ValueError
-            The rows cannot be.
+            The rows are invalid.
         """
         self.begin(
             rows,
@@ -233,12 +236,14 @@ class Streams:
         slice_ns: int = SLICE_NS,
         ready: int = ALL,
     ) -> None:
-        """Take a schedule, as `run` does; nothing moves before `proceed`, or `finish`.
+        """Begin a schedule; nothing moves before `proceed`, `let` or `finish`.
+
+        See `run` for the other parameters and the errors.
 
         Parameters
         ----------
         ready : int
-            Rows whose gate is higher wait, until `let` says more.
+            The number of ready pieces: rows with a higher gate wait until `let` raises it.
         """
         n_rows = len(rows)
         is_table = rows.dtype == np.int64 and rows.flags.c_contiguous
@@ -270,11 +275,11 @@ class Streams:
         )
 
     def proceed(self) -> Outcome:
-        """Go on with what was begun for one slice; `AGAIN` where it is not over."""
+        """Go on with the schedule for one slice; the outcome is `AGAIN` if it is not complete."""
         return self._outcome(self._proceed())
 
     def let(self, ready: int) -> Outcome:
-        """Say how many pieces are ready now, and move what can move without waiting."""
+        """Announce how many pieces are ready now, and move what can move without waiting."""
         self._state[State.READY] = ready
         self._state[State.STOPS_IDLE] = 1
         try:
@@ -288,8 +293,8 @@ class Streams:
         Parameters
         ----------
         until : int
-            Or until all rows below this one have sent and received: then the outcome is `AGAIN`,
-            unless those were all.
+            If given, stop when all rows below this one have sent and received: the outcome is then
+            `AGAIN`, unless those were all rows.
         """
         self._state[State.UNTIL] = until
         while (status := self._proceed()) == _AGAIN:
@@ -319,5 +324,5 @@ class Streams:
 
 
 def deadline_after(seconds: float) -> int:
-    """Return the deadline that is so many seconds from now."""
+    """Return the deadline that is `seconds` from now."""
     return time.monotonic_ns() + int(seconds * 1e9)

@@ -1,9 +1,9 @@
-"""TLS 1.3 between ranks, by Python's `ssl`: both ends show a certificate of the job's own CA.
+"""TLS 1.3 between ranks, by Python's `ssl`: both ends present certificates of the job's own CA.
 
-Whoever has such a certificate may connect, from whatever address: host names in it are not looked
-at, since ranks find each other by the addresses that the meeting gives them. Who is a rank is said
-by the job's secret, whose handshake follows inside of TLS and has the certificates of both ends
-bound in (`TlsSocket.binding`).
+An end with such a certificate may connect from any address. Host names in it are not checked,
+because ranks find each other by the addresses that the meeting gives them. The job's secret proves
+that an end is a rank: its handshake follows inside TLS and has the certificates of both ends bound
+in (`TlsSocket.binding`).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from gpucoll.transport.tcp.tls_socket import TlsSocket, certificate_digest
 __all__ = ["Tls"]
 
 _KERNEL_TLS: Final[int] = getattr(ssl, "OP_ENABLE_KTLS", 0)
-"""Has OpenSSL give the keys to the kernel where that takes them: from Python 3.12 on."""
+"""Lets OpenSSL give the keys to the kernel if the kernel takes them: from Python 3.12 on."""
 _TURNS: Final = 10
 
 
 class Tls:
-    """The certificates of this rank, and what they are used for.
+    """This rank's certificates, and the TLS contexts that use them.
 
     Parameters
     ----------
     files : CertificateFiles
-        Where they are.
+        The paths of the certificates.
 
     Raises
     ------
     ArgumentError
-        They cannot serve, or other ranks with the same CA would refuse them.
+        The certificates cannot be used, or other ranks with the same CA would refuse them.
     """
 
     def __init__(self, files: CertificateFiles) -> None:
@@ -46,11 +46,11 @@ class Tls:
             Role.ACCEPTS: _context(ssl.PROTOCOL_TLS_SERVER, files),
             Role.CONNECTS: _context(ssl.PROTOCOL_TLS_CLIENT, files),
         }
-        self._contexts[Role.ACCEPTS].num_tickets = 0  # nobody comes back by one
+        self._contexts[Role.ACCEPTS].num_tickets = 0  # no rank resumes a session
         self._digest = certificate_digest(self._check_own(files))
 
     def socket(self, end: socket.socket, role: Role) -> TlsSocket:
-        """Return a connected socket over which TLS is to begin; `end` belongs to it."""
+        """Return a connected socket over which TLS is to begin; it takes over `end`."""
         wrap = functools.partial(
             self._contexts[role].wrap_socket,
             server_side=role is Role.ACCEPTS,
@@ -60,7 +60,7 @@ class Tls:
         return TlsSocket(end, wrap, self._digest, role)
 
     def _check_own(self, files: CertificateFiles) -> bytes:
-        """Show this rank's certificate to itself, as the others will see it; return it, in DER."""
+        """Verify this rank's certificate as the other ranks will; return it, in DER."""
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         accepts, connects = self._contexts[Role.ACCEPTS], self._contexts[Role.CONNECTS]
         client = connects.wrap_bio(to_client, to_server)
@@ -126,7 +126,7 @@ def _load_own(context: ssl.SSLContext, files: CertificateFiles) -> None:
         context.load_cert_chain(files.certificate, files.key, password=ask)
     except _EncryptedKeyError:
         raise ArgumentError(
-            f"{config.TLS_KEY}={files.key} is encrypted, and nobody is there to ask for its "
+            f"{config.TLS_KEY}={files.key} is encrypted, and a rank cannot ask for its "
             "passphrase: give a key without one, in a file that only its user can read"
         ) from None
     except ssl.SSLError as error:

@@ -1,4 +1,4 @@
-"""What OpenSSL says went wrong between two ranks, as sentences that say what to do."""
+"""Turn OpenSSL's errors between two ranks into sentences that tell what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_TLS_THERE: Final = (
 _NO_CERTIFICATE: Final = f"showed no certificate: {EVERYWHERE}"
 _OTHER_CA: Final = (
     f"all certificates of a job must be signed by the CA whose certificate {config.TLS_CA} names, "
-    f"the same on every rank; what lies between the two belongs into {config.TLS_CERT}"
+    f"the same on every rank; intermediate certificates belong into {config.TLS_CERT}"
 )
 _PURPOSE: Final = (
     "a rank both connects and accepts, so extendedKeyUsage must name both clientAuth and "
@@ -35,7 +35,7 @@ _REMEDIES: Final = {
     24: f"{config.TLS_CA} must name a certificate that may sign others (CA:TRUE)",
     26: _PURPOSE,
 }
-"""By what OpenSSL calls X509_V_ERR_..."""
+"""By OpenSSL's number of the error (X509_V_ERR_...)."""
 _ALERTS: Final = {
     "CERTIFICATE_REQUIRED": f"did not get this rank's certificate: {EVERYWHERE}",
     "UNKNOWN_CA": f"refuses this rank's certificate, as of an unknown CA: {_OTHER_CA}",
@@ -56,13 +56,13 @@ _REASONS: Final = {
 
 
 def remedy(error: ssl.SSLCertVerificationError) -> str:
-    """Return what is wrong with a certificate, and what to do."""
+    """Return what is wrong with a certificate, and the remedy."""
     what = _REMEDIES.get(error.verify_code, _OTHER_CA)
     return f"{error.verify_message}: {what}"
 
 
 def refusal(error: ssl.SSLError) -> AuthenticationError:
-    """Return why there is no TLS with the other end; the text goes on after who that is."""
+    """Return the error for a failed TLS handshake; its text follows the other end's name."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthenticationError(
             f"showed a certificate that this rank does not accept, {remedy(error)}"

@@ -1,9 +1,9 @@
-"""Plain sockets that lead through TLS: for compiled code, which can read and write plain ones only.
+"""Plain sockets that lead through TLS, for compiled code, which can use only plain sockets.
 
-A connection of TLS that OpenSSL encrypts, and not the kernel, is put behind a pair of sockets of
-this process: who uses one of them is served by a thread that passes on what goes either way. What
-goes over TLS comes in chunks, each behind its length; a length of 0 says that nothing follows, as
-`shutdown` does on a plain socket, where TLS itself knows only the end of both ways at once.
+A TLS connection that OpenSSL encrypts, and not the kernel, is put behind a pair of sockets of this
+process. The user of one of them is served by a thread, which forwards data in both directions. Data
+goes over TLS in chunks, each after its length. A length of 0 announces that nothing follows, as
+`shutdown` does on a plain socket; TLS itself can only end both directions at once.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ __all__ = ["TlsRelay"]
 _CHUNK_BYTES: Final = 256 << 10
 _LENGTH: Final = struct.Struct("<I")
 _TURNS: Final = 64
-"""So often one connection is served before the others have their turn."""
+"""How often one connection is served before the others have their turn."""
 _LEAVING_S: Final = 5.0
-"""How long what is under way may take when all is closed."""
+"""How long data in transit may take when everything is closed."""
 _WAITS: Final = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _NOTHING: Final = memoryview(b"")
 _all: weakref.WeakSet[TlsRelay] = weakref.WeakSet()
 
 
 class _Connection:
-    """One connection of TLS, and the socket behind which it is."""
+    """One TLS connection, and the socket in front of it."""
 
     def __init__(self, secured: ssl.SSLSocket, inner: socket.socket) -> None:
         self.secured, self.inner = secured, inner
         self._out, self._in = _NOTHING, _NOTHING
-        """What TLS is to take, chunks with their lengths; and what the inner socket is to take."""
+        """Data for TLS, in chunks with their lengths, and data for the inner socket."""
         self._came = bytearray()
-        """Of a length that has not come whole."""
+        """The received part of a length."""
         self._left_bytes = 0
         self._is_out_over = self._is_in_over = False
         self._is_inner_gone = False
 
     @property
     def is_sent(self) -> bool:
-        """Whether all that was written has gone, and its end."""
+        """Whether all written data has been sent, and its end announced."""
         return self._is_out_over and not self._out
 
     @property
@@ -56,7 +56,7 @@ class _Connection:
         return self.is_sent and (self._is_inner_gone or (self._is_in_over and not self._in))
 
     def register(self, poll: select.poll) -> None:
-        """Poll for what can be done."""
+        """Register the events that allow progress."""
         reads = not self._in and not self._is_in_over
         poll.register(self.secured, select.POLLIN * reads | select.POLLOUT * bool(self._out))
         if not self._is_inner_gone:
@@ -64,12 +64,12 @@ class _Connection:
             poll.register(self.inner, select.POLLIN * reads | select.POLLOUT * bool(self._in))
 
     def go_on(self, events: dict[int, int]) -> bool:
-        """Pass on what can be; return whether it is still open.
+        """Forward what can be forwarded; return whether the connection is still open.
 
         Parameters
         ----------
         events : dict
-            What `poll` has said, by descriptor.
+            The events from `poll`, by descriptor.
         """
         is_other_gone = events.get(self.secured.fileno(), 0) & (select.POLLHUP | select.POLLERR)
         if events.get(self.inner.fileno(), 0) & (select.POLLHUP | select.POLLERR):
@@ -78,7 +78,7 @@ class _Connection:
             for _ in range(_TURNS):
                 if not (self._pass_out() | self._pass_in()):
                     break
-        except OSError:  # of TLS, too
+        except OSError:  # including TLS errors
             return False
         return not self._is_over and not (is_other_gone and self._is_in_over)
 
@@ -120,7 +120,7 @@ class _Connection:
         return True
 
     def _unpacked(self, data: bytes) -> bytes:
-        """Return what is in chunks, without their lengths."""
+        """Return the data of chunks, without their lengths."""
         parts, at = [], 0
         while at < len(data):
             if self._left_bytes:
@@ -145,7 +145,7 @@ class _Connection:
 
 
 class TlsRelay:
-    """Serves connections in a thread, which begins with the first one."""
+    """Serves connections in a thread, which the first one starts."""
 
     def __init__(self) -> None:
         self._bell_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -161,8 +161,8 @@ class TlsRelay:
         Parameters
         ----------
         secured : ssl.SSLSocket
-            Its handshake over, and not blocking; belongs to this from here on. At the other end
-            there is another relay.
+            A TLS socket with a complete handshake, not blocking; belongs to this object from here
+            on. The other end must use a relay too.
         """
         outer, inner = socket.socketpair()
         for end in (outer, inner):
@@ -202,7 +202,7 @@ class TlsRelay:
         if self._bell_fd in events:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._bell_fd)
-        while self._new:  # what TLS has decrypted already is shown by no poll
+        while self._new:  # a poll does not show data that TLS has already decrypted
             self._connections.append(self._new.popleft())
         for connection in list(self._connections):
             if not connection.go_on(events):
@@ -210,7 +210,7 @@ class TlsRelay:
                 connection.close()
 
     def close(self) -> None:
-        """Let what was written go, for a few seconds at most, and close everything."""
+        """Send written data, for a few seconds at most, and close everything."""
         bell_fd = self._bell_fd
         if bell_fd < 0:
             return
@@ -229,7 +229,8 @@ class TlsRelay:
 
 
 def _after_fork() -> None:
-    # A child that outlives its parent would keep the connections open, and the parent unmissed.
+    # A child that outlives its parent would keep the connections open, and other hosts would not
+    # notice the parent's end.
     for relay in list(_all):
         relay._drop()
 

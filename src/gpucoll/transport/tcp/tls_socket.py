@@ -1,4 +1,4 @@
-"""A TCP connection that encrypts, used as a socket is that does not block."""
+"""A TCP connection that encrypts, used like a socket that does not block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TlsSocket", "certificate_digest", "is_in_kernel"]
 
 _SOL_TLS, _TLS_TX, _TLS_RX = 282, 1, 2
 _KIND_BYTES: Final = 4
-"""Of version and cipher alone: with so many, any kind is told."""
+"""Size of version and cipher: so many bytes suffice for any cipher."""
 _ENDED_EARLY: Final = (
     "closed the connection while TLS was to begin: it ended, has no place now, or has no "
     "certificates"
@@ -34,11 +34,11 @@ class TlsSocket:
     Parameters
     ----------
     end : socket
-        Connected, and not blocking; belongs to this from here on.
+        A connected socket, not blocking; belongs to this object from here on.
     wrap : callable
-        Returns the socket wrapped by a context of this role's.
+        Returns the socket wrapped by the context of this role.
     digest : bytes
-        Of this rank's certificate.
+        Digest of this rank's certificate.
     role : Role
         Which end this is.
     """
@@ -50,17 +50,18 @@ class TlsSocket:
         self._role = role
         self._secured: ssl.SSLSocket | None = None
         self.wants = select.POLLOUT if role is Role.CONNECTS else select.POLLIN
-        """What to poll for before it can `proceed`."""
+        """The events to poll for before calling `proceed`."""
 
     def proceed(self) -> bool:
-        """Go on with what TLS begins with; return whether it is over.
+        """Go on with the TLS handshake; return whether it is complete.
 
         Raises
         ------
         AuthenticationError
-            The other end may not talk here, or refuses this one; the text goes on after who it is.
+            The other end is not authorised, or refuses this one; the text follows the other end's
+            name.
         OSError
-            It is gone.
+            The other end is gone.
         """
         if self._secured is None and not self._has_come():
             self.wants = select.POLLIN
@@ -82,7 +83,7 @@ class TlsSocket:
         return True
 
     def _has_come(self) -> bool:
-        """Return whether TLS can begin: the other end's first bytes are there, and are TLS."""
+        """Return whether TLS can begin: the other end's first bytes have come, and are TLS."""
         if self._role is Role.CONNECTS:
             return True
         try:
@@ -102,10 +103,10 @@ class TlsSocket:
         raise AuthenticationError(SPOKE_PLAINLY)
 
     def binding(self) -> bytes:
-        """Return what stands for the certificates of both ends, the same at each.
+        """Return bytes that stand for the certificates of both ends, the same at each end.
 
-        Somebody in between, who has another certificate of the same CA, cannot pass on proofs that
-        have it bound in. (TLS 1.3's own value for that, tls-exporter, is not to be had in Python.)
+        A man in the middle with another certificate of the same CA cannot forward proofs that have
+        these bytes bound in. (Python does not provide TLS 1.3's own value for this, tls-exporter.)
         """
         assert self._secured is not None
         theirs = certificate_digest(self._secured.getpeercert(binary_form=True) or b"")
@@ -126,14 +127,14 @@ class TlsSocket:
         return address
 
     def send(self, data: bytes | bytearray, _flags: int = 0) -> int:
-        """Send some; what is given next must begin with what was not sent.
+        """Send some data; the next call must begin with what was not sent.
 
         Raises
         ------
         BlockingIOError
             The other end takes nothing now.
         OSError
-            It is gone.
+            The other end is gone.
         """
         assert self._secured is not None
         try:
@@ -146,14 +147,14 @@ class TlsSocket:
             raise refusal(error) from None
 
     def recv(self, n_bytes: int) -> bytes:
-        """Return what has come, `n_bytes` at most; nothing where the other end has closed.
+        """Return what has come, `n_bytes` at most; empty: the other end has closed.
 
         Raises
         ------
         BlockingIOError
             Nothing has come.
         AuthenticationError
-            The other end refuses this one, or what came was changed on the way.
+            The other end refuses this one, or data was changed on the way.
         """
         assert self._secured is not None
         try:
@@ -167,7 +168,7 @@ class TlsSocket:
 
     @property
     def n_pending(self) -> int:
-        """How many bytes have come that a poll does not show."""
+        """The number of received bytes that a poll does not show."""
         return 0 if self._secured is None else self._secured.pending()
 
     def detach(self) -> ssl.SSLSocket:
@@ -181,12 +182,12 @@ class TlsSocket:
 
 
 def certificate_digest(certificate: bytes) -> bytes:
-    """Return what stands for a certificate, given in DER."""
+    """Return the digest of a certificate, given in DER."""
     return hashlib.sha256(certificate).digest()
 
 
 def is_in_kernel(end: ssl.SSLSocket) -> bool:
-    """Return whether the kernel encrypts and decrypts what goes over a plain descriptor."""
+    """Return whether the kernel encrypts and decrypts data over the socket's plain descriptor."""
     for direction in (_TLS_TX, _TLS_RX):
         try:
             end.getsockopt(_SOL_TLS, direction, _KIND_BYTES)

@@ -27,6 +27,7 @@ def has_bulk(comm):
     return bulk is not None and bool(bulk._ends)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_every_large_collective(hosts, placed, name):
@@ -41,6 +42,7 @@ def test_every_large_collective(hosts, placed, name):
     check(hosts, placed, cases)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("name", ROOTED)
 def test_every_root(hosts, name):
     placed = "abbac"
@@ -54,6 +56,7 @@ def test_every_root(hosts, name):
     check(hosts, placed, cases)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("counts", ["none", "one", "gaps", "steep"])
 def test_counts_that_differ(hosts, name, counts):
@@ -67,6 +70,7 @@ def test_counts_that_differ(hosts, name, counts):
         check(hosts, placed, cases)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("op", ["avg", "scaled_sum", "land", "min", "prod"])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "bool"])
 def test_operations_that_need_more_than_a_kernel(hosts, op, dtype):
@@ -102,6 +106,7 @@ def sizes_around(comm, limits):
     return found
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "aab", "abcd"])
 def test_sizes_at_which_the_way_changes(hosts, placed):
     limits = [
@@ -132,6 +137,7 @@ def first_operand(comm):
     return set(left), set(total), has_bulk(comm)
 
 
+@pytest.mark.soak
 def test_operations_of_users(hosts):
     assert hosts.call("abc", first_operand) == [({1.0}, {6.0}, True)] * 3
 
@@ -158,6 +164,7 @@ def composed(comm, count):
     return [bool((got == right).all()) for got, right in results if got is not None]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("placed", ["ab", "abc", "aabcc", "abab"])
 def test_what_does_not_commute(hosts, placed):
     for count in (600 * len(placed), 9000 * len(placed)):
@@ -215,6 +222,7 @@ def exchange_blocks(comm, count):
     return all((found[rank] == mine + 1000 * rank).all() for rank in range(comm.world_size))
 
 
+@pytest.mark.soak(quick=4)
 @pytest.mark.parametrize("name", ["bruck", "pairwise"])
 @pytest.mark.parametrize("placed", ["ab", "abcde", "aabbcc", "abcabc", "aabccc"])
 def test_all_to_all_by_each_algorithm(hosts, placed, name):
@@ -228,6 +236,7 @@ def exchange_blocks_by(comm, name, count):
         return exchange_blocks(comm, count)
 
 
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("placed", ["ab", "aab", "abb", "aabbc", "abab"])
 @pytest.mark.parametrize("op", ["sum", "max", "avg", "scaled_sum", "land"])
 def test_large_scans(hosts, placed, op):
@@ -248,6 +257,7 @@ def scan_in_order(comm):
     return [set(found.tolist()) for found in (comm.scan(x, op=op), comm.exclusive_scan(x, op=op))]
 
 
+@pytest.mark.soak
 def test_scans_of_operations_that_do_not_commute(hosts):
     """Hosts of one rank each: a * 10 + b is associative from the left alone."""
     found = hosts.call("abc", scan_in_order)
