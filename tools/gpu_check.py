@@ -18,7 +18,8 @@ ten minutes.
 
 ``--again FILE`` continues the report of an earlier run: it runs the steps that were killed or did
 not begin, and keeps the other results. ``--only NAME ...`` runs the steps with these names
-(``"memory*"`` for several) and the steps that prepare them; ``--list`` prints all names.
+(``"memory*"`` for several) and the steps that prepare them; ``--list`` prints all names. Steps
+that measure neither times nor memory run side by side, ``--jobs`` at a time.
 
 If the source of NCCL (2.30 or newer) is in ``build/nccl``, the last steps build it for this GPU,
 with few functions, and try two ranks on one GPU, which older releases refuse. A copy built
@@ -33,13 +34,17 @@ from __future__ import annotations
 import argparse
 import datetime
 import fnmatch
+import itertools
 import json
+import os
 import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +58,8 @@ __all__ = ["SANITIZED", "Report", "Step", "check", "main", "steps_of"]
 
 LIMIT_S = 560.0
 """Limit of all steps together. The rest of the ten minutes is for ending steps that hang."""
+JOBS = max(1, (os.cpu_count() or 1) // 4)
+"""How many steps run side by side: each has up to four ranks."""
 FAILED_LINES = 100
 """How many lines of output the report contains of a step that did not pass."""
 OK, FAILED, NO_GPU = 0, 1, 2
@@ -111,10 +118,19 @@ class Check:
         The time limit of all steps together.
     again : Path, optional
         The report of an earlier run to complete.
+    jobs : int
+        How many steps that measure nothing run at the same time.
     """
 
-    def __init__(self, folder: Path, limit_s: float = LIMIT_S, again: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit_s: float = LIMIT_S,
+        again: Path | None = None,
+        jobs: int = 1,
+    ) -> None:
         self._until = time.monotonic() + limit_s
+        self._jobs, self._lock = jobs, threading.Lock()
         self.report = Report() if again is None else Report.read(again)
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.report.runs.append({"date": date, "environment": {}})
@@ -141,6 +157,12 @@ class Check:
         self._note("environment", ended, log)
         return str(found.get("no_gpu", ""))
 
+    def do_all(self, steps: Iterable[Step]) -> None:
+        """Run steps in their order: those that measure something alone, others side by side."""
+        for is_timed, group in itertools.groupby(steps, lambda step: step.is_timed):
+            with ThreadPoolExecutor(1 if is_timed else self._jobs) as threads:
+                list(threads.map(self.do, group))
+
     def do(self, step: Step) -> None:
         """Run a step, and add its result to the report."""
         reason = missing_for(step, self.report.environment)
@@ -148,8 +170,7 @@ class Check:
         if not reason and step.limit_s > left_s:
             reason = f"it may take {step.limit_s:g} s, and {max(left_s, 0):.0f} were left"
         if reason:
-            self.report.add(Outcome(step.name, "not run", 0.0, reason))
-            self._keeper.write(self.report)
+            self._add(Outcome(step.name, "not run", 0.0, reason))
             return
         print(f"{step.name} ...", flush=True)
         log = self.work / f"{step.name.replace(' ', '_')}.log"
@@ -169,8 +190,12 @@ class Check:
 
     def _note(self, name: str, ended: Ended, log: Path) -> None:
         lines = [] if ended.status == "passed" else last_lines(log, FAILED_LINES)
-        self.report.add(Outcome(name, *ended, lines))
-        self._keeper.write(self.report)
+        self._add(Outcome(name, *ended, lines))
+
+    def _add(self, outcome: Outcome) -> None:
+        with self._lock:
+            self.report.add(outcome)
+            self._keeper.write(self.report)
 
 
 def missing_for(step: Step, environment: dict[str, Any]) -> str:
@@ -187,10 +212,11 @@ def check(
     environment_program: str = ENVIRONMENT,
     only: Sequence[str] = (),
     again: Path | None = None,
+    jobs: int = 1,
 ) -> int:
     """Do the steps, write the report after each, print the table; return the exit code."""
     link_tree.make()
-    with Check(folder, limit_s, again) as run:
+    with Check(folder, limit_s, again, jobs) as run:
         reason = run.look(environment_program)
         if reason:
             run.finish()
@@ -198,9 +224,11 @@ def check(
                 f"no GPU: {reason}\nNothing was checked; tools/gpu_check.py needs a GPU and CuPy."
             )
             return NO_GPU
-        for step in steps(run.work):
-            if step.is_preparation or _is_wanted(step.name, run.report, only):
-                run.do(step)
+        run.do_all(
+            step
+            for step in steps(run.work)
+            if step.is_preparation or _is_wanted(step.name, run.report, only)
+        )
         run.finish()
         print(table(run.report))
         return OK if run.report.status == "passed" else FAILED
@@ -226,6 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these steps alone")
     parser.add_argument("--again", type=Path, metavar="FILE", help="complete an earlier report")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS")
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="steps side by side")
     parser.add_argument("--list", action="store_true", help="print the steps and their limits")
     given = parser.parse_args(arguments)
     if given.list:
@@ -235,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.output is None:
         parser.error("--output is needed")
     folder = given.output.resolve()
-    return check(folder, limit_s=given.limit, only=given.only, again=given.again)
+    return check(folder, limit_s=given.limit, only=given.only, again=given.again, jobs=given.jobs)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def run_watched(command: Sequence[str], limit_s: float, log: Path) -> Ended:
     processes that it has started are killed, and its temporary files are removed.
     """
     token = secrets.token_hex(8)
-    scratch = log.parent / "tmp"
+    scratch = log.with_suffix(".tmp")
     scratch.mkdir(exist_ok=True)
     environment = {**os.environ, MARK: token, "TMPDIR": str(scratch)}
     places = [str(link_tree.DEFAULT_PLACE), environment.get("PYTHONPATH", "")]

@@ -139,7 +139,10 @@ class Keeper:
         memory = io.BytesIO()
         with tarfile.open(fileobj=memory, mode="w:gz") as archive:
             for path in _files(self._work):
-                archive.add(path, path.name, recursive=False)
+                content = path.read_bytes()  # at once: a step may be writing it
+                entry = tarfile.TarInfo(path.name)
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
         return memory.getvalue()
 
 

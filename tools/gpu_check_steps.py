@@ -64,6 +64,8 @@ class Step:
     """Whether it passes if all of its tests are skipped."""
     is_preparation: bool = False
     """Whether it runs every time, whichever steps are selected."""
+    is_timed: bool = True
+    """Whether it measures times or memory, and so runs alone; others run side by side."""
 
 
 def step_of(
@@ -123,7 +125,7 @@ def collectives_of(folder: Path) -> list[Step]:
 
 
 def further_checks_of(folder: Path) -> list[Step]:
-    """Return the checks of PyTorch's backend, of all arrays and memory, and of a lost rank."""
+    """Return the checks of PyTorch's backend, and of all arrays and memory."""
     torch = [
         step_of(f"torch {ranks}", "gpu_torch.py", [], folder, 60, ("torch",), ranks)
         for ranks in (1, 2)
@@ -139,7 +141,7 @@ def further_checks_of(folder: Path) -> list[Step]:
         step_of(f"arrays {kind}", "gpu_arrays.py", ["--kinds", kind], folder, 45, needs, 2)
         for kind, needs in kinds.items()
     ]
-    return [*torch, *arrays, step_of("a rank is killed", "gpu_killed.py", [], folder, 60)]
+    return [*torch, *arrays]
 
 
 def nccl_built_of(folder: Path) -> list[Step]:
@@ -224,14 +226,14 @@ def tests_of() -> list[Step]:
 def steps_of(folder: Path) -> list[Step]:
     """Return all steps: first probes, then correctness, then speed."""
     warm = [sys.executable, str(HERE / "gpu_warm.py")]
+    checks = [*tests_of(), *collectives_of(folder), *further_checks_of(folder)]
     doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', sys.executable]
     return [
         Step("warm", warm, 180, is_preparation=True),
         Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json"),
         *probes_of(folder),
-        *collectives_of(folder),
-        *further_checks_of(folder),
-        *tests_of(),
+        *(replace(step, is_timed=False) for step in checks),
+        step_of("a rank is killed", "gpu_killed.py", [], folder, 60),
         *benchmarks_of(folder),
         *costs_of(folder),
         *(

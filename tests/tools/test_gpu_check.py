@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -157,7 +158,7 @@ def test_faults_end_nothing_but_themselves(tmp_path, monkeypatch, capsys):
 
     def small(folder):
         """Say that a disk is full which has files of the step that fills it."""
-        is_full = any(path.is_file() for path in (folder / "tmp").glob("tmp*"))
+        is_full = any(path.is_file() for path in folder.glob("*.tmp/tmp*"))
         return usage(folder)._replace(free=0) if is_full else usage(folder)
 
     monkeypatch.setattr(shutil, "disk_usage", small)
@@ -292,6 +293,30 @@ def test_what_did_not_fit_into_the_time_is_done_by_a_second_run(tmp_path, capsys
 
     assert check(third, steps, 500, ENVIRONMENT, only=["w*s", "short"]) == gpu_check.OK
     assert [*statuses(report_in(third))] == ["environment", "warm", "works", "short"]
+
+
+def test_steps_that_measure_nothing_run_side_by_side(tmp_path):
+    """Each of two steps waits for the other one; the next step begins when both have ended."""
+    meets = """
+import os, sys, time
+mine, other, deadline = sys.argv[1], sys.argv[2], time.monotonic() + 30
+open(mine, "w")
+while not os.path.exists(other):
+    assert time.monotonic() < deadline
+os.remove(other)
+"""
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    nothing = f"import os; assert not os.path.exists({one!r}) and not os.path.exists({two!r})"
+
+    def steps(work):
+        pair = [(one, two), (two, one)]
+        beside = [Step(Path(a).name, [sys.executable, "-c", meets, a, b], 60) for a, b in pair]
+        last = python("last", nothing)
+        return [*(dataclasses.replace(step, is_timed=False) for step in beside), last]
+
+    assert check(tmp_path / "output", steps, 300, ENVIRONMENT, jobs=2) == gpu_check.OK
+    found = statuses(report_in(tmp_path / "output"))
+    assert found == dict.fromkeys(["environment", "one", "two", "last"], "passed")
 
 
 def test_the_steps(tmp_path, monkeypatch, capsys):
