@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Keeper", "Outcome", "Report"]
+__all__ = ["Keeper", "Outcome", "Report", "spelled"]
 
 SCHEMA = 1
 RESERVE_BYTES = 32 << 20
 """Disk space reserved for the two files, since a step may fill the rest."""
+LINE_CHARACTERS = 400
+DIGITS = 5
+"""Significant digits of a measured number."""
 UNFINISHED = ("killed", "not run")
 """The status of steps that `--again` repeats."""
 
@@ -98,7 +101,7 @@ class Keeper:
 
     def write(self, report: Report) -> None:
         """Write both files; report a failure, and try again after the next step."""
-        content = json.dumps(asdict(report), indent=1).encode()
+        content = spelled(asdict(report)).encode()
         self._write("gpu_check.json", content)
         self._write("gpu_check.tar.gz", self._archive())
         self._hold()
@@ -144,6 +147,25 @@ class Keeper:
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
         return memory.getvalue()
+
+
+def spelled(value: Any, indent: str = "") -> str:
+    """Return JSON in which a short object, or a list of numbers, takes one line."""
+    if isinstance(value, float):
+        return json.dumps(float(f"{value:.{DIGITS}g}"))
+    if not isinstance(value, (dict, list)) or not value:
+        return json.dumps(value)
+    further = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {spelled(each, further)}" for key, each in value.items()]
+    else:
+        parts = [spelled(each, further) for each in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    is_plain = isinstance(value, list) and not any(isinstance(x, (dict, list, str)) for x in value)
+    line = f"{first}{', '.join(parts)}{last}"
+    if is_plain or len(line) <= LINE_CHARACTERS and "\n" not in line:
+        return line
+    return f"{first}\n{further}" + f",\n{further}".join(parts) + f"\n{indent}{last}"
 
 
 def _files(folder: Path) -> Sequence[Path]:
