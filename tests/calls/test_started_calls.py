@@ -17,6 +17,7 @@ from tests.waiting import until
 
 import gpucoll
 from gpucoll import ReduceOp
+from gpucoll.calls import work_queue
 from gpucoll.entries.collectives import MAX_ENTRIES
 from gpucoll.errors import (
     ArgumentError,
@@ -172,6 +173,51 @@ def test_any_thread_may_start(comm):
         thread.join()
     assert [work.wait()[0] for work in works] == [2.0] * 6
     assert comm.all_reduce(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("is_known", "is_waited_for"), [(False, True), (True, True), (True, False)]
+)
+@pytest.mark.ranks(2)
+def test_what_needs_python_begins_after_another_threads_call(comm, is_known, is_waited_for):
+    """The blocking call is run by a compiled entry that knows it, or else by Python."""
+    own, other = comm.duplicate(), comm.duplicate()
+    if is_known:
+        own.all_reduce(np.ones(3))
+    if comm.rank == 0:
+        blocking = threading.Thread(target=own.all_reduce, args=(np.ones(3),))
+        blocking.start()
+        until(lambda: own._group.is_running)
+    else:
+        other.barrier()  # rank 0 has tried to run the call that it has begun
+        own.all_reduce(np.ones(3))
+    work = own.all_gather(np.full(1 + comm.rank, 4.0), counts="auto", async_op=True)
+    if comm.rank == 0:
+        waiting = threading.Thread(target=work.wait)
+        if is_waited_for:
+            waiting.start()
+        until(lambda: work._is_done or is_kept_waiting(own._queue, waiting))
+        assert not work._is_done
+        other.barrier()
+        blocking.join()
+        if is_waited_for:
+            waiting.join()
+        else:
+            until(work.done)
+    assert work.wait().tolist() == [4.0] * 3
+    own.close()
+    other.close()
+
+
+def is_kept_waiting(queue, waiting):
+    """Return whether a thread sleeps because it may not run the call yet."""
+    frames = sys._current_frames()
+    places = {
+        frames[each.ident].f_code for each in (waiting, queue._thread) if each.ident in frames
+    }
+    own = frames.get(waiting.ident)
+    is_asleep = own is not None and own.f_code is threading.Condition.wait.__code__
+    return is_asleep or work_queue.WorkQueue._wait_for_entries.__code__ in places
 
 
 @pytest.mark.ranks(2)

@@ -31,7 +31,7 @@ class Alone:
 
     rank, world_size = 0, 1
     needs_settling = is_closed = is_forked = was_told = is_in_use = is_aborted = False
-    was_interrupted = False
+    was_interrupted = is_in_collective = False
 
     def __init__(self):
         self.n_reasons = 0

@@ -81,7 +81,7 @@ class Runner:
             # Not acquire() and try: an interrupt between the two would leave the lock locked.
             if self._entering.locked():
                 raise another_thread(self.group.rank, self.group.world_size)
-            with self._entering, self.queue.held():
+            with self._entering, self.queue.held_for_call():
                 self.queue.drain()
                 task(timeout_s)
                 return None if finish is None else finish()

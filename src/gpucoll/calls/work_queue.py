@@ -25,7 +25,7 @@ from gpucoll.errors import DeadlineError, GpucollError, StateError
 from gpucoll.group.protocol import ENDING_S, Group, StartedCalls
 from gpucoll.wording import rank_of
 
-_SLICE_S = 0.02
+_SLICE_S, _SHORTEST_PAUSE_S = 0.02, 0.0001
 _ASKING_S = 0.05
 _LINGER_S = 1.0
 """Time for which the thread waits for more calls. The thread keeps the queue alive, and the frames
@@ -36,10 +36,12 @@ _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 class _Hold:
     """A context that holds calls back. Not a generator, because every call of Python's has one."""
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_queue", "caller")
 
-    def __init__(self, queue: WorkQueue) -> None:
+    def __init__(self, queue: WorkQueue, caller: int) -> None:
         self._queue = queue
+        self.caller = caller
+        """The thread that makes a blocking call meanwhile; 0 if none does."""
 
     def __enter__(self) -> None:
         try:
@@ -172,8 +174,12 @@ class WorkQueue:
         return bool(self._works or self._waiting)
 
     def held(self) -> _Hold:
-        """Return a context in which calls of other threads are started but held back."""
-        return _Hold(self)
+        """Return a context in which calls that nobody waits for are started but held back."""
+        return _Hold(self, 0)
+
+    def held_for_call(self) -> _Hold:
+        """Return a context in which this thread makes a blocking call: no other thread runs one."""
+        return _Hold(self, threading.get_ident())
 
     def take_hold(self, hold: _Hold) -> None:
         """Hold calls back until `let_hold_go`."""
@@ -269,9 +275,9 @@ class WorkQueue:
         _queues.discard(self)  # otherwise a weakref callback might swallow a Ctrl-C
 
     def _run_next_or_sleep(self, work: Work[Any]) -> None:
-        if self._turn.locked():
+        if self._turn.locked() or self._is_in_others_call():
             with self._lock:
-                if not work._is_done and self._turn.locked():
+                if not work._is_done and (self._turn.locked() or self._is_in_others_call()):
                     self._changed.wait(_SLICE_S)
             return
         with self._turn:  # not acquire() and try: an interrupt between them would leave it locked
@@ -281,16 +287,43 @@ class WorkQueue:
         if ended is not None:
             self._told(ended)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether every call raises why it cannot run: nothing is waited for any more."""
+        return self._group.failure is not None or self._group.is_closed
+
+    def _is_in_others_call(self) -> bool:
+        """Return whether another thread is in a blocking call of Python's, so that none may run.
+
+        That call has waited for all calls appended before it. Whoever runs one of those finds the
+        turn taken, or is that thread.
+        """
+        here = threading.get_ident()
+        callers = [hold.caller for hold in list(self._holders)]
+        return any(caller not in (0, here) for caller in callers) and not self._is_over
+
+    def _wait_for_entries(self) -> None:
+        """Wait until no compiled entry of another thread is in a blocking call.
+
+        While calls wait here, entries begin no other, so this ends.
+        """
+        pause_s = _SHORTEST_PAUSE_S
+        while self._waiting and self._group.is_in_collective and not self._is_over:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _SLICE_S)
+
     def _run_next(self) -> Work[Any] | None:
         """Run the next call that waits here, after all calls of compiled code; holds the turn.
 
-        Returns its Work, for `_told`. A call that an interrupt stopped before its end breaks the
-        communicator and is not run again, because it may have taken place.
+        Returns its Work, for `_told`; None if none can run now. A call that an interrupt stopped
+        before its end breaks the communicator and is not run again, because it may have taken
+        place.
         """
         while last := max(self._works, default=0):
             self._advance(last)
+        self._wait_for_entries()
         with self._lock:
-            if not self._waiting:
+            if not self._waiting or self._is_in_others_call():
                 return None
             work, task = self._waiting[0]
             was_begun, self._begun = self._begun is work, work

@@ -204,6 +204,10 @@ class Group(Protocol):
         """Whether a Python thread is running a call at this moment."""
 
     @property
+    def is_in_collective(self) -> bool:
+        """Whether compiled code is running a collective at this moment, in whatever thread."""
+
+    @property
     def is_aborted(self) -> bool:
         """Whether some rank has given the group up."""
 

@@ -256,6 +256,11 @@ class HostGroup:
             time.sleep(0.001)  # a thread that runs started calls sets its flag a moment late
         return True
 
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether compiled code is running a collective at this moment, in whatever thread."""
+        return self._state == State.BUSY
+
     def _is_busy(self) -> bool:
         contexts = (self.context, *self._beside)
         return any(int(context[Context.STATE]) == State.BUSY for context in contexts)

@@ -202,6 +202,11 @@ class WorldGroup(WorldCalls):
         return bool(self._calling) or self._is_in_small_call or self.host.is_running
 
     @property
+    def is_in_collective(self) -> bool:
+        """Whether compiled code is running a collective at this moment, in whatever thread."""
+        return self.host.is_in_collective
+
+    @property
     def was_interrupted(self) -> bool:
         """Whether an interrupt in this rank's call has broken it, so that the program knows."""
         return self.host.was_interrupted
