@@ -139,6 +139,24 @@ def test_groups_of_other_backends_keep_their_kernels(groups):
         assert results == [both[0] + both[1], [], both[1 - rank]]
 
 
+def call_often_on_gloos_group(count):
+    """Begin calls while Gloo's thread frees the tensors of the one before, which takes the GIL."""
+    import torch
+    from torch import distributed as dist
+
+    group = dist.new_group(backend="gloo")
+    ops, name = torch.ops._c10d_functional, group.group_name
+    for number in range(count):
+        x = torch.full((1,), float(number))
+        out = ops.wait_tensor(ops.all_gather_into_tensor_out(x, 2, name, out=empty(2)))
+        assert out.tolist() == [number, number]
+    dist.destroy_process_group(group)
+
+
+def test_kernels_of_other_backends_run_without_the_gil(groups):
+    groups.call(2, call_often_on_gloos_group, 2000)
+
+
 def compile_bucketed():
     """Compile a function of several all_gathers, which a pass of Inductor's makes one.
 

@@ -18,34 +18,38 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from gpucoll.integrations.torch.process_group import ProcessGroup
 
 _NAMESPACE = "_c10d_functional"
+_HERE = torch._C.DispatchKey.BackendSelect
+"""The key of the kernels: below autograd and what traces, above the kernels of all devices."""
+_BELOW = torch._C._dispatch_keyset_full_after(_HERE)
+_SERVED = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 @functools.cache
 def install() -> torch.library.Library:
     """Register the kernels, once in a process; they stay while the returned library lives."""
     library = torch.library.Library(_NAMESPACE, "IMPL")
-    if not hasattr(torch.library, "get_kernel"):
-        return library  # an earlier version of torch; its kernels could not be called from here
     for kernel in (all_gather_into_tensor_out, batch_p2p_ops):
-        if hasattr(torch.ops._c10d_functional, kernel.__name__):
-            for device in ("CPU", "CUDA"):
-                _add(library, kernel, device)
+        packet = getattr(torch.ops._c10d_functional, kernel.__name__, None)
+        if packet is not None:
+            _add(library, packet.default, kernel)
     return library
 
 
-def _add(library: torch.library.Library, kernel: Callable[..., Any], device: str) -> None:
-    name = kernel.__name__
-    of_torch = torch.library.get_kernel(f"{_NAMESPACE}::{name}", device)
-
+def _add(library: torch.library.Library, op: Any, kernel: Callable[..., Any]) -> None:
     def run(keys: Any, *args: Any, **named: Any) -> Any:
         *_, group = args  # both ops have the group, or its name, as the last argument
-        if isinstance(group, str):
-            group = _resolve_process_group(group)
-        if isinstance(group, ProcessGroup):
-            return kernel(*args[:-1], group, **named)
-        return of_torch.call_boxed(keys, *args, **named)
+        keys &= _BELOW
+        if keys.highestPriorityTypeId() in _SERVED:  # tensors on the meta device have no data
+            if isinstance(group, str):
+                group = _resolve_process_group(group)
+            if isinstance(group, ProcessGroup):
+                return kernel(*args[:-1], group, **named)
+        # Not PyTorch's kernel itself, of `torch.library.get_kernel`: that one runs with the GIL.
+        # It would wait for a lock of Gloo's, whose thread may be about to free a tensor of
+        # Python's, for which that thread takes the GIL.
+        return op.redispatch(keys, *args, **named)
 
-    library.impl(name, run, device, with_keyset=True)
+    library.impl(kernel.__name__, run, _HERE.name, with_keyset=True)
 
 
 def all_gather_into_tensor_out(
