@@ -18,6 +18,7 @@ from gpucoll.errors import (
     PeerLostError,
 )
 from tests.ranks import Ended
+from tests.waiting import thread_names
 
 LOSSES = (PeerLostError, DeadlineError, AbortedError)
 
@@ -73,7 +74,7 @@ def use(comm):
 
 def left_over():
     """Return threads, mappings and descriptors of communicators that this rank still has."""
-    threads = [t.name for t in threading.enumerate() if t.name.startswith("gpucoll-links")]
+    threads = [name for name in thread_names() if name.startswith("gpucoll-links")]
     mapped = re.findall(r"gpucoll-(?:segment|board)", Path("/proc/self/maps").read_text())
     fds = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     links = [os.readlink(path) for path in fds if os.path.lexists(path)]

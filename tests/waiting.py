@@ -12,6 +12,7 @@ from gpucoll import finalizers
 
 SOON_S = 12.0
 """Well below the ranks' deadline of 20 s: who needs longer has waited for that."""
+_FINALIZERS = "gpucoll-finalizers"
 
 
 def until(condition: Callable[..., Any], limit_s: float = 40.0) -> None:
@@ -25,8 +26,22 @@ def until(condition: Callable[..., Any], limit_s: float = 40.0) -> None:
 def collect() -> None:
     """Collect garbage, and wait until what finalizers have left to their thread is done."""
     gc.collect()
+    _finish_what_finalizers_left()
+
+
+def thread_names() -> list[str]:
+    """Return the names of this process's threads, but for that of finalizers.
+
+    A collection, which may come anywhere, starts that one for a moment. What it had to do is done.
+    """
+    _finish_what_finalizers_left()
+    names = [thread.name for thread in threading.enumerate()]
+    return sorted(name for name in names if name != _FINALIZERS)
+
+
+def _finish_what_finalizers_left() -> None:
     until(lambda: not any(each._left or each._is_working.locked() for each in finalizers._all))
-    until(lambda: all(thread.name != "gpucoll-finalizers" for thread in threading.enumerate()))
+    until(lambda: all(thread.name != _FINALIZERS for thread in threading.enumerate()))
 
 
 def is_broken(comm: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import until
+from tests.waiting import thread_names, until
 
 import gpucoll
 from gpucoll import ReduceOp
@@ -432,7 +432,7 @@ def test_nothing_is_left(comm):
     comm.all_reduce(x, out=out, async_op=True).wait()
     gc.collect()
     before = sys.getrefcount(x), sys.getrefcount(out)
-    n_threads = threading.active_count()
+    threads = thread_names()
     for _ in range(3000):
         comm.all_reduce(x, out=out, async_op=True).wait()
     works = [comm.all_reduce(x, out=out, async_op=True) for _ in range(60)]
@@ -441,5 +441,5 @@ def test_nothing_is_left(comm):
     comm.check()
     assert not comm._queue._works
     assert int(comm._group.context[Context.PENDING]) == 0
-    assert threading.active_count() == n_threads
+    assert thread_names() == threads
     assert (sys.getrefcount(x), sys.getrefcount(out)) == before

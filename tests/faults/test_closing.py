@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import SOON_S, is_broken, until
+from tests.waiting import SOON_S, is_broken, thread_names, until
 
 import gpucoll
 from gpucoll.errors import GpucollError, StateError
@@ -26,7 +26,7 @@ DEADLINE_S = 0.2
 
 def left():
     """Return what this process has: threads of Python's, descriptors, mappings of shared memory."""
-    has = Counter(thread.name for thread in threading.enumerate())
+    has = Counter(thread_names())
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the folder itself
             has[re.sub(r"\[\d+\]", "", os.readlink(f"/proc/self/fd/{number}"))] += 1

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.ranks import Ended, Reply
+from tests.waiting import thread_names
 
 from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
 
@@ -65,7 +65,7 @@ def work_until_it_fails(seat, kind):
 
 def left_over():
     """Return threads, segments and process descriptors that this rank still has."""
-    threads = [thread.name for thread in threading.enumerate() if thread.name == "gpucoll"]
+    threads = [name for name in thread_names() if name == "gpucoll"]
     mapped = re.findall(r"gpucoll-segment", Path("/proc/self/maps").read_text())
     links = [os.readlink(path) for path in open_links() if os.path.lexists(path)]
     return threads + mapped + [link for link in links if "pidfd" in link or "segment" in link]
@@ -107,7 +107,7 @@ class Round:
 def own_state():
     """Return what must be the same before and after."""
     named = sorted(Path("/dev/shm").glob("gpucoll*"))  # other programs may come and go there
-    return named, len(os.listdir("/proc/self/fd")), threading.active_count()
+    return named, len(os.listdir("/proc/self/fd")), thread_names()
 
 
 @pytest.mark.soak

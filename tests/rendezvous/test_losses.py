@@ -18,7 +18,7 @@ import pytest
 from tests.faults.test_ends import has_begun
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
-from tests.waiting import SOON_S, collect, until
+from tests.waiting import SOON_S, collect, thread_names, until
 
 from gpucoll.api import communicator
 from gpucoll.errors import (
@@ -131,7 +131,7 @@ def act_when_the_others_wait(seat_rank, victim, who, step, how, folder):
 
 def what_happened(act):
     """Return how a call ended, how soon, and what it left."""
-    threads = threading.active_count()
+    threads = len(thread_names())
     before = held_open()
     start = time.monotonic()
     kind, text = None, ""
@@ -142,7 +142,7 @@ def what_happened(act):
     seconds = time.monotonic() - start
     collect()
     left = [name for name in held_open() if name not in before]
-    return kind, text, seconds, left, threading.active_count() - threads
+    return kind, text, seconds, left, len(thread_names()) - threads
 
 
 def meet_with_a_victim(seat, who, step, how, folder, call):
@@ -365,7 +365,7 @@ def count_after_many(comm):
 
     def held():
         maps = re.findall("gpucoll-segment", Path("/proc/self/maps").read_text())
-        return held_open(), len(maps), threading.active_count()
+        return held_open(), len(maps), thread_names()
 
     comm.duplicate().close()
     before = held()

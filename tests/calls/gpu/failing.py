@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from tests.calls.gpu.conftest import left_on_gpu
+from tests.waiting import thread_names
+
+THREADS = {"gpucoll-gpu", "gpucoll-direct", "gpucoll-direct-messages"}
+"""Those of calls on GPU arrays, which end with their communicator."""
+
+
+def gpu_threads():
+    """Return which of these threads this rank has."""
+    return {*thread_names()} & THREADS
 
 
 def ones(kit, count=8, dtype="float32"):
@@ -26,8 +33,7 @@ def counted(rank, function, *args, gives_back=True, **options):
         if rank.control is not None:
             assert rank.control.communicators == 0
             assert not gives_back or left_on_gpu(rank) == before
-        names = [thread.name for thread in threading.enumerate()]
-        assert "gpucoll-gpu" not in names
+        assert "gpucoll-gpu" not in thread_names()
 
 
 def certainly(comm, call, *args, **options):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import numpy as np
 import pytest
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import gpus_of_host_devices
 from tests.calls.gpu.kits import Guarded
-from tests.waiting import collect
+from tests.waiting import collect, thread_names
 
 from gpucoll.errors import GpucollError
 from gpucoll.testing import device_arrays, host_device
@@ -77,8 +76,7 @@ def level(number):
     collect()
     device_arrays.synchronize(number)
     device_arrays.empty(1, np.uint8, device=number)
-    names = sorted(thread.name for thread in threading.enumerate())
-    return names, len(os.listdir("/proc/self/fd")), host_device.counts(number)
+    return thread_names(), len(os.listdir("/proc/self/fd")), host_device.counts(number)
 
 
 def many_communicators(rank, count):

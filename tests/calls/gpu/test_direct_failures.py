@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 
 import numpy as np
 import pytest
-from tests.calls.gpu.failing import ones
+from tests.calls.gpu.failing import gpu_threads, ones
 from tests.ranks import Ended, Reply
 from tests.waiting import SOON_S, is_broken, until
 
@@ -17,7 +16,6 @@ from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 
 COUNT = 3 * SLOT_BYTES // 4
-THREADS = {"gpucoll-gpu", "gpucoll-direct", "gpucoll-direct-messages"}
 
 
 def end(rank, way, calls):
@@ -40,8 +38,7 @@ def end(rank, way, calls):
             finally:
                 assert time.monotonic() - begun_s < SOON_S
     finally:
-        names = {thread.name for thread in threading.enumerate()}
-        assert not names & THREADS, names
+        assert not gpu_threads()
 
 
 def act(comm, rank, way, is_late):
@@ -162,8 +159,7 @@ def drop(rank):
     comm.all_reduce(ones(rank.kit, COUNT))
     comm.check()
     comm._give_up()
-    names = {thread.name for thread in threading.enumerate()}
-    assert not names & THREADS, names
+    assert not gpu_threads()
 
 
 def test_giving_up_leaves_no_thread(gpus):

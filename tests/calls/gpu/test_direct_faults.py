@@ -8,26 +8,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 import time
 
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import Gpus
-from tests.calls.gpu.failing import ones
+from tests.calls.gpu.failing import THREADS, ones
 from tests.calls.gpu.host_devices import gpus_of_host_devices
 from tests.calls.gpu.host_devices import in_rank as host_devices_in_rank
-from tests.waiting import SOON_S, until
+from tests.waiting import SOON_S, thread_names, until
 
 from gpucoll.errors import AbortedError, BackendError, GpucollError
 from gpucoll.testing import device_arrays, host_device
 
-THREADS = {
-    "gpucoll-gpu",
-    "gpucoll-direct",
-    "gpucoll-direct-messages",
-    "gpucoll-direct-ending",
-}
 WAYS = ("shared", "staged")
 
 
@@ -45,7 +38,7 @@ def host_devices(gpu_ranks):
 
 
 def threads():
-    return {thread.name for thread in threading.enumerate()} & THREADS
+    return {*thread_names()} & {*THREADS, "gpucoll-direct-ending"}
 
 
 def open_files():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 from pathlib import Path
 from random import Random
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from tests.calls.gpu.conftest import in_rank
 from tests.ranks import Ended, Reply
+from tests.waiting import thread_names
 
 from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
 
@@ -84,7 +84,7 @@ def work_until_it_fails(_, seed):
 
 def left_over():
     """Return threads, segments and process descriptors that this rank still has."""
-    threads = [thread.name for thread in threading.enumerate() if "gpucoll-" in thread.name]
+    threads = [name for name in thread_names() if "gpucoll-" in name]
     mapped = re.findall(r"gpucoll-segment", Path("/proc/self/maps").read_text())
     paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     links = [os.readlink(path) for path in paths if os.path.lexists(path)]

@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import threading
 import time
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import HostDevices, in_rank
 from tests.ranks import Ended, Reply
-from tests.waiting import collect
+from tests.waiting import collect, thread_names
 
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError
@@ -84,7 +83,7 @@ def left_over(number):
     collect()
     device_arrays.synchronize(number)
     device_arrays.empty(1, np.uint8, device=number)
-    names = [thread.name for thread in threading.enumerate() if "gpucoll" in thread.name]
+    names = [name for name in thread_names() if "gpucoll" in name]
     links = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from random import Random
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.calls.gpu.test_direct import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS, SAME_EVERYWHERE
 from tests.dtypes import any_values, assert_same, bits, dtype_of
 from tests.hosts import PlayedHosts
-from tests.waiting import collect, until
+from tests.waiting import collect, thread_names, until
 
 import gpucoll
 from gpucoll.backends.direct.pieces import SLOT_BYTES
@@ -480,8 +479,7 @@ def ask_again(rank):
         if device is not None:  # a stream's thread ends beside
             until(lambda: device.counts()["streams"] == 1)
         counts = {} if device is None else device.counts()
-        names = sorted(thread.name for thread in threading.enumerate())
-        return names, len(os.listdir("/proc/self/fd")), counts
+        return thread_names(), len(os.listdir("/proc/self/fd")), counts
 
     once()
     before = left()

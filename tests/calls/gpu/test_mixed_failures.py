@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 
 import numpy as np
 import pytest
+from tests.calls.gpu.failing import gpu_threads
 from tests.calls.gpu.mixed_ranks import MixedRank
-from tests.calls.gpu.test_direct_failures import COUNT, THREADS
+from tests.calls.gpu.test_direct_failures import COUNT
 from tests.faults.test_ends import errors
 from tests.ranks import Ended, Reply
 from tests.waiting import SOON_S, is_broken, until
@@ -54,8 +54,7 @@ def end(rank: MixedRank, way, calls):
             finally:
                 assert time.monotonic() - begun_s < SOON_S
     finally:
-        names = {thread.name for thread in threading.enumerate()}
-        assert not names & THREADS, names
+        assert not gpu_threads()
 
 
 def act(comm, rank, way):
@@ -170,8 +169,7 @@ def leave_pending(rank):
             with pytest.raises(AbortedError):
                 work.synchronize()
     comm._give_up()
-    names = {thread.name for thread in threading.enumerate()}
-    assert not names & THREADS, names
+    assert not gpu_threads()
 
 
 @BOTH_WAYS

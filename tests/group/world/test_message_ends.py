@@ -26,7 +26,7 @@ from tests.faults.test_messages import (
 from tests.group.world.test_bulk import held_open
 from tests.messages import pattern, posted
 from tests.ranks import Ended, Reply
-from tests.waiting import SOON_S, is_broken, is_stopped, until
+from tests.waiting import SOON_S, is_broken, is_stopped, thread_names, until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.backends.cpu.wires.words import Frame, Wire
@@ -348,9 +348,8 @@ def open_and_close(seat):
             for peer in range(comm.world_size):
                 comm.recv(np.zeros(3), peer)
                 comm.recv_object(peer)
-            threads = {thread.name for thread in threading.enumerate()}
-            assert "gpucoll-message" in threads
-        found.append((held_open(), {thread.name for thread in threading.enumerate()}))
+            assert "gpucoll-message" in thread_names()
+        found.append((held_open(), {*thread_names()}))
     return found
 
 
