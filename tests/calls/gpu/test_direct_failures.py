@@ -156,9 +156,12 @@ def test_many_messages_at_once(gpus):
 
 def drop(rank):
     comm = rank.init(backend="direct")
-    comm.all_reduce(ones(rank.kit, COUNT))
-    comm.check()
-    comm._give_up()
+    try:
+        comm.all_reduce(ones(rank.kit, COUNT))
+        comm.check()
+        comm.barrier()  # or the other rank's part of that is given up, too
+    finally:
+        comm._give_up()
     assert not gpu_threads()
 
 

@@ -159,16 +159,21 @@ def test_shrink_keeps_each_ranks_gpu(mixed):
 def leave_pending(rank):
     """Give the communicator up with calls under way; nobody waits for them."""
     comm = rank.init(timeout_s=10)
-    x = rank.array(np.ones(COUNT))
-    comm.all_reduce(x)
-    comm.check()
-    if rank.rank == 0:
-        works = [comm.all_reduce(x, async_op=True), comm.send(x, 1, async_op=True)]
-        comm.abort()
-        for work in works:
-            with pytest.raises(AbortedError):
-                work.synchronize()
-    comm._give_up()
+    try:
+        x = rank.array(np.ones(COUNT))
+        comm.all_reduce(x)
+        comm.check()
+        comm.barrier()  # or the other rank's part of that is given up, too
+        if rank.rank == 0:
+            works = [comm.all_reduce(x, async_op=True), comm.send(x, 1, async_op=True)]
+            comm.abort()
+            for work in works:
+                with pytest.raises(AbortedError):
+                    work.synchronize()
+        else:
+            until(lambda: is_broken(comm))
+    finally:
+        comm._give_up()
     assert not gpu_threads()
 
 
