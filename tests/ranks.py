@@ -26,6 +26,7 @@ from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer, Ended, Silent
 from gpucoll.testing.rank import RankLoop, Reply
 from gpucoll.testing.session import FOLLOWERS, environment
 from tests.compiling import load_kernels, load_loops
+from tests.waiting import collect
 
 __all__ = ["Ended", "Pool", "Pools", "RankServer", "Reply", "Seat"]
 
@@ -67,15 +68,26 @@ class Seat:
         return made
 
 
+_failed: list[int] = []
+"""In a rank: the calls that have raised since it collected garbage."""
+
+
 def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, args: Any) -> Any:
     """Call a function in a rank; `number` is the call's, the same on all ranks."""
-    with environment(options.environment):
-        if options.gives == "seat":
-            return function(Seat(loop.rank, loop.world_size, loop.token), *args)
-        job = Job(loop.rank, loop.world_size, f"{loop.token}/{number}", "tests")
-        limit = options.timeout_s
-        with communicator.create(job, max(limit, 20.0), limit, Wish("cpu")) as made:
-            return function(made, *args)
+    if _failed:  # its traceback may have kept communicators, with threads that the next one counts
+        _failed.clear()
+        collect()
+    try:
+        with environment(options.environment):
+            if options.gives == "seat":
+                return function(Seat(loop.rank, loop.world_size, loop.token), *args)
+            job = Job(loop.rank, loop.world_size, f"{loop.token}/{number}", "tests")
+            limit = options.timeout_s
+            with communicator.create(job, max(limit, 20.0), limit, Wish("cpu")) as made:
+                return function(made, *args)
+    except BaseException:
+        _failed.append(number)
+        raise
 
 
 PRELOADED = (
