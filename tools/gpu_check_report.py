@@ -163,7 +163,7 @@ def spelled(value: Any, indent: str = "") -> str:
     first, last = "{}" if isinstance(value, dict) else "[]"
     is_plain = isinstance(value, list) and not any(isinstance(x, (dict, list, str)) for x in value)
     line = f"{first}{', '.join(parts)}{last}"
-    if is_plain or len(line) <= LINE_CHARACTERS and "\n" not in line:
+    if is_plain or (len(line) <= LINE_CHARACTERS and "\n" not in line):
         return line
     return f"{first}\n{further}" + f",\n{further}".join(parts) + f"\n{indent}{last}"
 
