@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpucoll.backends.gpu.signature import Signature
 from gpucoll.backends.gpu.streams import Mark, Streams
+
+_Call = TypeVar("_Call")
 
 
 @dataclass(slots=True)
@@ -115,6 +117,23 @@ class IssuedCall:
         self.start = self.end = 0
 
 
+def first_pending(line: Sequence[_Call], first: int, has_ended: Callable[[_Call], bool]) -> int:
+    """Return the place of the oldest call of a stream, from `first` on, that has not ended.
+
+    A query costs two microseconds, and the driver makes a thread that submits work wait for it.
+    Calls on a stream end in order, so a few queries tell about all of them: of the oldest call, of
+    the newest one, and if only the oldest has ended, of those that halve what is between.
+    """
+    ended, pending, place = first - 1, len(line), first
+    while pending - ended > 1:
+        if has_ended(line[place]):
+            ended = place
+        else:
+            pending = place
+        place = len(line) - 1 if place == first else (ended + pending) // 2
+    return pending
+
+
 class InFlight:
     """The calls under way. Those on one stream end in order.
 
@@ -124,6 +143,8 @@ class InFlight:
         The calls by stream, oldest first; no entry is empty.
     count : int
         Number of calls in all lines.
+    n_added : int
+        Number of calls that were ever added.
     captured : WeakSet of IssuedCall
         Captured calls that can still be waited for; they are in no line.
     marks : WeakSet of Mark
@@ -132,7 +153,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.lines: dict[int, deque[IssuedCall]] = {}
-        self.count = 0
+        self.count = self.n_added = 0
         self.captured: weakref.WeakSet[IssuedCall] = weakref.WeakSet()
         self.marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
@@ -144,6 +165,7 @@ class InFlight:
         else:
             line.append(issued)
         self.count += 1
+        self.n_added += 1
 
     @property
     def heads(self) -> list[IssuedCall]:

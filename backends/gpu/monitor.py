@@ -9,14 +9,16 @@ this GPU through the backend's `abort`, which ends the work that hangs.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from gpucoll.backends.gpu.deferred_release import let_go_later
 from gpucoll.backends.gpu.enqueue_entry import driver_table_of
 from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
-from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall
+from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall, first_pending
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.devices import Device
 from gpucoll.errors import BackendError, DeadlineError, GpucollError, StateError
@@ -201,43 +203,52 @@ class Monitor:
         """Query the events of calls under way, in order on each stream; drop finished calls."""
         now_s = time.monotonic()
         spent: list[object] = []
-        for stream, in_flight in list(self.in_flight.lines.items()):
-            while in_flight and self._is_over(in_flight[0], now_s):
-                issued = in_flight.popleft()
-                if self.failure is None and self.group.is_aborted:
-                    # An abort lets streams continue regardless of their data: possibly this one.
-                    self._note_abort()
+        for stream, line in list(self.in_flight.lines.items()):
+            self._note_passed(line, now_s)
+            if self.failure is None and self.group.is_aborted:
+                # An abort lets streams continue regardless of their data: possibly this one.
+                self._note_abort()
+            while line and line[0].is_passed and self._is_agreed(line[0]):
+                issued = line.popleft()
                 issued.is_done = self.failure is None
                 spent.append(issued.keep)
                 issued.keep = None
                 self.in_flight.count -= 1
-            if not in_flight:
+            if not line:
                 del self.in_flight.lines[stream]
         if spent:
             let_go_later(self.device, spent)
 
-    def _is_over(self, issued: IssuedCall, now_s: float) -> bool:
-        """Return whether the outcome of a call is final."""
-        if not issued.is_passed and not self._is_passed(issued, now_s):
-            self._look_at_deadline(issued, now_s)
-            return False
-        if issued.sequence is None or self.failure is not None:
-            return True
-        return self.calls.is_compared(issued.sequence)
+    def _is_agreed(self, issued: IssuedCall) -> bool:
+        """Return whether it is known that all ranks made a call, or that it failed."""
+        return (
+            issued.sequence is None
+            or self.failure is not None
+            or self.calls.is_compared(issued.sequence)
+        )
 
-    def _is_passed(self, issued: IssuedCall, now_s: float) -> bool:
-        """Return whether a call's work has ended; if so, give its events back."""
-        if issued.launches:
+    def _note_passed(self, line: deque[IssuedCall], now_s: float) -> None:
+        """Mark the calls of a stream whose work has ended, and give their events back."""
+        first = sum(issued.is_passed for issued in line)  # these are the oldest
+        pending = first_pending(line, first, self._work_has_ended)
+        for issued in itertools.islice(line, first, pending):
             issued.begun_s = issued.begun_s or now_s
-            issued.is_passed = all(launch.is_over() for launch in issued.launches)
-            return issued.is_passed
-        if not issued.begun_s and self._is_reached(issued.start):
+            issued.give_back(self.streams)
+            issued.is_passed = True
+        if pending < len(line):
+            self._look_at_pending(line[pending], now_s)
+
+    def _work_has_ended(self, issued: IssuedCall) -> bool:
+        if issued.launches:
+            return all(launch.is_over() for launch in issued.launches)
+        return self._is_reached(issued.end)
+
+    def _look_at_pending(self, issued: IssuedCall, now_s: float) -> None:
+        """Note when the oldest call of a stream has begun, and end it if it is late."""
+        if not issued.begun_s and (issued.launches or self._is_reached(issued.start)):
             issued.begun_s = now_s
-        if not issued.begun_s or not self._is_reached(issued.end):
-            return False
-        issued.give_back(self.streams)
-        issued.is_passed = True
-        return True
+        if self.failure is None and issued.begun_s and now_s - issued.begun_s > issued.timeout_s:
+            self._end_late(issued, issued.timeout_s)
 
     def _is_reached(self, event: int) -> bool:
         code = self.device.query_event(event)
@@ -249,10 +260,6 @@ class Monitor:
             except BackendError as error:
                 self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
         return True  # after an error nothing more will happen
-
-    def _look_at_deadline(self, issued: IssuedCall, now_s: float) -> None:
-        if self.failure is None and issued.begun_s and now_s - issued.begun_s > issued.timeout_s:
-            self._end_late(issued, issued.timeout_s)
 
     def _end_late(self, issued: IssuedCall, waited_s: float) -> None:
         """Break the communicator because a call has taken too long."""

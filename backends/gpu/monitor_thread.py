@@ -17,7 +17,9 @@ from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.finalizers import leave
 
 PAUSES_S = (1e-3, 10e-3)
-"""Pause between two looks: shortly after a call, and while nothing happens."""
+"""Pause between two looks: while calls are made, and while nothing happens."""
+LINGER_S = 0.1
+"""How long the thread looks on after the last call: to wake it costs the caller more than that."""
 ASKING_S = 2.0
 """How long the program has to notice a failure before the process is ended."""
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
@@ -43,12 +45,18 @@ class MonitorThread:
         set_event = self._event.set
         self._issuer = weakref.ref(issuer, lambda _: leave(set_event))
         self._pause_s: float | None = None
+        self._n_seen, self._last_s = 0, 0.0
         issuer.wake = self._wake
         self._thread = threading.Thread(target=self._run, name="gpucoll-gpu", daemon=True)
         self._thread.start()
 
     def _wake(self) -> None:
-        if self._pause_s != PAUSES_S[0]:
+        """Wake the thread if it sleeps; otherwise it looks soon, and an earlier look costs more.
+
+        It would take the interpreter and the driver's lock from the thread that makes calls: on an
+        H100, calls that each woke it took three times as long (docs/decisions/0070).
+        """
+        if self._pause_s is None:
             self._pause_s = PAUSES_S[0]
             self._event.set()
 
@@ -66,12 +74,13 @@ class MonitorThread:
 
     def _run(self) -> None:
         while not self._is_stopping:
-            self._event.wait(self._pause_s)
+            is_woken = self._event.wait(self._pause_s)
             self._event.clear()
             issuer = self._issuer()
             if issuer is None or self._is_stopping:
                 return
-            self._look(issuer)
+            if not is_woken:  # a call that has just been made has not ended
+                self._look(issuer)
             del issuer
 
     def _look(self, issuer: Issuer) -> None:
@@ -88,11 +97,12 @@ class MonitorThread:
             return
         if issuer.failure is not None and not issuer.group.was_told:
             self._consider_exit(issuer)
-        if issuer.is_busy or (
-            issuer.failure is not None and self._exits and not issuer.group.was_told
-        ):
-            longer_s = 1.5 * (self._pause_s or PAUSES_S[0])
-            self._pause_s = min(longer_s, PAUSES_S[1])
+        now_s, n_issued = time.monotonic(), issuer.in_flight.n_added
+        is_asking = issuer.failure is not None and self._exits and not issuer.group.was_told
+        if n_issued != self._n_seen:
+            self._pause_s, self._n_seen, self._last_s = PAUSES_S[0], n_issued, now_s
+        elif issuer.is_busy or is_asking or now_s - self._last_s < LINGER_S:
+            self._pause_s = min(1.5 * (self._pause_s or PAUSES_S[0]), PAUSES_S[1])
         else:
             self._pause_s = None
             self._wake_if_busy(issuer)
