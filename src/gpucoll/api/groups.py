@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from gpucoll.api.front import Front
-from gpucoll.calls.groups import collected
+from gpucoll.calls.groups import collected, started_together
 from gpucoll.errors import MismatchError
 from gpucoll.wording import rank_of
 
@@ -13,7 +13,9 @@ from gpucoll.wording import rank_of
 class Groups(Front):
     """`Communicator.group`."""
 
-    def group(self, *, timeout_s: float | None = None) -> AbstractContextManager[None]:
+    def group(
+        self, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> AbstractContextManager[None]:
         """Return a context that collects the calls made in it and runs them together at its end.
 
         First all sends and receives run at once, so that they cannot deadlock; then the collectives
@@ -26,15 +28,22 @@ class Groups(Front):
 
         Parameters
         ----------
+        async_op : bool
+            Whether to start the calls instead. Each call inside needs ``async_op=True``, too, and
+            returns its `Work`. Calls on GPU arrays start together at the end of the block, beside
+            the work on the current stream; their works can be used from then on. Calls on host
+            arrays start at once, as outside the block: started messages never wait for each other.
         timeout_s : float, optional
             Deadline of the sends and receives, in seconds. A shorter deadline of a call prevails.
+            With ``async_op=True``, the deadline of calls on GPU arrays that have none of their own.
 
         Raises
         ------
         StateError
             Another group is already open: groups do not nest.
         ArgumentError
-            Calls on GPU arrays in the group use each other's output.
+            Calls on GPU arrays in the group use each other's output, or only one of group and call
+            is asynchronous.
         ArgumentTypeError
             The group contains objects, numbers, `probe`, a plan, `split`, or a call that must get
             counts from other ranks.
@@ -45,7 +54,13 @@ class Groups(Front):
         ...     for peer in peers:
         ...         comm.send(mine[peer], peer)
         ...         comm.recv(theirs[peer], peer)
+        >>> with comm.group(async_op=True):
+        ...     works = [comm.send(x, right, async_op=True), comm.recv(y, left, async_op=True)]
+        >>> for work in works:
+        ...     work.wait()
         """
+        if async_op:
+            return started_together(self._runner, self._gpu, timeout_s)
         return collected(self._runner, self._point_to_point.queue, self._gpu, timeout_s)
 
     def _raise_unreceived(self) -> None:

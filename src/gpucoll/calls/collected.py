@@ -13,10 +13,17 @@ _T = TypeVar("_T")
 
 
 class Collected(list[_T]):
-    """Calls of one kind, made by the thread that opened the group."""
+    """Calls of one kind, made by the thread that opened the group.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    is_async : bool
+        Whether the group starts its calls, each of which returns a `Work`.
+    """
+
+    def __init__(self, *, is_async: bool = False) -> None:
         super().__init__()
+        self.is_async = is_async
         self.thread = threading.get_ident()
 
 
@@ -26,8 +33,15 @@ def check_in_group(collected: Collected[Any], name: str, async_op: bool, lasting
         raise StateError(
             f"{name}: another thread has opened a group() on this communicator: {ONE_THREAD}"
         )
+    if collected.is_async:
+        if not async_op:
+            raise ArgumentError(f"{name}: inside group(async_op=True) it needs async_op=True, too")
+        return
     if async_op:
-        raise ArgumentError(f"{name}: inside group() a call cannot be asynchronous by itself")
+        raise ArgumentError(
+            f"{name}: inside group() a call cannot be asynchronous by itself; open the group with "
+            "group(async_op=True)"
+        )
     if lasting is NOT_IN_GROUPS:
         raise ArgumentTypeError(
             f"{name} cannot be called like this inside group(): its result is an object, a "

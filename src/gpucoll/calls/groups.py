@@ -21,8 +21,7 @@ def collected(
     runner: Runner, message_queue: MessageQueue, gpu: GpuRunner, timeout_s: float | None
 ) -> Iterator[None]:
     """Collect the calls made in the context, and run them at its end: `Communicator.group`."""
-    if runner.grouped is not None:
-        raise StateError("a group is open already: groups do not nest")
+    _check_none_is_open(runner, gpu)
     calls: Collected[GroupedTask] = Collected()
     messages: Collected[Grouped] = Collected()
     gpu_calls: Collected[GpuCall] = Collected()
@@ -48,6 +47,27 @@ def collected(
         gpu.run_group(gpu_calls, timeout_s)
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def started_together(runner: Runner, gpu: GpuRunner, timeout_s: float | None) -> Iterator[None]:
+    """Start the calls on GPU arrays at the end of the context, all together.
+
+    Calls on host arrays start at once, as outside: none of them waits for another.
+    """
+    _check_none_is_open(runner, gpu)
+    gpu.grouped = calls = Collected[GpuCall](is_async=True)
+    try:
+        yield
+    finally:
+        gpu.grouped = None
+    _check_independent(calls)
+    gpu.run_group(calls, timeout_s)
+
+
+def _check_none_is_open(runner: Runner, gpu: GpuRunner) -> None:
+    if runner.grouped is not None or gpu.grouped is not None:
+        raise StateError("a group is open already: groups do not nest")
 
 
 def _run_all(calls: Sequence[GroupedTask]) -> Iterator[MismatchError]:

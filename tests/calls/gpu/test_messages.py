@@ -43,6 +43,16 @@ def pass_around(comm, kit):
             comm.send(mine, right, tag=3)
         assert_same(kit.read(got), expected)
         assert_same(kit.read(same), expected)
+        with comm.group(async_op=True):
+            sent = comm.send(mine, right, tag=3, async_op=True)
+            works = [comm.recv(like=mine, source=left, tag=3, async_op=True)]
+            works.append(comm.all_gather(mine, async_op=True))
+        assert sent.wait() is None
+        got, gathered = (work.wait() for work in works)
+        assert_same(kit.read(got), expected)
+        parts = [small_values(dtype, count, rank) for rank in range(comm.world_size)]
+        assert_same(kit.read(gathered), np.concatenate(parts))
+        works[0].synchronize()
     comm.check()
 
 
@@ -71,6 +81,24 @@ def test_messages_come_in_order(gpus):
     gpus.call(2, in_order)
 
 
+def refuse_in_a_group_of_works(comm, x):
+    with (
+        pytest.raises(ArgumentError, match=r"all_reduce: inside group\(async_op=True\) it needs"),
+        comm.group(async_op=True),
+    ):
+        comm.all_reduce(x)
+    with pytest.raises(StateError, match="do not nest"), comm.group(async_op=True), comm.group():
+        pass
+    with pytest.raises(ZeroDivisionError), comm.group(async_op=True):  # noqa: PT012
+        work = comm.all_reduce(x, async_op=True)
+        for use in (work.wait, work.done, work.synchronize, work.exception):
+            with pytest.raises(StateError, match="all_reduce has not started"):
+                use()
+        raise ZeroDivisionError
+    with pytest.raises(StateError, match="unless that block raises"):
+        work.wait()
+
+
 def refuse(comm, kit):
     x, _ = array(kit, "float32", 4, 0)
     with pytest.raises(StateError, match="not connected yet, and only two ranks make"):
@@ -89,6 +117,7 @@ def refuse(comm, kit):
         comm.send(x, 7)
     with pytest.raises(ArgumentError, match="inside group"), comm.group():
         comm.all_reduce(x, async_op=True)
+    refuse_in_a_group_of_works(comm, x)
     y = poisoned(kit, "float32", (4,))
     for uses in (
         lambda: comm.all_reduce(y),
@@ -233,26 +262,31 @@ def test_host_and_gpu_arrays_on_one_communicator(gpus):
     assert gpus.call(2, mixed) == [20] * gpus.world(2)
 
 
-def send_both_ways(rank, backend, is_grouped):
+def send_both_ways(rank, backend, how):
     def calls(comm, kit):
         x, y = (ones(kit, 4_000_000) for _ in range(2))  # more than is held on the way
         certainly(comm, comm.all_reduce, ones(kit))
-        if is_grouped:
+        if how == "grouped":
             with comm.group():
                 comm.send(x, 1 - comm.rank)
                 comm.recv(y, 1 - comm.rank)
+        elif how == "started together":
+            with comm.group(async_op=True):
+                comm.send(x, 1 - comm.rank, async_op=True)
+                comm.recv(y, 1 - comm.rank, async_op=True)
         else:
             comm.send(x, 1 - comm.rank, async_op=True)
             comm.recv(y, 1 - comm.rank, async_op=True)
         comm.check()
 
-    return counted(rank, calls, timeout_s=20 if is_grouped else 0.5, backend=backend)
+    return counted(rank, calls, timeout_s=0.5 if how == "alone" else 20, backend=backend)
 
 
 @pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("backend", ["nccl", "direct"])
 def test_two_ranks_that_both_send_first_are_told_to_group(gpus, backend):
-    gpus.call_ranks(2, send_both_ways, backend, True)
-    for error in errors(gpus.replies(2, send_both_ways, backend, False)):
+    gpus.call_ranks(2, send_both_ways, backend, "grouped")
+    gpus.call_ranks(2, send_both_ways, backend, "started together")
+    for error in errors(gpus.replies(2, send_both_ways, backend, "alone")):
         assert isinstance(error, DeadlineError), error
         assert r"put messages that go both ways into group()" in str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def pass_around():
     """Send in a ring: blocking, asynchronous, in batches; of several dtypes and layouts."""
@@ -133,3 +135,52 @@ def in_a_subgroup():
 
 def test_global_ranks_in_subgroups(groups):
     assert groups.call(3, in_a_subgroup) == [True] * 3
+
+
+def send_batches():
+    """On a GPU the messages of a batch start together, and only they; here CPU tensors do so."""
+    import torch
+    from torch import distributed as dist
+
+    from gpucoll.integrations.torch import batches
+
+    rank, comm = dist.get_rank(), dist.group.WORLD.comm
+    right, left = (rank + 1) % 3, (rank - 1) % 3
+    group, sizes = comm.group, []
+
+    def count_group(**options):
+        sizes.append(options)
+        return group(**options)
+
+    comm.group = count_group
+    batches.BATCHED.add("cpu")
+    try:
+        for _ in range(2):
+            x = [torch.full((400_000,), float(10 * rank + place)) for place in range(3)]
+            out = [torch.zeros(400_000) for _ in range(3)]
+            pairs = ((0, right, left), (1, rank, rank), (2, left, right))
+            works = dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, x[place], to) for place, to, _ in pairs]
+                + [dist.P2POp(dist.irecv, out[place], source) for place, _, source in pairs]
+            )
+            assert all(work.wait() for work in works)
+            found = [float(each[0]) for each in out]
+            assert found == [10 * left, 10 * rank + 1, 10 * right + 2]
+            with pytest.raises(TypeError, match="sparse"):
+                dist.batch_isend_irecv(
+                    [
+                        dist.P2POp(dist.isend, x[0], right),
+                        dist.P2POp(dist.isend, torch.eye(3).to_sparse(), right),
+                    ]
+                )
+            work = dist.isend(x[0], right)
+            dist.recv(out[0], left)
+            assert work.wait()
+    finally:
+        batches.BATCHED.discard("cpu")
+        del comm.group
+    return sizes
+
+
+def test_batches_start_together(groups):
+    assert groups.call(3, send_batches) == [[{"async_op": True}] * 2] * 3

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.protocol import MessageRequest, Request
+
+if TYPE_CHECKING:
+    from gpucoll.calls.gpu.work import GpuWork
 
 
 @dataclass
@@ -34,6 +37,8 @@ class GpuCall:
         The stream to run on. Default: the library's current stream.
     timeout_s : float, optional
         How long it may take after its start.
+    work : GpuWork, optional
+        What the user already got for it, inside a group of asynchronous calls.
     """
 
     name: str
@@ -44,6 +49,7 @@ class GpuCall:
     is_own: bool = False
     stream: Any = None
     timeout_s: float | None = None
+    work: GpuWork | None = None
     address: int = field(init=False)
     """The address of the stream."""
 

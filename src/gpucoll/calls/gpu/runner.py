@@ -40,6 +40,8 @@ class GpuRunner(GpuConnection):
         check_timeout_s(call.timeout_s)
         if self.grouped is not None:
             check_in_group(self.grouped, call.name, async_op, lasting)
+            if async_op:
+                lasting = call.work = self._awaiting_its_group(call)
             self.grouped.append(call)
             return lasting
         with self._alone():
@@ -56,6 +58,12 @@ class GpuRunner(GpuConnection):
             elif not call.is_own:  # the current stream reads the result, or fills it in
                 connected.issuer.follow(call.template.stream, call.address)
             return call.finish()
+
+    def _awaiting_its_group(self, call: GpuCall) -> GpuWork:
+        """Return the Work of a call that starts at the end of its group."""
+        with self._alone():
+            connected = self._prepared(call)
+        return _work(connected, IssuedCall(None, call.name, call.address, 0.0, None), call, False)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -115,12 +123,22 @@ class GpuRunner(GpuConnection):
             if call.timeout_s is None:
                 call.timeout_s = timeout_s
             launches = connected.launches(call.requests, call.messages)
-            stream_calls.append(_stream_call(connected, call, launches, call.address))
-        for call in calls:
+            stream_call = _stream_call(connected, call, launches, call.address)
+            if call.work is not None:
+                connected.refuse_capture(stream_call)
+                stream_call.is_awaited = True
+                if not call.is_on_host:
+                    stream_call.stream = connected.issuer.own_stream
+            stream_calls.append(stream_call)
+        for call, stream_call in zip(calls, stream_calls, strict=True):
+            connected.issuer.follow(stream_call.stream, call.address)
             if not call.is_own:
-                connected.issuer.follow(call.address, call.template.stream)
+                connected.issuer.follow(stream_call.stream, call.template.stream)
         in_flight = connected.issue_group(stream_calls)
         for call, issued in zip(calls, in_flight, strict=True):
+            if call.work is not None:
+                call.work.begin(issued)
+                continue
             if call.must_complete:
                 _complete(connected, call, issued)
             elif not call.is_own:
@@ -258,10 +276,17 @@ def _complete(connected: GpuBackend, call: GpuCall, issued: IssuedCall) -> None:
     connected.issuer.synchronize(issued, others_s=call.timeout_s if call.is_on_host else None)
 
 
-def _work(connected: GpuBackend, issued: IssuedCall, call: GpuCall) -> GpuWork:
+def _work(
+    connected: GpuBackend, issued: IssuedCall, call: GpuCall, is_issued: bool = True
+) -> GpuWork:
     current_stream = streams.current_stream_of(call.template)
     return GpuWork(
-        connected.issuer, issued, call.finish, current_stream, must_complete=call.must_complete
+        connected.issuer,
+        issued,
+        call.finish,
+        current_stream,
+        must_complete=call.must_complete,
+        is_issued=is_issued,
     )
 
 

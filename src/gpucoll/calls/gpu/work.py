@@ -35,6 +35,7 @@ class GpuWork(Work[Any]):
         current_stream: Callable[[], int],
         *,
         must_complete: bool,
+        is_issued: bool = True,
     ) -> None:
         # It needs nothing of a queue except the lock of its callbacks.
         self._finish: Callable[[], Any] | None = finish
@@ -47,6 +48,11 @@ class GpuWork(Work[Any]):
         self._issued = issued
         self._current_stream = current_stream
         self._must_complete = must_complete
+        self._is_issued = is_issued
+
+    def begin(self, issued: IssuedCall) -> None:
+        """Take the call that the end of the group has issued."""
+        self._issued, self._is_issued = issued, True
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Make the current stream wait for the call, and return its result.
@@ -58,7 +64,7 @@ class GpuWork(Work[Any]):
         timeout_s : float, optional
             For those arrays only: how long to wait, in seconds.
         """
-        self._check_process()
+        self._check_usable()
         if not (self._issuer.is_over and self._issued.is_done):
             self._issuer.raise_failure()
             if self._must_complete:
@@ -84,7 +90,7 @@ class GpuWork(Work[Any]):
             How long to wait here, in seconds. The call has its own deadline, which begins with its
             start on the stream. By default, earlier work on the stream has as long to end.
         """
-        self._check_process()
+        self._check_usable()
         self._issuer.synchronize(self._issued, timeout_s)
         settle()
 
@@ -117,12 +123,17 @@ class GpuWork(Work[Any]):
     def _look(self) -> None:
         """Look whether the call has ended, unless that is known."""
         if not self._issued.is_done:
-            self._check_process()  # in a child the lock may be held for ever
+            self._check_usable()  # in a child the lock may be held for ever
             self._issuer.look()
 
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
         if os.getpid() != self._process:
             raise StateError(f"{self._name} belongs to the process that this one was forked from")
+        if not self._is_issued:
+            raise StateError(
+                f"{self._name} has not started: it starts at the end of its group(async_op=True), "
+                "unless that block raises an error"
+            )
 
     def __repr__(self) -> str:
         if self._issued.is_done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ import torch.distributed as dist
 
 import gpucoll
 from gpucoll import Communicator, GpucollError, StateError
+from gpucoll.integrations.torch.batches import BATCHED, Batches
 from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
 from gpucoll.integrations.torch.exchanges import Exchanges
 from gpucoll.integrations.torch.options import Options
 from gpucoll.integrations.torch.tensors import Outputs
-from gpucoll.integrations.torch.works import Finished, Started, Work, seconds
+from gpucoll.integrations.torch.works import Finished, Work, seconds
 
 _NUMBERED = {
     hash(op): name
@@ -50,6 +52,7 @@ class Calls(dist.ProcessGroup):
         self._timeout_s: float | None = None
         self._together: list[Work] | None = None
         self._exchanges = Exchanges(comm)
+        self._batches = Batches(comm)
         self._compression = None if comm.world_size == 1 else options.compression
 
     # --- how calls run ----------------------------------------------------------------------------
@@ -90,11 +93,15 @@ class Calls(dist.ProcessGroup):
         written: Outputs | None = None,
     ) -> Work:
         """Start a message."""
+        call = partial(call, *given, async_op=True, timeout_s=self._timeout_s)
         try:
-            started: Started = call(*given, async_op=True, timeout_s=self._timeout_s)
+            if given[0].device.type in BATCHED:
+                works = self._batches.begin(call)
+            else:
+                works = (call(),)
         except GpucollError as error:
             raise as_torchs(error) from None
-        return self._noted(Work((started,), outputs, None if written is None else written.fill))
+        return self._noted(Work(works, outputs, None if written is None else written.fill))
 
     def _noted(self, work: Work) -> Work:
         if self._together is not None:
