@@ -65,8 +65,8 @@ class Groups(Front):
 
     def _raise_unreceived(self) -> None:
         """Raise if messages were never received. Called at close."""
-        if self._group.failure is not None:
-            return  # the error that broke the communicator was raised, and explains them
+        if self._group.failure is not None or self._group.was_interrupted:
+            return  # the error or the interrupt that broke the communicator explains them
         who = rank_of(self.rank, self.world_size)
         if left := self._backend.messages.unreceived():
             listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])
