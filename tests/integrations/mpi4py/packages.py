@@ -26,7 +26,10 @@ def source_of(requirement: str, folder: Path) -> Path:
     _run([*command, name, "-d", str(folder), requirement], requirement)
     (archive,) = folder.glob(f"{name}*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            packed.extractall(folder, filter="data")
+        else:  # Python 3.11.2, which Debian 12 has
+            packed.extractall(folder)
     return archive.with_suffix("").with_suffix("")
 
 
