@@ -20,7 +20,7 @@ from gpucoll.backends.gpu.enqueue_entry import driver_table_of
 from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall, first_pending
 from gpucoll.backends.gpu.streams import Streams
-from gpucoll.devices import Device
+from gpucoll.devices import DEFAULT_STREAMS, Device
 from gpucoll.errors import BackendError, DeadlineError, GpucollError, StateError
 from gpucoll.group.protocol import EnqueuedCalls, Group
 from gpucoll.transport.shared import ordering
@@ -204,7 +204,7 @@ class Monitor:
         now_s = time.monotonic()
         spent: list[object] = []
         for stream, line in list(self.in_flight.lines.items()):
-            self._note_passed(line, now_s)
+            self._note_passed(stream, line, now_s)
             if self.failure is None and self.group.is_aborted:
                 # An abort lets streams continue regardless of their data: possibly this one.
                 self._note_abort()
@@ -227,10 +227,19 @@ class Monitor:
             or self.calls.is_compared(issued.sequence)
         )
 
-    def _note_passed(self, line: deque[IssuedCall], now_s: float) -> None:
-        """Mark the calls of a stream whose work has ended, and give their events back."""
+    def _note_passed(self, stream: int, line: deque[IssuedCall], now_s: float) -> None:
+        """Mark the calls of a stream whose work has ended, and give their events back.
+
+        A program may destroy a stream with work on it, and another stream may get its number. So
+        only on streams that stay does the end of a call tell about those before it.
+        """
         first = sum(issued.is_passed for issued in line)  # these are the oldest
-        pending = first_pending(line, first, self._work_has_ended)
+        if stream in DEFAULT_STREAMS or stream == self.streams.own:
+            pending = first_pending(line, first, self._work_has_ended)
+        else:
+            pending = first
+            while pending < len(line) and self._work_has_ended(line[pending]):
+                pending += 1
         for issued in itertools.islice(line, first, pending):
             issued.begun_s = issued.begun_s or now_s
             issued.give_back(self.streams)

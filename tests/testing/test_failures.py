@@ -146,6 +146,38 @@ def test_failures(inner, pytester):
     assert not [pid for pid in pids if is_running(pid)]
 
 
+def test_a_crash_and_a_hang(inner):
+    result = inner(
+        test_it="""
+            import ctypes, time
+            import pytest
+
+            @pytest.mark.ranks(2)
+            def test_crash(comm):
+                if comm.rank == 1:
+                    ctypes.string_at(0)
+                comm.barrier()
+
+            @pytest.mark.ranks(2)
+            def test_ranks_have_started(comm): ...
+
+            @pytest.mark.ranks(2, timeout_s=1)
+            def test_hang(comm):
+                if comm.rank == 1:
+                    while True:
+                        time.sleep(0.01)
+            """
+    )
+
+    result.assert_outcomes(passed=1, failed=2)
+    text = section(result, "test_crash")
+    assert "rank 1 of 2 was killed by SIGSEGV" in text
+    assert "rank 0 of 2: PeerLostError: " in text
+    text = section(result, "test_hang")
+    assert "rank 1 of 2:\nnot done after 1 s; it stood at" in text
+    assert "in test_hang" in text
+
+
 HANGS = """
     import os, pathlib, signal, subprocess, time
     import pytest

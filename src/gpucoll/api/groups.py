@@ -32,7 +32,8 @@ class Groups(Front):
             Whether to start the calls instead. Each call inside needs ``async_op=True``, too, and
             returns its `Work`. Calls on GPU arrays start together at the end of the block, beside
             the work on the current stream; their works can be used from then on. Calls on host
-            arrays start at once, as outside the block: started messages never wait for each other.
+            arrays are made at once, as outside the block: started messages never wait for each
+            other. (With ``mixed=True`` on the communicator they count as calls on GPU arrays.)
         timeout_s : float, optional
             Deadline of the sends and receives, in seconds. A shorter deadline of a call prevails.
             With ``async_op=True``, the deadline of calls on GPU arrays that have none of their own.

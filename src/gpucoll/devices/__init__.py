@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import cast
 
 from gpucoll import config
-from gpucoll.devices.device import PER_THREAD_STREAM, Device
+from gpucoll.devices.device import DEFAULT_STREAMS, PER_THREAD_STREAM, Device
 from gpucoll.errors import BackendUnavailableError
 
 __all__ = [
+    "DEFAULT_STREAMS",
     "KINDS",
     "PER_THREAD_STREAM",
     "Device",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 PER_THREAD_STREAM = 2
 """Stands for a different stream in every thread: cudaStreamPerThread, hipStreamPerThread."""
+DEFAULT_STREAMS: Final = (0, 1, PER_THREAD_STREAM)
+"""Null, legacy and per-thread: handles for streams of whichever device is current."""
 
 
 class Identity(NamedTuple):

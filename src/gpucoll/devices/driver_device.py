@@ -9,15 +9,13 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
-from typing import Any, Final
+from typing import Any
 
-from gpucoll.devices.device import PER_THREAD_STREAM, Device, Identity
+from gpucoll.devices.device import Device, Identity
 from gpucoll.devices.driver import Driver
 from gpucoll.devices.foreign_library import address_of
 from gpucoll.errors import BackendError, BackendUnavailableError
 
-DEFAULT_STREAMS: Final = (0, 1, PER_THREAD_STREAM)
-"""Null, legacy and per-thread: handles for streams of whichever device is current."""
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
 _RELAXED = 2

@@ -14,8 +14,8 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Final
 
 from gpucoll.devices import driver, shared_memory
+from gpucoll.devices.device import DEFAULT_STREAMS
 from gpucoll.devices.driver import Driver, Vendor
-from gpucoll.devices.driver_device import DEFAULT_STREAMS
 from gpucoll.devices.foreign_library import Prototype, address_of
 from gpucoll.devices.shared_memory import SharedMemoryDevice
 from gpucoll.errors import BackendError, BackendUnavailableError

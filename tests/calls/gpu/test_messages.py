@@ -87,11 +87,15 @@ def refuse_in_a_group_of_works(comm, x):
         comm.group(async_op=True),
     ):
         comm.all_reduce(x)
+    plan = comm.plan_all_reduce(x, out=x)
+    with pytest.raises(ArgumentError, match="a plan returns no Work"), comm.group(async_op=True):
+        plan()
     with pytest.raises(StateError, match="do not nest"), comm.group(async_op=True), comm.group():
         pass
     with pytest.raises(ZeroDivisionError), comm.group(async_op=True):  # noqa: PT012
         work = comm.all_reduce(x, async_op=True)
-        for use in (work.wait, work.done, work.synchronize, work.exception):
+        uses = (work.wait, work.done, work.synchronize, work.exception, work.fileno)
+        for use in (*uses, lambda: work.add_done_callback(print)):
             with pytest.raises(StateError, match="all_reduce has not started"):
                 use()
         raise ZeroDivisionError

@@ -176,6 +176,11 @@ def send_batches():
             work = dist.isend(x[0], right)
             dist.recv(out[0], left)
             assert work.wait()
+        functional = torch.ops._c10d_functional
+        ends = [right, left], [7, 7], [x[1], out[1]], dist.group.WORLD.group_name
+        for each in functional.batch_p2p_ops(["isend", "irecv"], *ends):
+            functional.wait_tensor(each)
+        assert float(out[1][0]) == 10 * left + 1
     finally:
         batches.BATCHED.discard("cpu")
         del comm.group
@@ -183,4 +188,4 @@ def send_batches():
 
 
 def test_batches_start_together(groups):
-    assert groups.call(3, send_batches) == [[{"async_op": True}] * 2] * 3
+    assert groups.call(3, send_batches) == [[{"async_op": True}] * 3] * 3

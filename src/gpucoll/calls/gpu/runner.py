@@ -156,6 +156,11 @@ class GpuRunner(GpuConnection):
 
         def run() -> int:
             if self.grouped is not None:
+                if self.grouped.is_async:
+                    raise ArgumentError(
+                        f"{call.name}: a plan returns no Work, so it cannot be called inside "
+                        "group(async_op=True)"
+                    )
                 check_in_group(self.grouped, call.name, False, None)
                 self.grouped.append(replace(call, stream=current_stream()))
                 return 0

@@ -107,6 +107,16 @@ class GpuWork(Work[Any]):
         self._issuer.group.was_told = True
         return self._issuer.failure
 
+    def add_done_callback(self, function: Callable[[Work[Any]], object]) -> None:
+        """Call ``function(work)`` when the call has ended, as every Work does."""
+        self._check_issued()
+        super().add_done_callback(function)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the call has ended, as every Work does."""
+        self._check_issued()
+        return super().fileno()
+
     def _has_ended(self) -> bool:
         return self.done()
 
@@ -129,6 +139,9 @@ class GpuWork(Work[Any]):
     def _check_usable(self) -> None:
         if os.getpid() != self._process:
             raise StateError(f"{self._name} belongs to the process that this one was forked from")
+        self._check_issued()
+
+    def _check_issued(self) -> None:
         if not self._is_issued:
             raise StateError(
                 f"{self._name} has not started: it starts at the end of its group(async_op=True), "

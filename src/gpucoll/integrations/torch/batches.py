@@ -22,9 +22,9 @@ from gpucoll.integrations.torch.works import Started
 BATCHED = {"cuda"}
 """The types of devices whose messages need it: started messages of CPU tensors never wait for each
 other."""
-_BATCH = inspect.unwrap(dist.batch_isend_irecv).__code__
-_MOST_FRAMES = 8
-"""How many callers are looked at: `isend`, the batch, and what a version of torch puts between."""
+_BATCH = inspect.unwrap(dist.distributed_c10d.batch_isend_irecv).__code__
+_MOST_FRAMES = 32
+"""How many callers are looked at: each mode of `__torch_function__` adds three between the two."""
 
 
 class _Batch:
@@ -54,6 +54,7 @@ class Batches:
         """Start a message; return its work, which a batch brings into the sequence at its end."""
         frame = _frame_of_batch()
         if frame is None:
+            self._local.batch = None  # an earlier one that ended with an error keeps its callers
             return (call(),)
         batch: _Batch | None = getattr(self._local, "batch", None)
         if batch is None or batch.frame is not frame:  # an earlier one ended with an error

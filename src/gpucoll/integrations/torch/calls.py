@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -102,6 +103,18 @@ class Calls(dist.ProcessGroup):
         except GpucollError as error:
             raise as_torchs(error) from None
         return self._noted(Work(works, outputs, None if written is None else written.fill))
+
+    @contextlib.contextmanager
+    def starts_together(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Start the messages of these tensors, if they need it, at the end of the context."""
+        try:
+            if any(x.device.type in BATCHED for x in tensors):
+                with self.comm.group(async_op=True):
+                    yield
+            else:
+                yield
+        except GpucollError as error:
+            raise as_torchs(error) from None
 
     def _noted(self, work: Work) -> Work:
         if self._together is not None:

@@ -70,7 +70,8 @@ def batch_p2p_ops(
     """Start messages; return each receive's tensor, and for each send an empty one to wait for."""
     begin = {name: getattr(torch.ops._c10d_functional, name) for name in ("isend", "irecv")}
     name = group.getGroupName()
-    return [
-        begin[op](x, peer, tag, name)
-        for op, peer, tag, x in zip(ops, peers, tags, tensors, strict=True)
-    ]
+    with group.starts_together(tensors):
+        return [
+            begin[op](x, peer, tag, name)
+            for op, peer, tag, x in zip(ops, peers, tags, tensors, strict=True)
+        ]
