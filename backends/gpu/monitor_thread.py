@@ -19,7 +19,7 @@ from gpucoll.finalizers import leave
 PAUSES_S = (1e-3, 10e-3)
 """Pause between two looks: while calls are made, and while nothing happens."""
 LINGER_S = 0.1
-"""How long the thread looks on after the last call: to wake it costs the caller more than that."""
+"""How long the thread goes on looking after the last call. To wake it would slow the next call."""
 ASKING_S = 2.0
 """How long the program has to notice a failure before the process is ended."""
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h

@@ -53,7 +53,7 @@ def collected(
 def started_together(runner: Runner, gpu: GpuRunner, timeout_s: float | None) -> Iterator[None]:
     """Start the calls on GPU arrays at the end of the context, all together.
 
-    Calls on host arrays start at once, as outside: none of them waits for another.
+    Calls on host arrays are made at once, as outside: started messages never wait for each other.
     """
     _check_none_is_open(runner, gpu)
     gpu.grouped = calls = Collected[GpuCall](is_async=True)

@@ -63,7 +63,8 @@ class GpuRunner(GpuConnection):
         """Return the Work of a call that starts at the end of its group."""
         with self._alone():
             connected = self._prepared(call)
-        return _work(connected, IssuedCall(None, call.name, call.address, 0.0, None), call, False)
+        placeholder = IssuedCall(None, call.name, call.address, 0.0, None)
+        return _work(connected, placeholder, call, is_issued=False)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -282,7 +283,7 @@ def _complete(connected: GpuBackend, call: GpuCall, issued: IssuedCall) -> None:
 
 
 def _work(
-    connected: GpuBackend, issued: IssuedCall, call: GpuCall, is_issued: bool = True
+    connected: GpuBackend, issued: IssuedCall, call: GpuCall, *, is_issued: bool = True
 ) -> GpuWork:
     current_stream = streams.current_stream_of(call.template)
     return GpuWork(

@@ -20,8 +20,8 @@ from gpucoll import Communicator
 from gpucoll.integrations.torch.works import Started
 
 BATCHED = {"cuda"}
-"""The types of devices whose messages need it: started messages of CPU tensors never wait for each
-other."""
+"""The types of devices whose messages start together. Those of CPU tensors start at once, because
+started messages of CPU tensors never wait for each other."""
 _BATCH = inspect.unwrap(dist.distributed_c10d.batch_isend_irecv).__code__
 _MOST_FRAMES = 32
 """How many callers are looked at: each mode of `__torch_function__` adds three between the two."""
@@ -51,10 +51,13 @@ class Batches:
         self._local = threading.local()
 
     def begin(self, call: Callable[[], Started]) -> Sequence[Started]:
-        """Start a message; return its work, which a batch brings into the sequence at its end."""
+        """Start a message; return a sequence with its work.
+
+        In a batch, the sequence is empty until the last message starts all of them.
+        """
         frame = _frame_of_batch()
         if frame is None:
-            self._local.batch = None  # an earlier one that ended with an error keeps its callers
+            self._local.batch = None  # a batch that ended with an error keeps its callers' locals
             return (call(),)
         batch: _Batch | None = getattr(self._local, "batch", None)
         if batch is None or batch.frame is not frame:  # an earlier one ended with an error
