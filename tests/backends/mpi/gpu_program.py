@@ -146,6 +146,7 @@ def left_with_requests() -> None:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+    WORLD.Barrier()  # both have said so: mpiexec ends the other when one is gone
     os._exit(0)  # MPI's end would wait for what was given up
 
 

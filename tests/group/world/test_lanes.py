@@ -100,10 +100,13 @@ def test_numbers_of_sockets_that_cannot_be(word):
 
 # --- two interfaces, each with a limit ------------------------------------------------------------
 
+MBIT_PER_S = 200
+"""A small part of what the cores move: what a call takes are the links, beside other work, too."""
+
 
 @pytest.fixture(scope="module")
 def twins():
-    """Two network namespaces with two links between them, each limited to 1 Gbit/s."""
+    """Two network namespaces with two links between them, each limited to MBIT_PER_S."""
     if os.geteuid() != 0 or any(shutil.which(tool) is None for tool in ("ip", "tc")):
         pytest.skip("network namespaces need root and iproute2's ip and tc")
     word = f"gcl{os.getpid() % 100_000}"
@@ -119,7 +122,8 @@ def twins():
                 address = f"10.9{card}.0.{place + 1}/24"
                 ip("-n", name, "addr", "add", address, "dev", f"eth{card}")
                 ip("-n", name, "link", "set", f"eth{card}", "up")
-                limit = f"dev eth{card} root tbf rate 1gbit burst 128kb latency 20ms".split()
+                bucket = f"tbf rate {MBIT_PER_S}mbit burst 64kb latency 50ms"
+                limit = f"dev eth{card} root {bucket}".split()
                 ip("netns", "exec", name, "tc", "qdisc", "add", *limit)
         yield names
     except subprocess.SubprocessError as error:
@@ -158,7 +162,7 @@ def timed(seat, names, count):
 @pytest.mark.parametrize("interfaces", ["eth0", "eth0,eth1", "eth1,eth0"])
 def test_large_arrays_use_all_interfaces(hosts, rank_server, twins, interfaces):
     given = {config.HOST_ID: "", config.INTERFACES: interfaces}
-    count = 4 << 20
+    count = 1 << 20
     with rank_server.fork(2) as pool:
         hosts.start(pool, "ab", timed, twins, count, gives="seat", environment=given)
         replies = pool.results()
@@ -168,8 +172,8 @@ def test_large_arrays_use_all_interfaces(hosts, rank_server, twins, interfaces):
         assert all(right)
         subnets = [f"10.9{name[-1]}.0" for name in sorted(used)]
         assert ends == [(f"{net}.{rank + 1}", f"{net}.{2 - rank}") for net in subnets]
-        gigabits_per_s = 4 * count * 8 / seconds / 1e9  # each card's limit is 1: both at once
-        assert gigabits_per_s < 1.1 if len(used) == 1 else gigabits_per_s > 1.2
+        of_one_card = 4 * count * 8 / seconds / (MBIT_PER_S * 1e6)  # above 1: both at once
+        assert of_one_card < 1.1 if len(used) == 1 else of_one_card > 1.2
         # Two ranks send each other as many bytes as the array has: half of it summed already.
         # Packets' headers, and what is sent again, come on top; what is small takes one card.
         share = 4 * count / len(used)
