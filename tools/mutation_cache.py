@@ -21,7 +21,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, get_type_hints
+
+from gpucoll.kernels.cpu.blocks import Block, BlockClass, kinds
+from gpucoll.kernels.cpu.jit import Inlined, Loop
 
 MANAGING = {
     *("cache", "cache_key", "kept_loops", "kernel_files", "library", "library_trial"),
@@ -50,14 +53,28 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     """Yield what the code of a function depends on."""
     function = getattr(value, "py_func", None) or getattr(value, "_generate", value)
     code = getattr(function, "__code__", None)
-    if code is None:
+    if isinstance(value, BlockClass):
+        yield from _parts_of_block(value, seen)
+    elif code is None:
         yield re.sub(" at 0x[0-9a-f]+", "", repr(value))
     elif id(code) not in seen:
         seen.add(id(code))
         yield from map(repr, (function.__module__, function.__name__, function.__defaults__))
+        declared = get_type_hints(function) if isinstance(value, Inlined | Loop) else {}
+        for kind in declared.values():
+            yield from _parts(kind, seen)
         for cell in function.__closure__ or ():
             yield from _parts(cell.cell_contents, seen)
         yield from _parts_of_code(code, function.__globals__, seen)
+
+
+def _parts_of_block(block: Any, seen: set[int]) -> Iterator[str]:
+    yield repr(block)
+    if id(block) not in seen and issubclass(block, Block):
+        seen.add(id(block))
+        yield repr(block.fields)
+        for kind in kinds(block).values():
+            yield from _parts(kind, seen)
 
 
 def _parts_of_code(code: CodeType, around: dict[str, Any], seen: set[int]) -> Iterator[str]:

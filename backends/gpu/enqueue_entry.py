@@ -34,6 +34,7 @@ from gpucoll.kernels.cpu.memory import (
     get,
     load64_ordered,
     put,
+    signed32,
 )
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
@@ -72,7 +73,7 @@ _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 @inline
 def _code(word):
     """Return the int that a C function returned."""
-    return np.int64(np.int32(word))
+    return signed32(word)
 
 
 @inline
@@ -209,7 +210,7 @@ def _leave(driver_table, before):
         _call(get(driver_table, _SET_DEVICE), before, 0)
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def step_call(self, _):
     """Built-in without arguments; `self` is a capsule of a driver table. Returns a `Gone`.
 
@@ -220,7 +221,7 @@ def step_call(self, _):
     return new_integer(load64_ordered(driver_table + 8 * _GONE))
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def enqueue_call(self, arguments, n_arguments):
     """Built-in of ``(source, destination, communicator, stream, leader, start, end)``, integers.
 

@@ -82,7 +82,7 @@ def _has_come(carrier):
     return True
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def carry_away(carrier, address, most_bytes):
     """Send as much as a slot takes; return the bytes, 0: none now, -1: MPI has failed."""
     slot = get(carrier, _OUT_SLOT)
@@ -98,7 +98,7 @@ def carry_away(carrier, address, most_bytes):
     return _FAILED if get(carrier, _ERROR) != 0 else size_bytes
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def carry_here(carrier, address, most_bytes):
     """Take bytes that arrived; return how many, 0: none now, -1: MPI has failed."""
     if get(carrier, _IS_LISTENING) == 0:

@@ -20,7 +20,7 @@ from gpucoll.backends.mpi.steps import (
     poll_requests,
 )
 from gpucoll.backends.mpi.words import EXCHANGE_TAG
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import get, load64, pause, put
 from gpucoll.transport.shared.flags import yield_once
@@ -42,7 +42,6 @@ _MESSAGE_BYTES, _ABORT = int(Word.SENT_HEADER) + 3, int(Word.ABORT)
 _LINK, _ERRNO = int(Word.LINK), int(Word.ERRNO)
 _AGREED, _AGAIN, _GONE = int(Outcome.AGREED), int(Outcome.AGAIN), int(Outcome.GONE)
 _ABORTED, _GARBLED = int(Outcome.ABORTED), int(Outcome.GARBLED)
-_i64 = types.int64
 
 
 @inline
@@ -91,7 +90,7 @@ def _end_step(words):
     return True
 
 
-@compiled_when_used(_i64(_i64, _i64), exchange.__name__)
+@compiled_when_used(exchange.__name__)
 def go_on_by_mpi(words, end_ns):
     """Continue an exchange; return its `Outcome`, or `AGAIN` at `end_ns`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gpucoll.backends.mpi.movements import broadcast, move
 from gpucoll.backends.mpi.reductions import reduce_blocks, reduce_by_kernels, reduce_by_mpi
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import get, put
 from gpucoll.transport.shared.steps import (
@@ -32,7 +32,6 @@ _COLLECTIVE = int(Call.MPI_COLLECTIVE)
 _N_HERE = int(Context.WORLD_SIZE)
 _REDUCE_SCATTER, _BROADCAST = int(Collective.REDUCE_SCATTER), int(Collective.BROADCAST)
 _MPI = int(Path.MPI)
-_i64 = types.int64
 
 
 @inline
@@ -49,7 +48,7 @@ def _run(context, words, call):
     return reduce_by_kernels(context, words, call)
 
 
-@compiled_when_used(_i64(_i64, _i64), exchange_words.__name__)
+@compiled_when_used(exchange_words.__name__)
 def mpi_call(context, call):
     """Run the collective in the call block through MPI; return a status."""
     status = begin(context, call)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpucoll.backends.mpi.buffers import bytes_of, copied, copy_plain, no_memory, start_of
 from gpucoll.backends.mpi.steps import (
     BYTE,
@@ -46,7 +44,7 @@ _F_ALL_TO_ALL_COUNTS = int(Word.ALL_TO_ALL_COUNTS)
 def broadcast(context, words, call):
     """Broadcast, in pieces if the size exceeds MPI's counts; return a status."""
     is_root = get(call, ROOT) == get(words, RANK)
-    size_bytes, done, status = get(call, _BLOCK_BYTES), np.int64(0), OK
+    size_bytes, done, status = get(call, _BLOCK_BYTES), 0, OK
     comm, byte, root = get(words, COMMUNICATOR), get(words, BYTE), get(call, ROOT)
     step = size_bytes if get(words, HAS_LARGE_COUNTS) != 0 else get(words, MOST_BYTES)
     memory = get(call, SOURCE) if is_root else get(call, DESTINATION)
@@ -257,7 +255,7 @@ def _move_pairwise(context, words, call, source):
     kind, me, root = get(call, _COLLECTIVE), get(words, RANK), get(call, ROOT)
     landing = get(call, DESTINATION)
     for rank in range(get(words, WORLD_SIZE)):
-        origin, sent, at, received = source, np.int64(0), landing, np.int64(0)
+        origin, sent, at, received = source, 0, landing, 0
         if kind == _ALL_TO_ALL:
             origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             at, received = landing + _received_start(call, rank), _received_bytes(words, call, rank)

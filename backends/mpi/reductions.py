@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpucoll.backends.mpi.buffers import bytes_of, copied, no_memory, start_of
 from gpucoll.backends.mpi.steps import (
     BYTE,
@@ -58,7 +56,7 @@ _F_ALL_GATHER = int(Word.ALL_GATHER)
 @inline
 def _fill_with_identity(context, call, size_bytes):
     """Give the first rank of an exclusive scan the result of no inputs: the identity."""
-    item_bytes, done = get(call, ITEM_BYTES), np.int64(0)
+    item_bytes, done = get(call, ITEM_BYTES), 0
     while done < size_bytes:
         step = item_bytes if done == 0 else min(done, size_bytes - done)
         origin = get(call, IDENTITY) if done == 0 else get(call, DESTINATION)
@@ -101,7 +99,7 @@ def _reduce_piece(words, call, source, destination, count):
 
 @inline
 def _reduce_from(context, words, call, source):
-    size_bytes, done, status = get(call, SIZE_BYTES), np.int64(0), OK
+    size_bytes, done, status = get(call, SIZE_BYTES), 0, OK
     item_bytes, step = get(call, ITEM_BYTES), get(call, SIZE_BYTES)
     if get(words, HAS_LARGE_COUNTS) == 0:
         step = min(step, get(words, MOST_BYTES) // item_bytes * item_bytes)
@@ -150,7 +148,7 @@ def _n_inputs(words, call):
     if kind == _EXCLUSIVE_SCAN:
         return get(words, RANK)
     if kind == _REDUCE and get(call, ROOT) != get(words, RANK):
-        return np.int64(-1)
+        return -1
     return get(words, WORLD_SIZE)
 
 
@@ -252,7 +250,7 @@ def _reduce_slices(context, words, call, done, size_bytes):
 @inline
 def reduce_by_kernels(context, words, call):
     """Reduce, or scan, by kernels if MPI lacks the same operation; return a status."""
-    size_bytes, status, done = get(call, SIZE_BYTES), OK, np.int64(0)
+    size_bytes, status, done = get(call, SIZE_BYTES), OK, 0
     if size_bytes * get(words, WORLD_SIZE) <= GATHERED_BYTES:
         return _reduce_gathered(context, words, call) if size_bytes > 0 else OK
     step = PIECE_BYTES // get(call, ITEM_BYTES) * get(call, ITEM_BYTES)
@@ -268,14 +266,14 @@ def reduce_by_kernels(context, words, call):
 @inline
 def reduce_blocks(context, words, call):
     """Give each rank its block of the combined inputs, one piece of each block at a time."""
-    me, world_size, largest = get(words, RANK), get(words, WORLD_SIZE), np.int64(0)
+    me, world_size, largest = get(words, RANK), get(words, WORLD_SIZE), 0
     for rank in range(world_size):
         largest = max(largest, bytes_of(call, rank))
     width = min(largest, PIECE_BYTES // get(call, ITEM_BYTES) * get(call, ITEM_BYTES))
     scratch = scratch_of(words, world_size * width)
     if scratch == 0 and width > 0:
         return no_memory(context)
-    done, status = np.int64(0), OK
+    done, status = 0, OK
     # In place, the result replaces this rank's block of the input, which has been copied by then.
     while done < largest and status == OK:
         mine_bytes = max(min(bytes_of(call, me) - done, width), 0)

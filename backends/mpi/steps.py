@@ -20,6 +20,7 @@ from gpucoll.kernels.cpu.memory import (
     load32,
     pause,
     put,
+    signed32,
     store32_release,
     store64,
 )
@@ -78,7 +79,7 @@ def next_request(words):
 @inline
 def issue(words, function, a, b, c, d, e, f, g, h, i, j):
     """Call an MPI function that starts something and fills `next_request`."""
-    error = np.int64(call_foreign(get(words, function), a, b, c, d, e, f, g, h, i, j))
+    error = signed32(call_foreign(get(words, function), a, b, c, d, e, f, g, h, i, j))
     if error != 0:
         put(words, ERROR, error)
     else:
@@ -201,7 +202,7 @@ def set_number(words, which, rank, value):
     if get(words, HAS_LARGE_COUNTS) != 0:
         store64(vector_of(words, which) + 8 * rank, value)
     else:
-        store32_release(vector_of(words, which) + 4 * rank, np.int32(value))
+        store32_release(vector_of(words, which) + 4 * rank, value)
 
 
 # --- an exchange between all pairs ----------------------------------------------------------------
@@ -254,7 +255,7 @@ def exchange(context, words):
     A rank's data for itself is copied if the host can access it; otherwise it is a message, too.
     """
     me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
-    largest, first = np.int64(0), np.int64(1 - get(words, IS_ON_GPU))
+    largest, first = 0, 1 - get(words, IS_ON_GPU)
     for rank in range(world_size):
         move = moves + MOVE_BYTES * rank
         if rank != me or first == 0:
@@ -264,7 +265,7 @@ def exchange(context, words):
     if get(mine, _SEND_BYTES) > 0 and is_elsewhere and first == 1:
         source, size_bytes = get(mine, _SEND_FROM), get(mine, _SEND_BYTES)
         call_copy(get(context, COPY), get(mine, _RECEIVE_AT), source, size_bytes, 0)
-    done, status = np.int64(0), OK
+    done, status = 0, OK
     while done < largest and status == OK:
         for step in range(first, world_size):
             _begin_round(words, step, done)
@@ -280,7 +281,7 @@ def broadcast_by_messages(context, words, root, source, destination, size_bytes)
     After each round twice as many ranks have it.
     """
     me, world_size = get(words, RANK), get(words, WORLD_SIZE)
-    place, has, status = (me + world_size - root) % world_size, np.int64(1), OK
+    place, has, status = (me + world_size - root) % world_size, 1, OK
     memory = source if place == 0 else destination
     while has < 2 * world_size and status == OK:
         for rank in range(world_size):

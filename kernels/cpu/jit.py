@@ -13,11 +13,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast, get_type_hints
 
 from gpucoll.kernels.cpu import cache
 
 __all__ = ["Inlined", "Loop", "compile_module", "compiled", "inline", "inline_typed", "types"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind:
@@ -74,6 +77,10 @@ class ExternalFunction:
         self.signature = signature
         self.declared.add(name)
 
+    def __call__(self, *arguments: Any) -> int:
+        """Say that only compiled code can call it; loops that do so are checked by this type."""
+        raise TypeError(f"only compiled code calls {self.name}")
+
     @cached_property
     def _numba_type_(self) -> Any:
         from numba import types as numba_types
@@ -95,7 +102,7 @@ class _Types:
     float64 = Kind("float64", ctypes.c_double)
     float32 = Kind("float32", ctypes.c_float)
     void = Kind("void", None)
-    ExternalFunction: Any = ExternalFunction  # for calls in loops
+    ExternalFunction = ExternalFunction
 
 
 types = _Types
@@ -110,18 +117,25 @@ class Inlined:
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
 
+    def __call__(self, *arguments: Any) -> Any:
+        """Run it as plain Python, on blocks of Python's."""
+        return self.py_func(*arguments)
+
+    @cached_property
+    def types(self) -> tuple[Any, ...]:
+        """Numba's types of the arguments."""
+        return _argument_types(self.py_func)
+
     @cached_property
     def dispatcher(self) -> Any:
         """Numba's dispatcher for the function."""
-        from numba import types as numba_types
-
         made = inline_typed(self.py_func)
         template_for = made.get_call_template
 
-        def template_for_words(arguments: tuple[Any, ...], keywords: Any) -> Any:
-            return template_for((numba_types.int64,) * len(arguments), keywords)
+        def template_as_declared(arguments: tuple[Any, ...], keywords: Any) -> Any:
+            return template_for(self.types[: len(arguments)], keywords)
 
-        made.get_call_template = template_for_words
+        made.get_call_template = template_as_declared
         return made
 
     @property
@@ -169,14 +183,20 @@ class Intrinsic:
 
 
 class Loop:
-    """A compiled C function, called by address."""
+    """A compiled C function of words, called by address."""
 
-    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.__wrapped__ = self.py_func = function
         self.__name__ = function.__name__
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
-        self.signature = signature
+        returns = types.void if function.__annotations__.get("return") == "None" else types.int64
+        self.signature = returns(*[types.int64] * function.__code__.co_argcount)
+
+    @property
+    def numba_signature(self) -> Any:
+        """The function's types for Numba, to which a block is more than a word."""
+        return self.signature.returns.numba(*_argument_types(self.py_func))
 
     @property
     def symbol(self) -> str:
@@ -190,7 +210,7 @@ class Loop:
 
         from gpucoll.kernels.cpu.loop_cache import CachedLoop
 
-        signature = sigutils.normalize_signature(self.signature.numba)
+        signature = sigutils.normalize_signature(self.numba_signature)
         made = CachedLoop(self.py_func, signature, {}, {"error_model": "numpy"})
         made.enable_caching()
         made.compile()
@@ -217,35 +237,43 @@ def inline_typed(function: Any) -> Any:
     return numba.njit(**options)(function)
 
 
-def inline(function: Callable[..., Any]) -> Any:
-    """Decorate a function that the compiled loops call with int64 arguments only.
+def inline(function: F) -> F:
+    """Decorate a function that the compiled loops call; its arguments are as it declares them.
 
-    Unlike `inline_typed`, which Numba compiles anew for each constant argument, and for bools, it
-    is compiled once. Of 23 s for compiling all loops, 7 s went there (one core, 2026-11-21). LLVM
-    sees the constants anyway.
+    An argument is a block of a class, several `Words`, or otherwise a word, whatever the caller
+    passes. So Numba compiles the function once, where `inline_typed` is compiled anew for each
+    constant argument, and for bools. Of 23 s for compiling all loops, 7 s went there (one core,
+    2026-11-21). LLVM sees the constants anyway.
     """
-    return Inlined(function)
+    return cast("F", Inlined(function))
 
 
-def intrinsic(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
+def intrinsic(signature: Signature) -> Callable[[Callable[..., Any]], Callable[..., int]]:
     """Decorate a function ``(codegen, builder, *values) -> value`` that makes LLVM IR.
 
     The first argument is the module `gpucoll.kernels.cpu.codegen`, which imports LLVM.
     """
 
-    def decorate(generate: Callable[..., Any]) -> Any:
-        return Intrinsic(generate, signature)
+    def decorate(generate: Callable[..., Any]) -> Callable[..., int]:
+        return cast("Callable[..., int]", Intrinsic(generate, signature))
 
     return decorate
 
 
-def compiled(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that becomes a C function of `signature` when its address is needed."""
+def compiled(function: Callable[..., Any]) -> Any:
+    """Decorate a function that becomes a C function when its address is needed.
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        return Loop(function, signature)
+    It gets and returns words, or returns nothing if it is annotated with ``-> None``.
+    """
+    return Loop(function)
 
-    return decorate
+
+def _argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
+    from gpucoll.kernels.cpu.block_types import type_of
+
+    declared = get_type_hints(function)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return tuple(type_of(declared.get(name)) for name in names)
 
 
 def loops_of(module: str) -> Iterator[Loop]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu import cache
-from gpucoll.kernels.cpu.jit import Loop, Signature
+from gpucoll.kernels.cpu.jit import Loop
 
 __all__ = ["KeptLoop", "compiled_when_used"]
 
@@ -30,10 +30,8 @@ class KeptLoop(Loop):
     and on everything that the name of the cache's folder depends on.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], signature: Signature, further: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(function, signature)
+    def __init__(self, function: Callable[..., Any], further: tuple[str, ...] = ()) -> None:
+        super().__init__(function)
         self._modules = (self.__module__, *further)
 
     @cached_property
@@ -42,7 +40,7 @@ class KeptLoop(Loop):
         from numba.core import sigutils
         from numba.core.ccallback import CFunc
 
-        signature = sigutils.normalize_signature(self.signature.numba)
+        signature = sigutils.normalize_signature(self.numba_signature)
         made = CFunc(self.py_func, signature, {}, {"error_model": "numpy"})
         made.compile()
         return made
@@ -83,19 +81,17 @@ def _linked(loop: Loop) -> bytes:
         return linked([loop], [])
 
 
-def compiled_when_used(signature: Signature, *further: str) -> Callable[[Callable[..., Any]], Any]:
+def compiled_when_used(*further: str) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function that becomes a separate C function when its address is first requested.
 
     Parameters
     ----------
-    signature : Signature
-        The function's signature.
     *further : str
         Modules, imported by the function's own module, whose folders contain functions that it
         inlines.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        return KeptLoop(function, signature, further)
+        return KeptLoop(function, further)
 
     return decorate

@@ -65,6 +65,14 @@ def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) ->
     LinkError
         A loop needs a function that none of them declares, or the linker fails.
     """
+    whole, machine = together(loops)
+    for symbol, function in kernels:
+        _add(whole, llvm.parse_assembly(str(function.module)), function.name, symbol)
+    return emit(whole, machine, ExternalFunction.declared | _OF_COMPILERS)
+
+
+def together(loops: Iterable[Loop]) -> tuple[Any, Any]:
+    """Return one optimised LLVM module of these loops, and the target machine for it."""
     machine = target_of_numba()
     whole = llvm.parse_assembly(_BEGINNING)
     whole.triple, whole.data_layout = machine.triple, str(machine.target_data)
@@ -73,9 +81,7 @@ def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) ->
         module = llvm.parse_bitcode(made._library._get_module_for_linking().as_bitcode())
         _add(whole, module, made.native_name, loop.symbol)
     _optimise(whole, machine)
-    for symbol, function in kernels:
-        _add(whole, llvm.parse_assembly(str(function.module)), function.name, symbol)
-    return emit(whole, machine, ExternalFunction.declared | _OF_COMPILERS)
+    return whole, machine
 
 
 def linked_kernel(symbol: str, function: ir.Function) -> bytes:

@@ -7,6 +7,7 @@ parser, and ctypes pointers would keep Numba from caching (``dynamic globals``).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from gpucoll.kernels.cpu.jit import Kind, intrinsic, types
@@ -21,7 +22,7 @@ def _ir_type(codegen: Any, kind: Kind) -> Any:
     return {"int64": codegen.I64, "int32": codegen.I32, "void": codegen.VOID}[kind.name]
 
 
-def _load(kind: Kind, order: str) -> Any:
+def _load(kind: Kind, order: str) -> Callable[[int], int]:
     @intrinsic(kind(_int64))
     def load(codegen: Any, b: Any, address: Any) -> Any:
         made = _ir_type(codegen, kind)
@@ -31,7 +32,7 @@ def _load(kind: Kind, order: str) -> Any:
     return load
 
 
-def _store(kind: Kind, order: str) -> Any:
+def _store(kind: Kind, order: str) -> Callable[[int, int], Any]:
     @intrinsic(_void(_int64, kind))
     def store(codegen: Any, b: Any, address: Any, value: Any) -> None:
         made = _ir_type(codegen, kind)
@@ -40,7 +41,7 @@ def _store(kind: Kind, order: str) -> Any:
     return store
 
 
-def _read_modify_write(operation: str, kind: Kind) -> Any:
+def _read_modify_write(operation: str, kind: Kind) -> Callable[[int, int], int]:
     @intrinsic(kind(_int64, kind))
     def update(codegen: Any, b: Any, address: Any, value: Any) -> Any:
         where = codegen.pointer(b, address, _ir_type(codegen, kind))
@@ -99,7 +100,13 @@ def on_stack(codegen: Any, b: Any, value: Any) -> Any:
     return codegen.on_stack(b, value)
 
 
-def _fence(order: str) -> Any:
+@intrinsic(_int64(_int64))
+def signed32(codegen: Any, b: Any, value: Any) -> Any:
+    """Return the lower half of a word, with its own sign: what sequence numbers are."""
+    return b.sext(b.trunc(value, codegen.I32), codegen.I64)
+
+
+def _fence(order: str) -> Callable[[], Any]:
     @intrinsic(_void())
     def fence(codegen: Any, b: Any) -> None:
         b.fence(order)
@@ -128,7 +135,7 @@ def take_line(codegen: Any, b: Any, address: Any) -> None:
     codegen.prefetch(b, address, for_write=True)
 
 
-def _call(count: int, returns: Kind) -> Any:
+def _call(count: int, returns: Kind) -> Callable[..., int]:
     """Make an intrinsic that calls the function at an address with `count` int64 arguments."""
 
     @intrinsic(returns(*[_int64] * (count + 1)))

@@ -141,7 +141,7 @@ def test_threads(new_arena):
 
 def test_threads_without_the_interpreters_lock(arena):
     """What ctypes calls runs at the same time, as NumPy may on a free-threaded interpreter."""
-    state = arena._heap.ctypes.data
+    state = arena._heap.address
 
     def work(seed):
         drawn, held = random.Random(seed), [0] * 20

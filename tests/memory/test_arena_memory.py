@@ -13,7 +13,6 @@ import pytest
 from tests.memory.arena_books import check_books, holds, taken_bytes
 
 from gpucoll.memory.arena import process_arena
-from gpucoll.memory.free_lists import Heap
 
 
 def test_what_is_kept_is_counted_and_limited(new_arena):
@@ -72,7 +71,7 @@ def test_memory_that_cannot_be_given_back_is_kept(new_arena):
     arena = new_arena(1 << 22, kept_bytes=0)
     arena.array((1 << 20,), np.dtype(np.uint8))[...] = 9
     assert arena.kept_bytes == 0
-    arena._heap[Heap.BASE] += 1  # no page begins there: madvise refuses
+    arena._heap.base += 1  # no page begins there: madvise refuses
     array = arena.array((1 << 20,), np.dtype(np.uint8))
     array[...] = 9
     del array
@@ -96,9 +95,9 @@ def test_a_forked_child_leaves_the_arena_alone(arena):
         assert own is not arena
         assert holds(own, own.array((10,), np.dtype(np.uint8)))
 
-    before = arena._heap.copy()
+    before = arena._heap._words.copy()
     assert run_in_child(in_child, array) == "fine"
-    assert (arena._heap == before).all()
+    assert (arena._heap._words == before).all()
     assert (array == 5).all()
     assert array.ctypes.data == arena.mapping.address
 

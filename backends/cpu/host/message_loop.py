@@ -7,8 +7,6 @@ sleep on their words: `gpucoll.transport.shared.flags`.
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpucoll.backends.cpu.host.mailboxes import ring_bell
 from gpucoll.backends.cpu.host.message_step import drop, lock
 from gpucoll.backends.cpu.host.transfers import (
@@ -36,7 +34,7 @@ from gpucoll.backends.cpu.host.transfers import (
     state_of,
     unlock,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     add32,
     call_post,
@@ -392,7 +390,7 @@ def _poll(context, call, table, rows, count):
     return OK if _all_over(rows, count) else _NOT_YET
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def message_loop(context, call):
     """Start the call's rows unless they were started; wait until all are over; return a status.
 
@@ -406,9 +404,9 @@ def message_loop(context, call):
         put(get(table, CALLS), _PATH, _MESSAGE)
     if _all_over(rows, count):
         return _result(rows, count)
-    add32(table + 8 * _WAITERS, np.int32(1))
+    add32(table + 8 * _WAITERS, 1)
     status = _wait(context, call, table, rows, count)
-    add32(table + 8 * _WAITERS, np.int32(-1))
+    add32(table + 8 * _WAITERS, -1)
     if get(context, _SLICE_NS) != 0:
         put(context, _SLICE_NS, 0)
         _note_the_end(context)

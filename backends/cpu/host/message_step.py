@@ -62,7 +62,7 @@ from gpucoll.backends.cpu.host.transfers import (
     try_lock,
     unlock,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load64_acquire, pause, put
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import is_aborted, yield_once
@@ -78,7 +78,6 @@ _D_SENDS, _D_SEND_PEER, _D_SEND_TAG = (
 )
 _MOST_PARTS = 8
 _TRIES = 100
-_i64 = types.int64
 
 
 @inline
@@ -199,7 +198,7 @@ def _post(table, row):
         append(table, FIRST, LAST, row, NEXT)
 
 
-@compiled(_i64(_i64))
+@compiled
 def message_step(table):
     """Advance all pending messages by a step; return how many are pending.
 
@@ -219,7 +218,7 @@ def message_step(table):
     return pending
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def message_post(table, rows, count):
     """Start sends, receives and probes, after all others; return whether they were started.
 
@@ -272,7 +271,7 @@ def drop(table, row):
     return True
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def message_drop(table, row):
     """Withdraw a row; return 1, or 0 if another rank may see it, or row or table is over."""
     lock(table)
@@ -283,7 +282,7 @@ def message_drop(table, row):
     return 1 if is_dropped else 0
 
 
-@compiled(_i64(_i64))
+@compiled
 def message_refuse(table):
     """Drop the send for which there is no memory; return 1, or 0 if there is no such send."""
     lock(table)
@@ -299,7 +298,7 @@ def message_refuse(table):
     return 1 if is_dropped else 0
 
 
-@compiled(_i64(_i64))
+@compiled
 def message_end(table):
     """Make sure that no thread touches anything from here on; return how many rows were pending."""
     lock(table)
@@ -309,7 +308,7 @@ def message_end(table):
     return pending
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def message_put_back(table, held):
     """Release a message reserved for a receive: others can receive it, before later messages."""
     lock(table)
@@ -325,7 +324,7 @@ def message_put_back(table, held):
     return 1
 
 
-@compiled(_i64(_i64))
+@compiled
 def message_release(table):
     """Free messages that nobody received; the table is at its end."""
     world_size = get(get(table, CONTEXT), WORLD_SIZE)

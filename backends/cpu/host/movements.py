@@ -30,7 +30,7 @@ from gpucoll.backends.cpu.host.pieces import (
 from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged_movement import move_staged
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, load64, put, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER
@@ -450,7 +450,7 @@ def _make_ready(context, call):
     return status
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def movement_loop(context, call):
     """Run the movement in the call block; return a status."""
     status = _make_ready(context, call)
@@ -469,7 +469,7 @@ def movement_loop(context, call):
     return OK
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def movement_post(context, call):
     """Post a movement ahead, without waiting; NOT_RUN if that is not possible.
 
@@ -485,7 +485,7 @@ def movement_post(context, call):
     return status
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def movement_finish(context, call):
     """Complete the call that `movement_post` began; return a status."""
     status = _move(context, call)

@@ -27,7 +27,7 @@ from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
@@ -312,7 +312,7 @@ def _together(context, call, posts):
     return status
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def reduction_loop(context, call):
     """Run the reduction in the call block; return a status."""
     status = make_ready(context, get(call, SIZE_BYTES), get(context, _ONE_SHOT_BYTES))
@@ -330,7 +330,7 @@ def reduction_loop(context, call):
     return OK
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def reduction_post(context, call):
     """Post a reduction ahead, without waiting; NOT_RUN if that is not possible."""
     size_bytes = get(call, SIZE_BYTES)
@@ -348,7 +348,7 @@ def reduction_post(context, call):
     return status
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def reduction_finish(context, call):
     """Complete the call that `reduction_post` began; return a status."""
     status = _together(context, call, False)

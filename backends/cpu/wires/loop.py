@@ -131,7 +131,7 @@ def _send_locked(table, wires, moves):
     unlock(table)
 
 
-@compiled_when_used(_i64(_i64))
+@compiled_when_used()
 def wires_step(table):
     """Advance messages and everything on connections by a step; return how many are pending."""
     wires = get(table, WIRES)
@@ -152,7 +152,7 @@ def wires_step(table):
     return load64_acquire(table + 8 * PENDING)
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def wires_post(table, rows, count):
     """Start sends, receives and probes; send what is ready; return whether they were started."""
     wires = get(table, WIRES)
@@ -161,7 +161,7 @@ def wires_post(table, rows, count):
     return is_begun
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def wires_fetch(table, row):
     """Request the data of a message that a row gets; return that something moved.
 

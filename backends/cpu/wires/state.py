@@ -14,7 +14,7 @@ from gpucoll.backends.cpu.wires.words import (
     WireState,
 )
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import get, load32, put
+from gpucoll.kernels.cpu.memory import get, load32, put, signed32
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.steps import RANK, WORLD_SIZE
 from gpucoll.transport.shared.words import Context, Mode
@@ -140,7 +140,7 @@ def fail(table, wire, number):
 @inline
 def failed_call():
     """Return why a system call has failed; 0: there was nothing to do now."""
-    number = np.int64(load32(_errno_location()))
+    number = signed32(load32(_errno_location()))
     return 0 if number == _EAGAIN or number == _EINTR else number
 
 

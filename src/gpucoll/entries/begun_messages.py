@@ -121,7 +121,7 @@ def row_state(row):
     return load64_acquire(row + 8 * _ROW_STATE)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def start_entry(self, arguments, n_arguments):
     """Built-in of ``(x, peer, tag)``: starts a message.
 
@@ -189,7 +189,7 @@ def _run_row(table, row, memory, array, timeout_ns):
     return status
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def wait_entry(self, arguments, n_arguments):
     """Built-in of ``(memory of a row,)``: waits until the message is complete.
 
@@ -203,7 +203,7 @@ def wait_entry(self, arguments, n_arguments):
     return 0 if status == _SIGNAL else new_integer(status)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def let_go_entry(self, arguments, n_arguments):
     """Built-in of ``(memory of a row,)``, which is complete, or which nothing will use any more."""
     memory = get(arguments, 0)
@@ -242,7 +242,7 @@ def _find(self, arguments, n_arguments, kind, room_bytes):
     return _row_or_none(table, memory, _run_row(table, row, memory, none, timeout_ns))
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def receive_entry(self, arguments, n_arguments):
     """Built-in of ``(x, source, tag, timeout_s)``: receives into x. Returns like `take_entry`.
 
@@ -265,7 +265,7 @@ def receive_entry(self, arguments, n_arguments):
     return _row_or_none(table, memory, _run_row(table, row, memory, x, timeout_ns))
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def take_entry(self, arguments, n_arguments):
     """Built-in of ``(source, tag, timeout_s)``: takes a message of any kind.
 
@@ -275,7 +275,7 @@ def take_entry(self, arguments, n_arguments):
     return _find(self, arguments, n_arguments, _TAKE, 0)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def probe_entry(self, arguments, n_arguments):
     """Built-in of ``(source, tag, timeout_s)``: finds a message without receiving it.
 
@@ -284,7 +284,7 @@ def probe_entry(self, arguments, n_arguments):
     return _find(self, arguments, n_arguments, _PROBE, MOST_DESCRIPTION_BYTES)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def fetch_entry(self, arguments, n_arguments):
     """Built-in of ``(memory of a row, array)``: receives a taken message into a new array.
 

@@ -59,7 +59,7 @@ from gpucoll.entries.collectives import (
     run_within,
     timeout_of,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load64, put
 from gpucoll.transport.shared.steps import (
     COUNT,
@@ -77,7 +77,6 @@ _OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 _GIVEN, _GIVEN_RECEIVED = 5, 6  # indices of the arguments
 _MOST_BYTES = 1 << 60
-_i64 = types.int64
 
 
 @inline
@@ -247,7 +246,7 @@ def _prepare(table, arguments):
     return _prepare_both(table, call, arguments, total, received)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def block_entry(self, arguments, n_arguments):
     """Built-in of ``(x, out, op, root, timeout_s, counts, receive_counts)``: `out`, or None."""
     table = capsule_pointer(self, 0)

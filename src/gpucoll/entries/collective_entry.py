@@ -40,7 +40,7 @@ from gpucoll.entries.tensors import (
     read_view,
     shape_of,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
 from gpucoll.transport.shared.steps import (
@@ -65,7 +65,6 @@ _BASE_DIGEST, _SIGNS_COUNT = int(Call.BASE_DIGEST), int(Call.SIGNS_COUNT)
 _SOURCE_PARTS, _DESTINATION_PARTS = int(Call.SOURCE_PARTS), int(Call.DESTINATION_PARTS)
 _LARGEST_PARTS, _IN_PLACE_BLOCK = int(Call.LARGEST_PARTS), int(Call.IN_PLACE_BLOCK)
 _REDUCE, _GATHER = int(Collective.REDUCE), int(Collective.GATHER)
-_i64 = types.int64
 
 
 @inline
@@ -232,7 +231,7 @@ def _run_on_tensors(table, arguments, timeout_ns):
     return 0 if status == _SIGNAL else new_reference(none)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def collective_entry(self, arguments, n_arguments):
     """Built-in of ``(x, out, op, root, timeout_s)``; `self` is a capsule of the table."""
     table = capsule_pointer(self, 0)

@@ -127,13 +127,13 @@ def _run_prepared(self, may_overtake):
     return 0 if status == _SIGNAL else new_integer(status)
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def prepared_call(self, _):
     """Built-in without arguments; `self` is a capsule of the call block."""
     return _run_prepared(self, False)
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def queued_call(self, _):
     """Built-in without arguments, for the queue of asynchronous calls, when it has the turn."""
     return _run_prepared(self, True)

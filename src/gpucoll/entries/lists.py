@@ -50,7 +50,7 @@ from gpucoll.entries.tensors import (
     read_view,
     shape_of,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.steps import COUNT, DIGEST, DIMENSIONS, SIZE_BYTES
 from gpucoll.transport.shared.words import Call, Context, Status
@@ -66,7 +66,6 @@ _BASE_DIGEST = int(Call.BASE_DIGEST)
 _SEGMENTS, _N_SEGMENTS = int(Call.SEGMENTS), int(Call.N_SEGMENTS)
 _ROW_WORDS = 3
 _END, _INPUT, _OUTPUT = 0, 1, 2  # the last two are addresses minus the array's offset in the whole
-_i64 = types.int64
 
 
 @inline
@@ -306,7 +305,7 @@ def _run_on_lists(table, xs, outs, operation, timeout_ns):
     return _finish(table, call, outs, timeout_ns, False)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def list_entry(self, arguments, n_arguments):
     """Built-in of ``(xs, outs, op, timeout_s)``; returns `outs`, or None."""
     table = capsule_pointer(self, 0)

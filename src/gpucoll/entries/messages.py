@@ -220,7 +220,7 @@ def _set_timeouts(row, count, timeout_ns):
             put(row, first + _T_MODE, _WITHDRAWS)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def message_entry(self, arguments, n_arguments):
     """Built-in of ``(x, peer, tag, timeout_s)`` or ``(x, dest, source, out, tag, timeout_s)``.
 
@@ -247,7 +247,7 @@ def message_entry(self, arguments, n_arguments):
     return new_reference(get(table, TABLE_NONE))
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def planned_message(self, _):
     """Built-in without arguments: runs the call block in its capsule; returns a `Status`."""
     call = capsule_pointer(self, 0)

@@ -319,7 +319,7 @@ def _look_at_all(thread, serves):
     return most
 
 
-@compiled(_i64(_i64))
+@compiled
 def serve_started(thread):
     """Run started calls until told to stop: the function for `pthread_create`. No interpreter."""
     bell, timeout = thread + 8 * T_BELL, thread + 8 * T_FUTEX
@@ -338,13 +338,13 @@ def serve_started(thread):
     return 0
 
 
-@compiled(types.void(_i64))
-def ask_thread(table):
+@compiled
+def ask_thread(table: int) -> None:
     """Have the thread progress the pending messages of a table. For Python."""
     want_thread(table)
 
 
-@compiled(types.void(_i64))
-def wake_thread(thread):
+@compiled
+def wake_thread(thread: int) -> None:
     """Wake the thread, if it sleeps. For Python."""
     ring(thread + 8 * T_BELL)

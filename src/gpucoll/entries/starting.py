@@ -107,7 +107,7 @@ def _note_extents(call):
     put(call, _WRITES_END, destination + size_bytes)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def start_entry(self, arguments, n_arguments):
     """Built-in of ``(x, out, op, root)``; `self` is a capsule of the collective's table.
 
@@ -135,7 +135,7 @@ def start_entry(self, arguments, n_arguments):
     return new_reference(get(table, TABLE_NONE))
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def start_block(self, arguments, n_arguments):
     """Built-in of (address of a call block, timeout in ns); `self` is a capsule of the queue.
 

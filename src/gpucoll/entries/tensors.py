@@ -12,7 +12,7 @@ import numpy as np
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.arrays.tensor_table import CPU, View, Word, key_of
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import call_loop, get, load64, on_stack
+from gpucoll.kernels.cpu.memory import call_loop, get, load64, on_stack, signed32
 
 _TENSOR_TYPE, _PARAMETER_TYPE = int(Word.TENSOR_TYPE), int(Word.PARAMETER_TYPE)
 _READ, _FALSE, _INCREMENT = int(Word.READ), int(Word.FALSE), int(Word.INCREMENT)
@@ -138,7 +138,7 @@ def _count_contiguous(view):
 @inline
 def number_of_dimensions(view):
     """Return the number of a tensor's dimensions."""
-    return np.int64(np.int32(get(view, _N_DIMENSIONS)))
+    return signed32(get(view, _N_DIMENSIONS))
 
 
 @inline

@@ -128,7 +128,7 @@ def _set_timeout(entry, timeout_ns):
     return entry + 8 * E_FUTEX
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def wait_started(self, arguments, n_arguments):
     """Built-in of (number); `self` is a capsule of the queue: run calls until that one has ended.
 
@@ -183,7 +183,7 @@ def _finish_arrived(queue, context, number):
     return status
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def poll_started(self, arguments, n_arguments):
     """Built-in of (number, whether the thread should run it); return whether that call has ended.
 
@@ -213,7 +213,7 @@ def poll_started(self, arguments, n_arguments):
     return new_integer(0)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def sleep_started(self, arguments, n_arguments):
     """Built-in of (number, ns): sleep until that call has ended, at most for the given time.
 
@@ -233,7 +233,7 @@ def sleep_started(self, arguments, n_arguments):
     return new_integer(load64_acquire(queue + 8 * Q_DONE) >= number)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def reap_started(self, arguments, n_arguments):
     """Built-in of (number), for a call that has ended: free its entry for reuse.
 
@@ -244,7 +244,7 @@ def reap_started(self, arguments, n_arguments):
     return new_integer(_reap(queue, get(queue, Q_CONTEXT), number))
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def skip_started(self, arguments, n_arguments):
     """Built-in of (number), for the next call, which has not begun: skip it.
 
@@ -262,7 +262,7 @@ def skip_started(self, arguments, n_arguments):
     return new_integer(1)
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def hold_started(context, n_reasons):
     """Make compiled entries leave all calls to Python while there are reasons. For Python."""
     put(context, _PENDING, get(context, _PENDING) + n_reasons - get(context, _HOLDS))

@@ -32,7 +32,7 @@ SMALL_BYTES = 1024
 """`Arena.shared_arrays` leaves smaller arrays to ``malloc``. No call would use them in place, and
 ``malloc`` is faster: 12 ns against 75 to allocate and free (60 if larger, beyond its cache)."""
 
-_heaps: list[npt.NDArray[np.int64]] = []
+_heaps: list[Heap] = []
 
 
 class Arena:
@@ -59,21 +59,16 @@ class Arena:
         self.mapping = mapping.Mapping(self.fd, size_bytes, "the arena", _SMALLER)
         self.size_bytes = size_bytes
         self._records = _records(size_bytes)
-        # Not NumPy's memory, which may be an arena's: a child must not share these words.
-        self._heap = np.frombuffer(bytearray(8 * free_lists.HEAP_WORDS), np.int64)
-        values = {
-            Heap.BASE: self.mapping.address,
-            Heap.SIZE_BYTES: size_bytes,
-            Heap.RECORDS: self._records.address,
-            Heap.GENERATION: 1,
-            Heap.KEEP_AT_MOST: kept_bytes // GRANULE_BYTES,
-            Heap.TAKE: heap.take.address,
-            Heap.GIVE: heap.give.address,
-        }
-        for word, value in values.items():
-            self._heap[word] = value
-        self._heap[Heap.LISTS :] = free_lists.NONE
-        heap.begin.ctypes(self._heap.ctypes.data)
+        self._heap = Heap.new()
+        self._heap.base = self.mapping.address
+        self._heap.memory_bytes = size_bytes
+        self._heap.records = self._records.address
+        self._heap.generation = 1
+        self._heap.keep_at_most = kept_bytes // GRANULE_BYTES
+        self._heap.take, self._heap.give = heap.take.address, heap.give.address
+        for place in range(free_lists.N_LISTS):
+            self._heap.lists[place] = free_lists.NONE
+        heap.begin.ctypes(self._heap.address)
         keep_for_ever((self._heap, heap.take, heap.give))
         _heaps.append(self._heap)
 
@@ -110,12 +105,12 @@ class Arena:
         return MemoryHandler("gpucoll_shared", self._heap, from_bytes=SMALL_BYTES, falls_back=True)
 
     def _full(self, size_bytes: int) -> str:
-        if self._heap[Heap.IS_FORKED]:
+        if self._heap.is_forked:
             return "this process was forked: the arena belongs to its parent"
         retired = f", {self.retired_bytes} are retired" if self.retired_bytes else ""
         return (
             f"the arena has no {size_bytes} bytes in one piece: {self.used_bytes} of "
-            f"{self.size_bytes} are in use by {self._heap[Heap.BLOCKS]} arrays{retired}. "
+            f"{self.size_bytes} are in use by {self._heap.blocks} arrays{retired}. "
             f"Free arrays, or set {config.ARENA_BYTES}"
         )
 
@@ -128,25 +123,22 @@ class Arena:
         When they are freed, their memory is returned to the system, and their addresses are not
         used again.
         """
-        self._heap[Heap.GENERATION] += 1
+        self._heap.generation += 1
 
     @property
     def used_bytes(self) -> int:
         """Number of bytes in live arrays."""
-        return self._bytes(Heap.USED)
+        return self._heap.used * GRANULE_BYTES
 
     @property
     def kept_bytes(self) -> int:
         """Number of freed bytes that may have been touched and that the system has not got back."""
-        return self._bytes(Heap.KEPT)
+        return self._heap.kept * GRANULE_BYTES
 
     @property
     def retired_bytes(self) -> int:
         """Number of bytes in freed arrays whose addresses are not used again."""
-        return self._bytes(Heap.RETIRED)
-
-    def _bytes(self, word: Heap) -> int:
-        return int(self._heap[word]) * GRANULE_BYTES
+        return self._heap.retired * GRANULE_BYTES
 
 
 def _records(size_bytes: int) -> mapping.Mapping:
@@ -154,7 +146,7 @@ def _records(size_bytes: int) -> mapping.Mapping:
 
     Anonymous memory of this size would count as used if the system does not overcommit.
     """
-    records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.RECORD_BYTES
+    records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.Record.size_bytes
     fd = mapping.create("gpucoll-arena-records", records_bytes)
     try:
         return mapping.Mapping(fd, records_bytes, "the arena's records", _SMALLER)
@@ -177,8 +169,8 @@ def process_arena() -> Arena:
 
 def _forget_in_child() -> None:
     global _process_arena, _process_lock
-    for words in _heaps:
-        words[Heap.IS_FORKED] = 1
+    for heap_of_parent in _heaps:
+        heap_of_parent.is_forked = 1
     _process_arena = None
     _process_lock = threading.Lock()
 

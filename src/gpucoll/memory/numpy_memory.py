@@ -21,6 +21,7 @@ import numpy as np
 from gpucoll.errors import BackendUnavailableError
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin
 from gpucoll.memory import numpy_handler
+from gpucoll.memory.free_lists import Heap
 from gpucoll.memory.numpy_handler import Source
 
 _API_VERSION = 211
@@ -119,8 +120,8 @@ class MemoryHandler:
     ----------
     name : str
         The name that NumPy's ``get_handler_name`` returns for its arrays.
-    heap : ndarray
-        The state (`gpucoll.memory.heap.Heap`). It is kept for ever, and its memory must be, too.
+    heap : Heap
+        The state. It is kept for ever, and its memory must be, too.
     from_bytes : int
         Smaller arrays get ordinary memory.
     falls_back : bool
@@ -132,12 +133,13 @@ class MemoryHandler:
         This NumPy does not support handlers.
     """
 
-    def __init__(self, name: str, heap: Any, *, from_bytes: int, falls_back: bool) -> None:
-        source = (ctypes.c_int64 * len(Source))(heap.ctypes.data, from_bytes, falls_back)
+    def __init__(self, name: str, heap: Heap, *, from_bytes: int, falls_back: bool) -> None:
+        source = Source.new()
+        source.heap, source.from_bytes, source.falls_back = heap, from_bytes, falls_back
         struct = _HandlerStruct(
             name.encode(),
             1,
-            ctypes.addressof(source),
+            source.address,
             *(function.address for function in _FUNCTIONS),
         )
         keep_for_ever((heap, source, struct))

@@ -40,7 +40,7 @@ def test_compiling_is_shared_by_two_processes_also_where_the_module_is_a_script(
 def test_functions_are_counted_here_and_where_the_other_process_writes(monkeypatch, tmp_path):
     module = types.ModuleType("loops")
     for number in range(3):
-        loop = jit.Loop(lambda: None, jit.types.void())
+        loop = jit.Loop(lambda: None)
         loop.__module__ = "loops"
         setattr(module, f"loop_{number}", loop)
     monkeypatch.setitem(sys.modules, "loops", module)

@@ -65,8 +65,6 @@ def reaches(function: Callable[..., Any], known: dict[str, set[str]]) -> set[str
 
 
 def main(triple: str) -> dict[str, dict[str, Any]]:
-    from numba import types
-
     entries, functions, calls = {}, {}, {}
     known: dict[str, set[str]] = {}
     for module in modules():
@@ -80,9 +78,8 @@ def main(triple: str) -> dict[str, dict[str, Any]]:
                 entries[name] = value.numba.inspect_llvm()
                 calls[name] = sorted(found)
             elif name in found:
-                words = (types.int64,) * function.__code__.co_argcount
-                value.dispatcher.compile(words)
-                functions[name] = value.dispatcher.inspect_llvm(words)
+                value.dispatcher.compile(value.types)
+                functions[name] = value.dispatcher.inspect_llvm(value.types)
     return {"entries": entries, "functions": functions, "calls": calls}
 
 

@@ -549,7 +549,7 @@ class TestLibrary:
 # One real loop, compiled by Numba.
 LOOP = """\
 from gpucoll.kernels.cpu.jit import compiled, types
-@compiled(types.int64(types.int64))
+@compiled
 def add_one(x):
     return x + 1
 print(add_one.ctypes(41), add_one.numba.cache_hits, flush=True)

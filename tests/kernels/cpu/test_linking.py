@@ -27,7 +27,7 @@ def _doubled(value):
     return 2 * value
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def fill(block, count):
     """Fill in words with sizes; return their sum."""
     total = 0
@@ -37,19 +37,19 @@ def fill(block, count):
     return total
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def fill_by(block, count, address):
     """Have a function at an address do it."""
     return call_loop(address, block, count)
 
 
-@compiled(_i64())
+@compiled
 def ask():
     """Return this process's number."""
     return _getpid()
 
 
-@compiled(_i64(_i64))
+@compiled
 def careful(value):
     """Raise, which needs Numba."""
     if value > 5:

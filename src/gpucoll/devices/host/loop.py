@@ -42,6 +42,7 @@ from gpucoll.kernels.cpu.memory import (
     load64_acquire,
     load64_ordered,
     put,
+    signed32,
     store32_release,
 )
 
@@ -98,14 +99,14 @@ def _wake(word):
 def _ring(bell):
     """Wake threads that sleep on a bell; what they must see was stored with a full fence."""
     if load32_ordered(bell + 4) > 0:
-        add32(bell, np.int32(1))
+        add32(bell, 1)
         _wake(bell)
 
 
 @inline
 def _announce(bell):
     """Announce a sleeper; return the bell's count. The caller must then check everything again."""
-    add32(bell + 4, np.int32(1))
+    add32(bell + 4, 1)
     return load32_ordered(bell)
 
 
@@ -117,7 +118,7 @@ def _sleep(word, seen, timeout):
 
 @inline
 def _leave(bell):
-    add32(bell + 4, np.int32(-1))
+    add32(bell + 4, -1)
 
 
 # --- handles --------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ def _check(state, place):
     return 0 if number == _current(state) else _INVALID_HANDLE
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def put_command(state, handle, row):
     """Enqueue a row; return the command's number, or a negative code."""
     place = _place_of(state, handle)
@@ -232,14 +233,14 @@ def put_command(state, handle, row):
     return -code if code != 0 else _append(state, place, 0, 0, 0, row)
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def put_exit(state, place):
     """Let a stream's thread end after its present commands; it accepts no more."""
     put(_stream_at(state, place), _IS_OPEN, 0)
     return _append(state, place, _EXIT, 0, 0, 0)
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def record_event(state, event, handle):
     """Record an event on a stream."""
     place = _place_of(state, handle)
@@ -254,7 +255,7 @@ def record_event(state, event, handle):
     return 0
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64, _i64))
+@compiled_when_used()
 def stream_wait_event(state, handle, event, flags):
     """Make later work on a stream wait for an event of any device."""
     place, word = _place_of(state, handle), _event_at(state, event)
@@ -272,7 +273,7 @@ def stream_wait_event(state, handle, event, flags):
     return 0
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def query_event(state, event):
     """Return 0 if an event is reached or was never recorded."""
     word = _event_at(state, event)
@@ -289,7 +290,7 @@ def query_event(state, event):
     return 0 if is_over else _NOT_READY
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64, _i64))
+@compiled_when_used()
 def stream_wait_value(state, handle, address, value):
     """Make later work on a stream wait until a 32-bit word is at least `value`, modulo 2**32."""
     place = _place_of(state, handle)
@@ -301,7 +302,7 @@ def stream_wait_value(state, handle, address, value):
     return code
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64, _i64))
+@compiled_when_used()
 def stream_write_value(state, handle, address, value):
     """Store a 32-bit word after all present work on the stream, and after all its stores."""
     place = _place_of(state, handle)
@@ -313,24 +314,24 @@ def stream_write_value(state, handle, address, value):
     return code
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def is_capturing(state, handle, answer):
     """Report that no graph is captured: these devices have none."""
-    store32_release(answer, np.int32(0))
+    store32_release(answer, 0)
     return 0 if _place_of(state, handle) >= 0 else _INVALID_HANDLE
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def get_device(state, answer):
     """Store the number of the thread's current device."""
-    store32_release(answer, np.int32(_current(state)))
+    store32_release(answer, _current(state))
     return 0
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def set_device(state, number):
     """Make a device the thread's current one."""
-    number = np.int64(np.int32(number))
+    number = signed32(number)
     if number < 0 or number >= MOST_DEVICES or get(state, _DEFAULT_STREAMS + number) == 0:
         return _INVALID_DEVICE
     _setspecific(np.int32(get(state, _THREAD_KEY)), number + 1)
@@ -340,13 +341,13 @@ def set_device(state, number):
 # --- looking at streams ---------------------------------------------------------------------------
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def place_of(state, handle):
     """Return a stream's place, or -1, for Python."""
     return _place_of(state, handle)
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64, _i64))
+@compiled_when_used()
 def wait_for(state, place, number, timeout):
     """Sleep until a command is done, at most for the timespec; return whether it is."""
     stream = _stream_at(state, place)
@@ -405,7 +406,7 @@ def _wait_for_value(state, stream, address, value):
     looks, own = 0, get(stream, _DEVICE)
     while True:
         seen = load32_acquire(address)
-        if np.int32(np.int64(seen) - np.int64(np.int32(value))) >= 0 or _must_end(state, own):
+        if np.int32(np.int64(seen) - signed32(value)) >= 0 or _must_end(state, own):
             return
         if looks < _LOOKS:
             looks += 1
@@ -463,7 +464,7 @@ def _run(state, stream, row):
     elif command == _WAIT_FOR_STREAM:
         _wait_for_stream(state, stream, get(row, 1), get(row, 2))
     elif command == _WRITE_VALUE:
-        exchange32(get(row, 1), np.int32(get(row, 2)))
+        exchange32(get(row, 1), get(row, 2))
         _wake(get(row, 1))
     elif command == _WAIT_FOR_VALUE:
         _wait_for_value(state, stream, get(row, 1), get(row, 2))
@@ -487,7 +488,7 @@ def _wait_for_command(state, stream, done):
         _leave(bell)
 
 
-@compiled_when_used(_i64(_i64))
+@compiled_when_used()
 def run_stream(stream):
     """Run a stream's commands in order: the start function for `pthread_create`."""
     state, done, goes_on = get(stream, _STATE), get(stream, _DONE), True
@@ -507,15 +508,15 @@ def run_stream(stream):
     return 0
 
 
-@compiled_when_used(_i64(_i64))
+@compiled_when_used()
 def stop_all(state):
     """Let every thread end where it is, and wake all that sleep."""
     exchange64(state + 8 * _STOP, 1)
     for place in range(MOST_STREAMS):
         stream = _stream_at(state, place)
         if load64_acquire(stream + 8 * _IS_RUNNING) != 0:
-            add32(stream + 8 * _BELL, np.int32(1))
+            add32(stream + 8 * _BELL, 1)
             _wake(stream + 8 * _BELL)
-            add32(stream + 8 * _DONE_BELL, np.int32(1))
+            add32(stream + 8 * _DONE_BELL, 1)
             _wake(stream + 8 * _DONE_BELL)
     return 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.group.host.group import HostGroup
-from gpucoll.kernels.cpu.jit import compiled, types
+from gpucoll.kernels.cpu.jit import compiled
 from gpucoll.kernels.cpu.memory import call_copy, get, put
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.steps import (
@@ -42,7 +42,7 @@ _MOST_KEPT = 64
 _COPY_PLAIN, _ONE_SHOT = int(Context.COPY_PLAIN), int(Path.ONE_SHOT)
 
 
-@compiled(types.int64(types.int64, types.int64))
+@compiled
 def exchange_loop(context, call):
     """Gather every rank's payload, in rank order, at the destination; return a status."""
     size_bytes = get(call, SIZE_BYTES)

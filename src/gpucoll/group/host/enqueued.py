@@ -18,7 +18,7 @@ from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     exchange32,
     exchange64,
@@ -27,6 +27,7 @@ from gpucoll.kernels.cpu.memory import (
     load64,
     load64_acquire,
     put,
+    signed32,
     store64_release,
 )
 from gpucoll.transport.shared import layout
@@ -57,7 +58,6 @@ _SEQUENCE, _SEEN, _LATE = (
 )
 _CONTEXT, _CALL_SENT, _CALL_RECEIVED = int(Call.CONTEXT), int(Call.SENT), int(Call.RECEIVED)
 _HEADER, _SENT, _RECEIVED = int(Record.HEADER), int(Record.SENT), int(Record.RECEIVED)
-_i64 = types.int64
 
 
 @inline
@@ -81,7 +81,7 @@ def _is_full(context, sequence):
         return False
     seen = sequence
     for rank in range(get(context, WORLD_SIZE)):
-        compared = np.int64(load32_acquire(_line_of(context, rank)))
+        compared = signed32(load32_acquire(_line_of(context, rank)))
         if behind(compared, seen):
             seen = compared
     put(context, _SEEN, seen)
@@ -95,7 +95,7 @@ def post(context, call):
         return _NOT_RUN
     if is_aborted(context):
         return _EVENT
-    sequence = np.int64(np.int32(get(context, _SEQUENCE) + 1))
+    sequence = signed32(get(context, _SEQUENCE) + 1)
     if _is_full(context, sequence):
         return _MORE
     record = _record_of(context, get(context, RANK), sequence)
@@ -107,7 +107,7 @@ def post(context, call):
     return _OK
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def post_call(self, _):
     """Built-in without arguments; `self` is a capsule of a call block. Returns a `Status`.
 
@@ -122,7 +122,7 @@ def _compare_one(context, sequence):
     """Compare all ranks' records of one call: OK, MISMATCH, or MORE if one is not posted yet."""
     me = get(context, RANK)
     mine = load64(_record_of(context, me, sequence) + 8 * _HEADER)
-    sent = received = np.int64(0)
+    sent = received = 0
     status = _OK
     for rank in range(get(context, WORLD_SIZE)):
         record = _record_of(context, rank, sequence)
@@ -138,7 +138,7 @@ def _compare_one(context, sequence):
     return _MISMATCH if sent != received else status
 
 
-@compiled(_i64(_i64))
+@compiled
 def compare_calls(context):
     """Compare the next calls, as far as all ranks have posted them; return a `Status`. For Python.
 
@@ -147,16 +147,16 @@ def compare_calls(context):
     the last one compared differs.
     """
     line = _line_of(context, get(context, RANK))
-    compared = np.int64(load32_acquire(line))
+    compared = signed32(load32_acquire(line))
     posted = load64_acquire(context + 8 * _SEQUENCE)
     status = _OK
     put(context, _LATE, -1)
     while status == _OK and behind(compared, posted):
-        sequence = np.int64(np.int32(compared + 1))
+        sequence = signed32(compared + 1)
         status = _compare_one(context, sequence)
         if status == _OK:
             compared = sequence
-    exchange32(line, np.int32(compared))
+    exchange32(line, compared)
     return status
 
 

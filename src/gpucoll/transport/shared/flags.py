@@ -28,6 +28,7 @@ from gpucoll.kernels.cpu.memory import (
     load64_acquire,
     pause,
     put,
+    signed32,
     store64,
 )
 from gpucoll.transport.shared.layout import (
@@ -143,7 +144,7 @@ def behind(value, target):
 @inline
 def signal(address, value):
     """Set a {value, waiters} word and wake all that sleep on it."""
-    exchange32(address, np.int32(value))
+    exchange32(address, value)
     if load32_ordered(address + 4) > 0:
         _syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
@@ -213,7 +214,7 @@ def yield_once():
 def ring(bell):
     """Wake all that sleep on a bell; first store what they are to see, with a full fence."""
     if load32_ordered(bell + 4) > 0:
-        add32(bell, np.int32(1))
+        add32(bell, 1)
         _syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
@@ -239,12 +240,12 @@ def _sleep_slice(context, address, waiters, value, slice_ns):
     slice_ns = min(slice_ns, _step_messages(context))
     put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
     put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
-    add32(waiters, np.int32(1))
+    add32(waiters, 1)
     seen = load32_ordered(address)
     if behind(seen, value):
         timeout = context + 8 * _FUTEX_TIMEOUT
         _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
-    add32(waiters, np.int32(-1))
+    add32(waiters, -1)
 
 
 @inline
@@ -260,14 +261,14 @@ def sleep_until_rung(context, bell, seen):
 @inline
 def begin_to_sleep(bell):
     """Announce a sleeper; return the bell's count. The caller then checks everything again."""
-    add32(bell + 4, np.int32(1))
+    add32(bell + 4, 1)
     return load32_ordered(bell)
 
 
 @inline
 def end_sleep(bell):
     """Withdraw the announcement."""
-    add32(bell + 4, np.int32(-1))
+    add32(bell + 4, -1)
 
 
 @inline
@@ -353,7 +354,7 @@ def _shares_cpu(context):
     that take turns on a CPU find each other there every time; a rank that has moved away is found
     once. The word is not written if it does not change.
     """
-    cpu = np.int64(_sched_getcpu())
+    cpu = signed32(_sched_getcpu())
     place = get(context, _CPUS) + 8 * (cpu & (CPUS - 1))
     mine = (cpu << 32) | (get(context, _RANK) + 1)
     seen = load64(place)
@@ -421,7 +422,7 @@ def _event_unless_reached(address, value):
     return _EVENT if behind(load32_acquire(address), value) else _OK
 
 
-@compiled(_i64(_i64, _i64, _i64, _i64, _i64))
+@compiled
 def wait_long(context, address, waiters, value, rank):
     """Go on spinning, yield, then sleep in slices, with checks after each slice.
 
@@ -491,7 +492,7 @@ def wait_header(context, slot, word, rank):
     return _OK
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def event_compare_exchange(address, expected, desired):
     """Store `desired` if the word is `expected`, with a full fence; return the old value."""
     before = compare_exchange64(address, expected, desired)
@@ -499,13 +500,13 @@ def event_compare_exchange(address, expected, desired):
     return before
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def event_store(address, value):
     """Store with a full fence; return the old value. For Python."""
     return exchange64(address, value)
 
 
-@compiled(_i64(_i64, _i64, _i64, _i64, _i64))
+@compiled
 def wait_long_alone(context, address, waiters, value, rank):
     """Wait like `wait_long`, in a thread that is not Python's and runs next to one that computes.
 

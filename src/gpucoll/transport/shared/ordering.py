@@ -12,26 +12,24 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from gpucoll.kernels.cpu.jit import compiled, types
+from gpucoll.kernels.cpu.jit import compiled
 from gpucoll.kernels.cpu.memory import fence_full, load64_acquire
 from gpucoll.transport.shared.flags import event_compare_exchange, event_store
 
 __all__ = ["compare_exchange", "load", "load_after", "store", "word_load", "word_load_after"]
 
-_i64 = types.int64
 
-
-@compiled(_i64(_i64))
+@compiled
 def word_load(address: int) -> int:
     """Load a word. Later loads see data at least as new as this word."""
-    return load64_acquire(address)  # type: ignore[no-any-return]
+    return load64_acquire(address)
 
 
-@compiled(_i64(_i64))
+@compiled
 def word_load_after(address: int) -> int:
     """Load a word after all earlier loads and stores of this thread, with a full fence."""
     fence_full()
-    return load64_acquire(address)  # type: ignore[no-any-return]
+    return load64_acquire(address)
 
 
 def function(code: Any, n_arguments: int) -> Callable[..., int]:

@@ -98,7 +98,7 @@ def _map_growth(arena, growth):
     return before
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def map_more(context, rank, stop):
     """Map the arena of `rank` up to `stop`; return its address, or give up and return 0."""
     arena = load64(get(context, _ARENAS) + 8 * rank)

@@ -107,7 +107,7 @@ def reserve(context, address, size_bytes):
     return _reserve_granted(context, address, size_bytes)
 
 
-@compiled(_i64(_i64, _i64, _i64))
+@compiled
 def reserve_part(context, address, size_bytes):
     """Take memory for a part of the segment; return a status. For Python."""
     return reserve(context, address, size_bytes)
@@ -168,7 +168,7 @@ def _take_stages(context):
     return _OK
 
 
-@compiled(_i64(_i64, _i64))
+@compiled
 def take_memory(context, payload_bytes):
     """Ensure memory for payloads of this size or, for 0, for stages; return a status.
 

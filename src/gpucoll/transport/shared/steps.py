@@ -17,6 +17,7 @@ from gpucoll.kernels.cpu.memory import (
     get,
     load64,
     put,
+    signed32,
     store32_release,
     store64,
     take_line,
@@ -178,7 +179,7 @@ def verify(context):
     """
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
     verified = get(context, VERIFIED)
-    calls = np.int64(np.int32(get(context, SEQUENCE) - verified))
+    calls = signed32(get(context, SEQUENCE) - verified)
     for place in range(1, calls):
         sequence = verified + place
         word = load64(slot_of(context, sequence, me))
@@ -201,7 +202,7 @@ def begin(context, call):
     """
     if event_pending(context):
         return EVENT
-    sequence = np.int64(np.int32(get(context, SEQUENCE) + 1))
+    sequence = signed32(get(context, SEQUENCE) + 1)
     put(context, SEQUENCE, sequence)
     put(context, START_NS, 0)
     fill_record(record_of(context, sequence), call, sequence)
@@ -216,7 +217,7 @@ def begin_ahead(context, call):
 
     Unlike `begin`, it never waits: it returns NOT_RUN if it would have to.
     """
-    sequence = np.int64(np.int32(get(context, SEQUENCE) + 1))
+    sequence = signed32(get(context, SEQUENCE) + 1)
     if event_pending(context) or behind(get(context, VERIFIED), sequence - (RING - AHEAD)):
         return NOT_RUN
     put(context, SEQUENCE, sequence)
@@ -300,7 +301,7 @@ def close_record(context):
     """
     sequence = get(context, SEQUENCE)
     line = get(context, STATUS_LINES) + get(context, RANK) * LINE
-    store32_release(line + STATUS_DONE, np.int32(sequence))
+    store32_release(line + STATUS_DONE, sequence)
     put(record_of(context, sequence), _R_STATE, DONE)
     take_line(slot_of(context, sequence + 1, get(context, RANK)))
 

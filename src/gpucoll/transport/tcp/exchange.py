@@ -16,7 +16,7 @@ import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_loop, get, load32, load64, put
+from gpucoll.kernels.cpu.memory import call_loop, get, load32, load64, put, signed32
 from gpucoll.transport.tcp.exchange_words import (
     MAGIC,
     MESSAGE_WORDS,
@@ -142,7 +142,7 @@ def begin_exchange(words, digest, kind, size_bytes):
 @inline
 def _failed(words, host):
     """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
-    number = np.int64(load32(_errno_location()))
+    number = signed32(load32(_errno_location()))
     if number == EAGAIN or number == EINTR:
         return IDLE
     put(words, ERRNO, number)
@@ -328,7 +328,7 @@ def go_on_as_told(words, end_ns):
     return go_on_until(words, end_ns)
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def proceed(words, slice_ns):
     """Go on with an exchange for one slice; store and return its `Outcome`."""
     outcome = go_on_as_told(words, now_ns(words) + slice_ns)
@@ -336,7 +336,7 @@ def proceed(words, slice_ns):
     return outcome
 
 
-@compiled_when_used(_i64(_i64, _i64, _i64))
+@compiled_when_used()
 def begin(words, digest, kind):
     """Begin an exchange without data; return 0."""
     for host in range(get(words, N_HOSTS)):

@@ -470,7 +470,7 @@ def _run(words, context, call):
     return OK
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used()
 def small_call(context, call):
     """Run one collective over all hosts, as the call block describes it; return a status.
 

@@ -142,7 +142,7 @@ def _wait(state, time_ns, duration_ns):
     return IDLE
 
 
-@compiled_when_used(_i64(_i64))
+@compiled_when_used()
 def run_streams(state):
     """Begin a call, or go on with it, for at most one slice; return a status."""
     if get(state, BEGUN) == 0:

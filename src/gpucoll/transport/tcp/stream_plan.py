@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import get, put
 from gpucoll.transport.tcp.stream_state import (
@@ -55,8 +55,6 @@ from gpucoll.transport.tcp.stream_words import Fault
 BAD_STEPS, BAD_PEER, BAD_RANGE = int(Fault.STEPS), int(Fault.PEER), int(Fault.RANGE)
 BAD_ITEMS, BAD_FORWARDS = int(Fault.ITEMS), int(Fault.FORWARDS)
 BAD_SECTION = int(Fault.SECTION)
-
-_i64 = types.int64
 
 
 @inline
@@ -229,7 +227,7 @@ def begin(state):
     return AGAIN
 
 
-@compiled_when_used(_i64(_i64))
+@compiled_when_used()
 def plan_streams(state):
     """Begin a call that another loop runs; return `AGAIN` or `INVALID`."""
     return begin(state)

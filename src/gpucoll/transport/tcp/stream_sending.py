@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import get, load32, put
+from gpucoll.kernels.cpu.memory import get, load32, put, signed32
 from gpucoll.transport.tcp.stream_state import (
     ERRNO,
     FD,
@@ -55,7 +55,7 @@ _errno_location = types.ExternalFunction("__errno_location", _i64())
 @inline
 def errno():
     """Return the errno of this thread's last system call."""
-    return np.int64(load32(_errno_location()))
+    return signed32(load32(_errno_location()))
 
 
 @inline

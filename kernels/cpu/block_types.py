@@ -1,0 +1,216 @@
+"""Blocks in compiled loops: their types, and the loads and stores of their fields, for Numba."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from numba.core import types
+from numba.core.datamodel import models
+from numba.core.imputils import (
+    lower_builtin,
+    lower_cast,
+    lower_getattr_generic,
+    lower_setattr_generic,
+)
+from numba.core.typeconv import Conversion
+from numba.core.typing import signature
+from numba.core.typing.templates import (
+    AbstractTemplate,
+    AttributeTemplate,
+    infer_getattr,
+    infer_global,
+)
+from numba.extending import register_model, typeof_impl
+
+from gpucoll.kernels.cpu import codegen
+from gpucoll.kernels.cpu.blocks import WORD_BYTES, Block, BlockClass, Words, kinds
+
+__all__ = ["type_of"]
+
+
+class Addressed(types.Type):
+    """The type of blocks of a class, or of `Words`: an address in a register."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+        super().__init__(f"{cls.__module__}.{cls.__name__}")
+
+    def can_convert_to(self, context: Any, other: Any) -> Any:
+        """Say that it may be used as an int64."""
+        return Conversion.safe if other == types.int64 else None
+
+
+class Places(types.Type):
+    """The type of a block's attribute ``at``."""
+
+    def __init__(self, cls: type[Block]) -> None:
+        self.cls = cls
+        super().__init__(f"{cls.__module__}.{cls.__name__}.at")
+
+
+class Class(types.Callable, types.Dummy):
+    """The type of a class itself, which is called with an address."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+        super().__init__(f"class {cls.__module__}.{cls.__name__}")
+
+    def get_call_type(self, context: Any, arguments: Any, keywords: Any) -> Any:
+        """Return the signature of the call."""
+        return signature(Addressed(self.cls), types.int64)
+
+    def get_call_signatures(self) -> Any:
+        """Return the signatures that Numba shows in errors: none."""
+        return (), False
+
+    def get_impl_key(self, of_call: Any) -> Any:
+        """Return the key under which `lower_builtin` has the call."""
+        return Class
+
+
+@register_model(Addressed)
+@register_model(Places)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, of_type: Any) -> None:
+        super().__init__(manager, of_type, codegen.I64)
+
+
+register_model(Class)(models.OpaqueModel)
+
+
+def type_of(kind: Any) -> Any:
+    """Return the type for what a field or an argument is declared to be; a word if for nothing."""
+    is_addressed = isinstance(kind, type) and (issubclass(kind, Block) or kind is Words)
+    return Addressed(kind) if is_addressed else types.int64
+
+
+@typeof_impl.register(BlockClass)
+def _typeof_class(cls: type[Block], context: Any) -> Any:
+    return Class(cls)
+
+
+# --- what loops may do with them ------------------------------------------------------------------
+
+
+@infer_getattr
+class _Fields(AttributeTemplate):  # type: ignore[misc]
+    key = Addressed
+
+    def generic_resolve(self, block: Addressed, name: str) -> Any:
+        if name == "address":
+            return types.int64
+        if block.cls is Words:
+            return None
+        if name == "at":
+            return Places(block.cls)
+        return type_of(kinds(block.cls)[name]) if name in block.cls.fields else None
+
+
+@infer_getattr
+class _Places(AttributeTemplate):  # type: ignore[misc]
+    key = Places
+
+    def generic_resolve(self, places: Places, name: str) -> Any:
+        return types.int64 if name in places.cls.fields else None
+
+
+@infer_getattr
+class _OfClass(AttributeTemplate):  # type: ignore[misc]
+    key = Class
+
+    def generic_resolve(self, of: Class, name: str) -> Any:
+        return types.int64 if name in ("n_words", "size_bytes") else None
+
+
+@infer_global(operator.getitem)
+class _GetItem(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, arguments: Any, keywords: Any) -> Any:
+        if isinstance(arguments[0], Addressed) and arguments[0].cls is Words:
+            return signature(types.int64, arguments[0], types.int64)
+        return None
+
+
+@infer_global(operator.setitem)
+class _SetItem(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, arguments: Any, keywords: Any) -> Any:
+        if isinstance(arguments[0], Addressed) and arguments[0].cls is Words:
+            return signature(types.none, arguments[0], types.int64, types.int64)
+        return None
+
+
+@infer_global(bool)
+@infer_global(operator.not_)
+class _Truth(AbstractTemplate):  # type: ignore[misc]
+    def generic(self, arguments: Any, keywords: Any) -> Any:
+        is_address = isinstance(arguments[0], Addressed)
+        return signature(types.boolean, arguments[0]) if is_address else None
+
+
+# --- the machine code -----------------------------------------------------------------------------
+
+
+def _word(b: Any, address: Any, index: Any) -> Any:
+    """Return a pointer to a word, as `gpucoll.kernels.cpu.memory.get` makes it."""
+    place = b.add(address, b.shl(index, codegen.I64(3)))
+    return codegen.pointer(b, place, codegen.I64)
+
+
+@lower_getattr_generic(Addressed)
+def _get(context: Any, b: Any, of_type: Any, address: Any, name: str) -> Any:
+    if name in ("address", "at"):
+        return address
+    field = of_type.cls.fields[name]
+    if field.count:
+        return b.add(address, codegen.I64(WORD_BYTES * field.index))
+    return b.load(_word(b, address, codegen.I64(field.index)), align=8, typ=codegen.I64)
+
+
+@lower_setattr_generic(Addressed)
+def _set(context: Any, b: Any, of_call: Any, values: Any, name: str) -> None:
+    address, value = values
+    index = of_call.args[0].cls.fields[name].index
+    b.store(value, _word(b, address, codegen.I64(index)), align=8)
+
+
+@lower_getattr_generic(Places)
+def _place(context: Any, b: Any, of_type: Any, address: Any, name: str) -> Any:
+    return b.add(address, codegen.I64(WORD_BYTES * of_type.cls.fields[name].index))
+
+
+@lower_getattr_generic(Class)
+def _of_class(context: Any, b: Any, of_type: Any, value: Any, name: str) -> Any:
+    return codegen.I64(getattr(of_type.cls, name))
+
+
+@lower_builtin(Class, types.Any)
+@lower_builtin(Class, types.int64)
+def _at(context: Any, b: Any, of_call: Any, values: Any) -> Any:
+    return values[0]
+
+
+@lower_builtin(operator.getitem, Addressed, types.int64)
+def _get_item(context: Any, b: Any, of_call: Any, values: Any) -> Any:
+    return b.load(_word(b, *values), align=8, typ=codegen.I64)
+
+
+@lower_builtin(operator.setitem, Addressed, types.int64, types.int64)
+def _set_item(context: Any, b: Any, of_call: Any, values: Any) -> Any:
+    b.store(values[2], _word(b, values[0], values[1]), align=8)
+    return context.get_dummy_value()
+
+
+@lower_builtin(bool, Addressed)
+def _is_there(context: Any, b: Any, of_call: Any, values: Any) -> Any:
+    return b.icmp_unsigned("!=", values[0], codegen.I64(0))
+
+
+@lower_builtin(operator.not_, Addressed)
+def _is_not_there(context: Any, b: Any, of_call: Any, values: Any) -> Any:
+    return b.icmp_unsigned("==", values[0], codegen.I64(0))
+
+
+@lower_cast(Addressed, types.int64)
+@lower_cast(types.int64, Addressed)
+def _same_word(context: Any, b: Any, from_type: Any, to_type: Any, value: Any) -> Any:
+    return value

@@ -1,0 +1,175 @@
+"""Blocks of 64-bit words for compiled loops and Python: a class's annotations are the layout.
+
+::
+
+    class Channel(Block):
+        rank: int                # one word
+        hosts: Hosts             # one word: the address of another block
+        sizes: Words             # one word: the address of several words
+        clock: Words = words(2)  # two words, here
+        tail: int = word(16)     # word 16: on a cache line of its own
+
+A compiled loop sees an address: ``channel.rank`` is one load and ``channel.rank = 3`` one store of
+machine code, `Channel(address)` is no instruction at all, and ``channel.at.tail`` is the address of
+a word, for atomics. Python sees an object with the same attributes over the same words.
+
+Loads and stores of fields are plain: they are for words that no other thread writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["WORD_BYTES", "Block", "Words", "word", "words"]
+
+WORD_BYTES = 8
+
+
+class _Place:
+    """What a class body gives for a field that is not simply the next word."""
+
+    def __init__(self, index: int | None, count: int) -> None:
+        self.index = index
+        self.count = count
+
+
+def word(index: int) -> Any:
+    """Place a field, and those after it, from this word of its block on."""
+    return _Place(index, 0)
+
+
+def words(count: int, index: int | None = None) -> Any:
+    """Give a field this number of words in its block itself, from word `index` on if given."""
+    return _Place(index, count)
+
+
+class Field:
+    """One field of a block: its name, its first word and, if it has several, their number."""
+
+    def __init__(self, name: str, index: int, count: int) -> None:
+        self.name = name
+        self.index = index
+        self.count = count
+
+    def __repr__(self) -> str:
+        return f"words {self.index} to {self.index + max(1, self.count) - 1}"
+
+    def __get__(self, block: Block | None, owner: type[Block]) -> Any:
+        if block is None:
+            return self
+        kind = kinds(owner)[self.name]
+        if self.count:
+            return Words(block.address + WORD_BYTES * self.index, self.count, block)
+        value = int(block._words[self.index])
+        return value if kind is int else kind(value)
+
+    def __set__(self, block: Block, value: Any) -> None:
+        block._words[self.index] = value.address if isinstance(value, Block | Words) else value
+
+
+class _Addresses:
+    """The addresses of a block's fields."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __getattr__(self, name: str) -> int:
+        fields = type(self._block).fields
+        if name not in fields:
+            raise AttributeError(f"{type(self._block).__name__} has no field {name}")
+        return self._block.address + WORD_BYTES * fields[name].index
+
+
+class BlockClass(type):
+    """The type of classes of blocks, by which Numba knows them."""
+
+
+class Block(metaclass=BlockClass):
+    """A block of words at an address.
+
+    Parameters
+    ----------
+    address : int
+        Where it lies: memory that outlives this object.
+    """
+
+    fields: ClassVar[dict[str, Field]] = {}
+    n_words: ClassVar[int] = 0
+    size_bytes: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = {}
+        index = 0
+        for name in cls.__annotations__:
+            given = vars(cls).get(name) or _Place(None, 0)
+            index = index if given.index is None else given.index
+            cls.fields[name] = Field(name, index, given.count)
+            setattr(cls, name, cls.fields[name])
+            index += given.count or 1
+        cls.n_words, cls.size_bytes = index, WORD_BYTES * index
+
+    def __init__(self, address: int) -> None:
+        n_words = type(self).n_words
+        memory = (ctypes.c_int64 * n_words).from_address(address) if address else b""
+        self._words: npt.NDArray[np.int64] = np.frombuffer(memoryview(memory), np.int64)
+        self.address = address
+
+    @classmethod
+    def over(cls, array: npt.NDArray[np.int64]) -> Self:
+        """Return the block whose words are an array's; it keeps the array alive."""
+        made = cls.__new__(cls)
+        made._words, made.address = array, array.ctypes.data
+        return made
+
+    @classmethod
+    def new(cls) -> Self:
+        """Return a block of zeros in memory of its own, whoever makes NumPy's memory."""
+        return cls.over(np.frombuffer(bytearray(cls.size_bytes), np.int64))
+
+    @property
+    def at(self) -> Self:
+        """The addresses of the fields, under their names."""
+        return cast("Self", _Addresses(self))
+
+    def __bool__(self) -> bool:
+        """Return whether there is a block: its address is not 0."""
+        return self.address != 0
+
+
+class Words(metaclass=BlockClass):
+    """Several words at an address, by their number."""
+
+    def __init__(self, address: int, count: int = 0, owner: object = None) -> None:
+        self.address = address
+        self._count = count
+        self._owner = owner  # kept alive
+
+    def _word(self, index: int) -> Any:
+        if index < 0 or (self._count and index >= self._count):
+            raise IndexError(f"word {index} of {self._count}")
+        return ctypes.c_int64.from_address(self.address + WORD_BYTES * index)
+
+    def __getitem__(self, index: int) -> int:
+        return int(self._word(index).value)
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._word(index).value = value
+
+    def __bool__(self) -> bool:
+        """Return whether there are words: their address is not 0."""
+        return self.address != 0
+
+
+@functools.cache
+def kinds(cls: type[Block]) -> dict[str, Any]:
+    """Return what each field of a class is: ``int``, `Words`, or a class of blocks."""
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in cls.fields}
