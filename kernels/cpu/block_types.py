@@ -24,7 +24,7 @@ from numba.core.typing.templates import (
 from numba.extending import register_model, typeof_impl
 
 from gpucoll.kernels.cpu import codegen
-from gpucoll.kernels.cpu.blocks import WORD_BYTES, Block, BlockClass, Words, kinds
+from gpucoll.kernels.cpu.blocks import WORD_BYTES, Block, BlockClass, CodesClass, Words, kinds
 
 __all__ = ["type_of"]
 
@@ -50,7 +50,7 @@ class Places(types.Type):
 
 
 class Class(types.Callable, types.Dummy):
-    """The type of a class itself, which is called with an address."""
+    """The type of a class itself: a class of blocks is called with an address."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -86,7 +86,8 @@ def type_of(kind: Any) -> Any:
 
 
 @typeof_impl.register(BlockClass)
-def _typeof_class(cls: type[Block], context: Any) -> Any:
+@typeof_impl.register(CodesClass)
+def _typeof_class(cls: Any, context: Any) -> Any:
     return Class(cls)
 
 
@@ -120,7 +121,16 @@ class _OfClass(AttributeTemplate):  # type: ignore[misc]
     key = Class
 
     def generic_resolve(self, of: Class, name: str) -> Any:
-        return types.int64 if name in ("n_words", "size_bytes") else None
+        return None if _number(of.cls, name) is None else types.int64
+
+
+def _number(cls: Any, name: str) -> int | None:
+    """Return a class's number of this name: a code, the index of a field, or a size."""
+    if isinstance(cls, CodesClass):
+        return cls.__members__.get(name)
+    if cls is not Words and name in cls.fields:
+        return int(cls.fields[name].index)
+    return int(getattr(cls, name)) if name in ("n_words", "size_bytes") else None
 
 
 @infer_global(operator.getitem)
@@ -180,7 +190,7 @@ def _place(context: Any, b: Any, of_type: Any, address: Any, name: str) -> Any:
 
 @lower_getattr_generic(Class)
 def _of_class(context: Any, b: Any, of_type: Any, value: Any, name: str) -> Any:
-    return codegen.I64(getattr(of_type.cls, name))
+    return codegen.I64(_number(of_type.cls, name))
 
 
 @lower_builtin(Class, types.Any)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from enum import EnumMeta, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_type_hints
 
 import numpy as np
@@ -28,7 +29,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["WORD_BYTES", "Block", "Words", "word", "words"]
+__all__ = ["WORD_BYTES", "Block", "Codes", "Words", "word", "words"]
 
 WORD_BYTES = 8
 
@@ -52,7 +53,10 @@ def words(count: int, index: int | None = None) -> Any:
 
 
 class Field:
-    """One field of a block: its name, its first word and, if it has several, their number."""
+    """One field of a block: its name, its first word and, if it has several, their number.
+
+    `Channel.rank` is the field itself: an index into an array of words. To a loop it is a number.
+    """
 
     def __init__(self, name: str, index: int, count: int) -> None:
         self.name = name
@@ -61,6 +65,9 @@ class Field:
 
     def __repr__(self) -> str:
         return f"words {self.index} to {self.index + max(1, self.count) - 1}"
+
+    def __index__(self) -> int:
+        return self.index
 
     def __get__(self, block: Block | None, owner: type[Block]) -> Any:
         if block is None:
@@ -166,6 +173,14 @@ class Words(metaclass=BlockClass):
     def __bool__(self) -> bool:
         """Return whether there are words: their address is not 0."""
         return self.address != 0
+
+
+class CodesClass(EnumMeta):
+    """The type of classes of codes, by which Numba knows them."""
+
+
+class Codes(IntEnum, metaclass=CodesClass):
+    """Numbers with names. To a loop a name is a plain number, not a type of its own."""
 
 
 @functools.cache

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpucoll.kernels.cpu.blocks import Block, Words, word, words
+from gpucoll.kernels.cpu.blocks import Block, Codes, Words, word, words
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import exchange64
+
+
+class Answer(Codes):
+    NOTHING = -1
+    FIVE = 5
 
 
 class Inner(Block):
@@ -33,20 +38,20 @@ def add(outer: Outer, more: int) -> int:
 @compiled
 def visit(outer: Outer, index: int) -> int:
     if not outer.inner or not Outer(outer.address).table:
-        return -1
+        return Answer.NOTHING
     outer.inner.second = outer.inner.first + Outer.size_bytes
     outer.clock[index] = outer.table[index]
-    exchange64(outer.at.tail, 5)
+    exchange64(outer.at.tail, max(Answer.FIVE, index))
     return add(outer, 2) + outer.last
 
 
 def test_layout():
     assert (Outer.n_words, Outer.size_bytes) == (10, 80)
     outer = Outer.new()
-    assert outer.at.clock == outer.clock.address == outer.address + 24
+    assert outer.clock.address == outer.address + 24
     assert outer.at.tail == outer.address + 64
     with pytest.raises(AttributeError):
-        outer.at.head  # noqa: B018  # mypy knows it, too
+        getattr(outer.at, "head")  # noqa: B009  # mypy refuses the plain form
 
 
 def test_python_and_a_loop_see_the_same():
@@ -79,4 +84,6 @@ def test_a_block_over_an_array():
     inner = Inner.over(array[2:])
     inner.second = 9
     assert array.tolist() == [0, 0, 0, 9]
+    array[2:][Inner.first] = 4
+    assert inner.first == 4
     assert not Inner(0)
