@@ -21,7 +21,9 @@ from pathlib import Path
 
 import link_tree
 
-_FUNCTION = re.compile(r"^([\w.$]+):\s*(?:#.*)?\n(.*?)^\.Lfunc_end\d+:", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(
+    r"^\t\.type\t([\w.$]+),@function\n\1:(.*?)^\.Lfunc_end\d+:", re.MULTILINE | re.DOTALL
+)
 _CONSTANT = re.compile(r"^(\.LCPI\d+_\d+):\n((?:\t.*\n)+)", re.MULTILINE)
 _DATA = re.compile(r"^([\w.$]+):\n((?:\t\.(?:quad|long|byte|asci[iz]|zero|short)\b.*\n)+)", re.M)
 _NAME = re.compile(r"[\w.$]*[A-Za-z_][\w.$]*")

@@ -72,7 +72,7 @@ def _parts_of_block(block: Any, seen: set[int]) -> Iterator[str]:
     yield repr(block)
     if id(block) not in seen and issubclass(block, Block):
         seen.add(id(block))
-        yield repr(block.fields)
+        yield repr([(field.name, int(field), field.count) for field in block.fields.values()])
         for kind in kinds(block).values():
             yield from _parts(kind, seen)
 

@@ -129,7 +129,7 @@ def _number(cls: Any, name: str) -> int | None:
     if isinstance(cls, CodesClass):
         return cls.__members__.get(name)
     if cls is not Words and name in cls.fields:
-        return int(cls.fields[name].index)
+        return int(cls.fields[name])
     return int(getattr(cls, name)) if name in ("n_words", "size_bytes") else None
 
 
@@ -172,20 +172,20 @@ def _get(context: Any, b: Any, of_type: Any, address: Any, name: str) -> Any:
         return address
     field = of_type.cls.fields[name]
     if field.count:
-        return b.add(address, codegen.I64(WORD_BYTES * field.index))
-    return b.load(_word(b, address, codegen.I64(field.index)), align=8, typ=codegen.I64)
+        return b.add(address, codegen.I64(WORD_BYTES * field))
+    return b.load(_word(b, address, codegen.I64(int(field))), align=8, typ=codegen.I64)
 
 
 @lower_setattr_generic(Addressed)
 def _set(context: Any, b: Any, of_call: Any, values: Any, name: str) -> None:
     address, value = values
-    index = of_call.args[0].cls.fields[name].index
+    index = int(of_call.args[0].cls.fields[name])
     b.store(value, _word(b, address, codegen.I64(index)), align=8)
 
 
 @lower_getattr_generic(Places)
 def _place(context: Any, b: Any, of_type: Any, address: Any, name: str) -> Any:
-    return b.add(address, codegen.I64(WORD_BYTES * of_type.cls.fields[name].index))
+    return b.add(address, codegen.I64(WORD_BYTES * of_type.cls.fields[name]))
 
 
 @lower_getattr_generic(Class)

@@ -52,34 +52,32 @@ def words(count: int, index: int | None = None) -> Any:
     return _Place(index, count)
 
 
-class Field:
-    """One field of a block: its name, its first word and, if it has several, their number.
+class Field(int):
+    """One field of a block: the number of its first word, with its name.
 
     `Channel.rank` is the field itself: an index into an array of words. To a loop it is a number.
     """
 
-    def __init__(self, name: str, index: int, count: int) -> None:
-        self.name = name
-        self.index = index
-        self.count = count
+    name: str
+    count: int
+    """How many words it has in the block itself; 0 for an ordinary one."""
 
-    def __repr__(self) -> str:
-        return f"words {self.index} to {self.index + max(1, self.count) - 1}"
-
-    def __index__(self) -> int:
-        return self.index
+    def __new__(cls, index: int, name: str, count: int) -> Self:
+        made = super().__new__(cls, index)
+        made.name, made.count = name, count
+        return made
 
     def __get__(self, block: Block | None, owner: type[Block]) -> Any:
         if block is None:
             return self
         kind = kinds(owner)[self.name]
         if self.count:
-            return Words(block.address + WORD_BYTES * self.index, self.count, block)
-        value = int(block._words[self.index])
+            return Words(block.address + WORD_BYTES * self, self.count, block)
+        value = int(block.words[self])
         return value if kind is int else kind(value)
 
     def __set__(self, block: Block, value: Any) -> None:
-        block._words[self.index] = value.address if isinstance(value, Block | Words) else value
+        block.words[self] = value.address if isinstance(value, Block | Words) else value
 
 
 class _Addresses:
@@ -92,7 +90,7 @@ class _Addresses:
         fields = type(self._block).fields
         if name not in fields:
             raise AttributeError(f"{type(self._block).__name__} has no field {name}")
-        return self._block.address + WORD_BYTES * fields[name].index
+        return self._block.address + WORD_BYTES * fields[name]
 
 
 class BlockClass(type):
@@ -118,7 +116,7 @@ class Block(metaclass=BlockClass):
         for name in cls.__annotations__:
             given = vars(cls).get(name) or _Place(None, 0)
             index = index if given.index is None else given.index
-            cls.fields[name] = Field(name, index, given.count)
+            cls.fields[name] = Field(index, name, given.count)
             setattr(cls, name, cls.fields[name])
             index += given.count or 1
         cls.n_words, cls.size_bytes = index, WORD_BYTES * index
@@ -126,14 +124,14 @@ class Block(metaclass=BlockClass):
     def __init__(self, address: int) -> None:
         n_words = type(self).n_words
         memory = (ctypes.c_int64 * n_words).from_address(address) if address else b""
-        self._words: npt.NDArray[np.int64] = np.frombuffer(memoryview(memory), np.int64)
+        self.words: npt.NDArray[np.int64] = np.frombuffer(memoryview(memory), np.int64)
         self.address = address
 
     @classmethod
     def over(cls, array: npt.NDArray[np.int64]) -> Self:
         """Return the block whose words are an array's; it keeps the array alive."""
         made = cls.__new__(cls)
-        made._words, made.address = array, array.ctypes.data
+        made.words, made.address = array, array.ctypes.data
         return made
 
     @classmethod

@@ -95,9 +95,9 @@ def test_a_forked_child_leaves_the_arena_alone(arena):
         assert own is not arena
         assert holds(own, own.array((10,), np.dtype(np.uint8)))
 
-    before = arena._heap._words.copy()
+    before = arena._heap.words.copy()
     assert run_in_child(in_child, array) == "fine"
-    assert (arena._heap._words == before).all()
+    assert (arena._heap.words == before).all()
     assert (array == 5).all()
     assert array.ctypes.data == arena.mapping.address
 

@@ -12,6 +12,9 @@ import loop_code
 
 CODE = """\
 \t.globl\tfirst
+.LJTI{n}_0:
+\t.long\t0
+\t.type\tfirst,@function
 first:
 \t.cfi_startproc
 \tcallq\t_Zhelper{n}   # a comment
@@ -19,6 +22,7 @@ first:
 .LBB{n}_1:
 \tretq
 .Lfunc_end0:
+\t.type\t_Zhelper{n},@function
 _Zhelper{n}:
 \tmovq\t${value}, %rax
 \tmovq\t.LCPI{n}_0(%rip), %xmm0

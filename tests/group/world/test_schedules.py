@@ -50,10 +50,10 @@ def streams_of(table, here, n_lanes):
     sent: dict[tuple[int, int], int] = defaultdict(int)
     received: dict[tuple[int, int], int] = defaultdict(int)
     for row in table.rows.tolist():
-        if row[Row.SEND_PEER] >= 0:
-            sent[of_link[row[Row.SEND_PEER]]] += row[Row.SEND_BYTES]
-        if row[Row.RECEIVE_PEER] >= 0:
-            received[of_link[row[Row.RECEIVE_PEER]]] += row[Row.RECEIVE_BYTES]
+        if row[Row.send_peer] >= 0:
+            sent[of_link[row[Row.send_peer]]] += row[Row.send_bytes]
+        if row[Row.receive_peer] >= 0:
+            received[of_link[row[Row.receive_peer]]] += row[Row.receive_bytes]
     return sent, received
 
 
@@ -88,12 +88,12 @@ def test_what_is_passed_on_is_what_was_received(make, n_lanes):
         schedule = Schedule(make, (Section.of(edges),))
         rows = table_of(schedule, here, COUNT, links(here, n_lanes)).rows.tolist()
         for number, row in enumerate(rows):
-            if row[Row.FORWARDS] and row[Row.SEND_PEER] >= 0:
-                sent = row[Row.SEND_OFFSET], row[Row.SEND_BYTES]
+            if row[Row.forwards] and row[Row.send_peer] >= 0:
+                sent = row[Row.send_offset], row[Row.send_bytes]
                 before = [
-                    (one[Row.RECEIVE_OFFSET], one[Row.RECEIVE_BYTES])
+                    (one[Row.receive_offset], one[Row.receive_bytes])
                     for one in rows[:number]
-                    if one[Row.RECEIVE_PEER] >= 0
+                    if one[Row.receive_peer] >= 0
                 ]
                 assert sent in before
 
@@ -120,4 +120,4 @@ def test_steps_that_begin_at_once():
 
     table = table_of(schedule, 1, COUNT, links(1, 1))
 
-    assert set(table.rows[:, Row.STEP]) == {0}
+    assert set(table.rows[:, Row.step]) == {0}

@@ -111,9 +111,9 @@ class Ends:
 
     def rows(self, rank: int, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Return a table whose peers are links; all rows are of one section, without a gate."""
-        table = np.array([[*row, 0, len(rows), 0][: len(Row)] for row in rows], np.int64)
-        table = table.reshape(-1, len(Row))
-        for column in (Row.SEND_PEER, Row.RECEIVE_PEER):
+        table = np.array([[*row, 0, len(rows), 0][: Row.n_words] for row in rows], np.int64)
+        table = table.reshape(-1, Row.n_words)
+        for column in (Row.send_peer, Row.receive_peer):
             for row in table:
                 if row[column] >= 0:
                     row[column] = self.link(rank, int(row[column]))
@@ -195,28 +195,28 @@ def _model_of_end(rank, rows, memories, under_way, combine) -> Iterator[bool]:
     memory = memories[rank]
 
     def send(row) -> None:
-        start = row[Row.SEND_OFFSET]
-        message = memory[start : start + row[Row.SEND_BYTES]].copy()
-        under_way.setdefault((rank, row[Row.SEND_PEER]), deque()).append(message)
+        start = row[Row.send_offset]
+        message = memory[start : start + row[Row.send_bytes]].copy()
+        under_way.setdefault((rank, row[Row.send_peer]), deque()).append(message)
 
-    for step in sorted({row[Row.STEP] for row in rows}):
-        of_step = [row for row in rows if row[Row.STEP] == step]
+    for step in sorted({row[Row.step] for row in rows}):
+        of_step = [row for row in rows if row[Row.step] == step]
         for row in of_step:
-            if row[Row.SEND_PEER] >= 0:
+            if row[Row.send_peer] >= 0:
                 send(row)
                 yield True
         for row in of_step:
-            if row[Row.RECEIVE_PEER] < 0:
+            if row[Row.receive_peer] < 0:
                 continue
-            messages = under_way.setdefault((row[Row.RECEIVE_PEER], rank), deque())
+            messages = under_way.setdefault((row[Row.receive_peer], rank), deque())
             while not messages:
                 yield False
             theirs = messages.popleft()
-            assert len(theirs) == row[Row.RECEIVE_BYTES]
-            start = row[Row.RECEIVE_OFFSET]
+            assert len(theirs) == row[Row.receive_bytes]
+            start = row[Row.receive_offset]
             place = memory[start : start + len(theirs)]
-            if row[Row.REDUCES]:
-                operands = (theirs, place) if row[Row.THEIRS_FIRST] else (place, theirs)
+            if row[Row.reduces]:
+                operands = (theirs, place) if row[Row.theirs_first] else (place, theirs)
                 place[:] = combine(*operands)
             else:
                 place[:] = theirs

@@ -21,8 +21,8 @@ def sectioned(ends, rank, sections):
     tables, first = [], 0
     for gate, rows in sections:
         table = ends.rows(rank, rows)
-        table[:, Row.FIRST], table[:, Row.END] = first, first + len(rows)
-        table[:, Row.GATE] = gate
+        table[:, Row.first], table[:, Row.end] = first, first + len(rows)
+        table[:, Row.gate] = gate
         first += len(rows)
         tables.append(table)
     return np.concatenate(tables)
@@ -103,7 +103,7 @@ def test_rows_that_are_not_in_their_section(first, end):
     array = np.zeros(20, np.uint8)
     with Ends(2) as ends:
         table = sectioned(ends, 0, [(0, [row(0, (1, 0, 10)), row(0, (1, 10, 10))])])
-        table[0, [Row.FIRST, Row.END]] = first, end
+        table[0, [Row.first, Row.end]] = first, end
 
         with pytest.raises(ValueError, match="section"):
             ends.streams[0].run(table, array.ctypes.data, 20, HEADER)

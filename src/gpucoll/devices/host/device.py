@@ -21,7 +21,7 @@ from gpucoll.devices.host.entries import Entries, entries
 from gpucoll.devices.host.faults import Faults
 from gpucoll.devices.host.memory import Arena, OpenedArenas, Ranges, address_of
 from gpucoll.devices.host.streams import Streams, streams
-from gpucoll.devices.host.words import MEANINGS, MOST_DEVICES, Code, Command, State
+from gpucoll.devices.host.words import MEANINGS, MOST_DEVICES, Code, Command
 from gpucoll.errors import ArgumentError, BackendError, BackendUnavailableError
 
 __all__ = ["HostDevice", "device_count", "load", "open_device", "opened"]
@@ -143,7 +143,7 @@ class HostDevice:
         except BaseException:
             del _opened[self.number]
             raise
-        self._streams.words[State.DEFAULT_STREAMS + self.number] = made
+        self._streams.state.default_streams[self.number] = made
 
     def __repr__(self) -> str:
         return f"<{self.label}: {self.identity.name}>"
@@ -502,7 +502,7 @@ class HostDevice:
 
     def reset_failure(self) -> None:
         """Make the device work again after a kernel has failed, which a GPU never does."""
-        self._streams.words[State.ERRORS + self.number] = 0
+        self._streams.state.errors[self.number] = 0
 
     def counts(self) -> dict[str, int]:
         """Return counts: streams and bytes of the device, and other resources of the process."""

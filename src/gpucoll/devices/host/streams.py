@@ -21,7 +21,6 @@ from gpucoll.devices.host import loop
 from gpucoll.devices.host.words import (
     EVENT_HANDLES,
     EVENT_IS_NEW,
-    EVENTS_AT,
     HANDLE_STEP,
     MOST_DEVICES,
     MOST_EVENTS,
@@ -29,9 +28,6 @@ from gpucoll.devices.host.words import (
     RECORDED_SHIFT,
     ROW_WORDS,
     STREAM_HANDLES,
-    STREAM_WORDS,
-    STREAMS_AT,
-    WORDS,
     Code,
     Command,
     State,
@@ -70,14 +66,14 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8 * WORDS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.words = np.frombuffer(self._memory, np.int64)
-        self.address: int = self.words.ctypes.data
+        self._memory = mmap.mmap(-1, State.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.state = State.over(np.frombuffer(self._memory, np.int64))
+        self.address = self.state.address
         self._libc = ctypes.CDLL(None)
         key = ctypes.c_uint()
         if self._libc.pthread_key_create(ctypes.byref(key), None):
             raise BackendError("host: no thread-specific key is left in this process")
-        self.words[State.THREAD_KEY] = key.value
+        self.state.thread_key = key.value
         self._lock = threading.RLock()
         self._threads: dict[int, ctypes.c_ulong] = {}
         self._free_events: list[int] = []
@@ -92,12 +88,9 @@ class Streams:
 
     # --- streams ----------------------------------------------------------------------------------
 
-    def _base(self, place: int) -> int:
-        return STREAMS_AT + place * STREAM_WORDS
-
-    def word(self, place: int, which: Stream) -> int:
-        """Return a word of a stream."""
-        return int(self.words[self._base(place) + which])
+    def stream(self, place: int) -> Stream:
+        """Return the words of a stream."""
+        return Stream(self.state.streams.address + Stream.size_bytes * place)
 
     def create(self, number: int) -> int:
         """Return a new stream of a device."""
@@ -105,17 +98,15 @@ class Streams:
             self._join_ended()
             if (place := self._free_place()) is None:
                 raise BackendError(f"host:{number}: there are {MOST_STREAMS} streams already")
-            base = self._base(place)
-            self.words[base + Stream.DEVICE] = number
-            self.words[base + Stream.STATE] = self.address
-            self.words[base + Stream.IS_RUNNING] = 1
+            stream = self.stream(place)
+            stream.device, stream.state, stream.is_running = number, self.state, 1
             self._kept[place] = _Kept()
             try:
-                self._threads[place] = self._start_thread(self.address + 8 * base, number)
+                self._threads[place] = self._start_thread(stream.address, number)
             except BaseException:
-                self.words[base + Stream.IS_RUNNING] = 0
+                stream.is_running = 0
                 raise
-            self.words[base + Stream.IS_OPEN] = 1
+            stream.is_open = 1
         return STREAM_HANDLES + place * HANDLE_STEP
 
     def _free_place(self) -> int | None:
@@ -151,14 +142,14 @@ class Streams:
         """Let a stream's thread end after its present commands."""
         with self._lock:
             place = self.place(handle, "destroy a stream")
-            if handle in self.words[State.DEFAULT_STREAMS :][:MOST_DEVICES].tolist():
+            if handle in map(self.state.default_streams.__getitem__, range(MOST_DEVICES)):
                 raise BackendError("host: the default stream cannot be destroyed")
             loop.put_exit.ctypes(self.address, place)
 
     def _join_ended(self) -> None:
         """Join threads that have ended, whose places become free."""
         for place, handle in list(self._threads.items()):
-            if not self.word(place, Stream.IS_RUNNING):
+            if not self.stream(place).is_running:
                 self._libc.pthread_join(handle, None)
                 del self._threads[place], self._kept[place]
 
@@ -172,7 +163,7 @@ class Streams:
         """Return the places of a device's streams, including destroyed ones that still run."""
         with self._lock:
             self._join_ended()
-            return [place for place in self._threads if self.word(place, Stream.DEVICE) == number]
+            return [place for place in self._threads if self.stream(place).device == number]
 
     # --- commands ---------------------------------------------------------------------------------
 
@@ -189,18 +180,18 @@ class Streams:
             return self._put(self.address, handle, row.ctypes.data)  # returns the reason as a code
         with kept.lock:  # a lock of this stream only, because a full ring makes this wait
             number = self._put(self.address, handle, row.ctypes.data)
-            kept.let_go(self.word(place, Stream.DONE))
+            kept.let_go(self.stream(place).done)
             if number > 0 and keep is not None:
                 kept.entries.append((number, keep))
         return number
 
     def tail(self, place: int) -> int:
         """Return the number of the last command that was enqueued on a stream."""
-        return self.word(place, Stream.TAIL)
+        return self.stream(place).tail
 
     def is_done(self, place: int, number: int) -> bool:
         """Return whether a command is done, and release the objects that it used."""
-        done = self.word(place, Stream.DONE)
+        done = self.stream(place).done
         if (kept := self._kept.get(place)) is not None:
             with kept.lock:
                 kept.let_go(done)
@@ -224,7 +215,7 @@ class Streams:
                 place, self._events_made = self._events_made, self._events_made + 1
             else:
                 raise BackendError(f"host: there are {MOST_EVENTS} events already")
-            self.words[EVENTS_AT + place] = EVENT_IS_NEW
+            self.state.events[place] = EVENT_IS_NEW
         return EVENT_HANDLES + place * HANDLE_STEP
 
     def destroy_event(self, event: int) -> None:
@@ -233,15 +224,15 @@ class Streams:
         with self._lock:
             self.check_process("destroy an event")
             is_one = event >= EVENT_HANDLES and not rest and place < self._events_made
-            if not is_one or not self.words[EVENTS_AT + place]:
+            if not is_one or not self.state.events[place]:
                 raise BackendError(f"host: cannot destroy an event: there is none {event:#x}")
-            self.words[EVENTS_AT + place] = 0
+            self.state.events[place] = 0
             self._free_events.append(place)
 
     def recorded(self, event: int) -> tuple[int, int]:
         """Return the stream's place and the command to which an event refers; (-1, 0): none."""
         place, rest = divmod(event - EVENT_HANDLES, HANDLE_STEP)
-        word = int(self.words[EVENTS_AT + place]) if 0 <= place < MOST_EVENTS and not rest else 0
+        word = self.state.events[place] if 0 <= place < MOST_EVENTS and not rest else 0
         if word == EVENT_IS_NEW or not word:
             return -1, 0
         return (word >> RECORDED_SHIFT) - 1, word & ((1 << RECORDED_SHIFT) - 1)
@@ -255,7 +246,7 @@ class Streams:
     @property
     def is_forked(self) -> bool:
         """Whether this is a forked child's copy."""
-        return bool(self.words[State.IS_FORKED])
+        return bool(self.state.is_forked)
 
     def check_process(self, what: str) -> None:
         """Raise BackendError in a forked child."""
@@ -268,9 +259,7 @@ class Streams:
 
     def failure(self, number: int) -> int:
         """Return the code that every call on a device returns, or 0."""
-        return (
-            int(Code.NOT_INITIALISED) if self.is_forked else int(self.words[State.ERRORS + number])
-        )
+        return int(Code.NOT_INITIALISED) if self.is_forked else self.state.errors[number]
 
     def stop(self) -> None:
         """End every thread where it is, whatever work is left on its stream."""
@@ -301,7 +290,7 @@ def _after_fork() -> None:
     global _making
     _making = threading.Lock()
     if _streams is not None:
-        _streams.words[State.IS_FORKED] = 1
+        _streams.state.is_forked = 1
         _streams._lock = threading.RLock()
 
 

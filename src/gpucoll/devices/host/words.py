@@ -6,7 +6,7 @@ each stream. Streams and events are handles into these tables, so that a wrong h
 
 from __future__ import annotations
 
-from enum import IntEnum
+from gpucoll.kernels.cpu.blocks import Block, Codes, Words, words
 
 STREAM_HANDLES = 1 << 40
 """Handle of the first stream; the default streams' handles, 0 to 2, are far below."""
@@ -24,54 +24,49 @@ EVENT_IS_NEW = 1
 """The word of an event that was never recorded; 0: there is no such event."""
 
 
-class State(IntEnum):
-    """Words of the process's state."""
+class Stream(Block):
+    """A stream. Later streams reuse its words, and their commands continue the numbering."""
 
-    THREAD_KEY = 0
-    """The pthreads key under which each thread has its current device's number, plus one."""
-    IS_FORKED = 1
-    """Whether this is a child's copy: the threads are its parent's."""
-    STOP = 2
-    """Whether the process ends: then every stream stops where it is."""
-    ERRORS = 3
-    """For each device, the code of its failure, which all later calls return."""
-    DEFAULT_STREAMS = ERRORS + MOST_DEVICES
-    """For each device, its default stream's handle; 0 before the device is opened."""
-
-
-class Stream(IntEnum):
-    """Words of a stream. Later streams reuse them, and their commands continue the numbering."""
-
-    DEVICE = 0
-    IS_OPEN = 1
+    device: int
+    is_open: int
     """Whether it accepts commands: 0 once it is destroyed."""
-    LOCK = 2
+    lock: int
     """Held by a thread that puts a command into the ring."""
-    TAIL = 3
+    tail: int
     """Number of commands that were ever put into it."""
-    DONE = 4
+    done: int
     """Number of these commands that are done."""
-    BELL = 5
+    bell: int
     """The thread's bell: two 32-bit words, count and sleepers."""
-    DONE_BELL = 6
+    done_bell: int
     """The bell of threads that wait for a command's end."""
-    FUTEX_TIMEOUT = 7
+    futex_timeout: Words = words(2)
     """A timespec for the thread."""
-    IS_RUNNING = 9
+    is_running: int
     """Whether there is a thread."""
-    STATE = 10
-    """Address of the process's state, for the thread."""
-    RING = 16
+    state: State
+    ring: Words = words(ROWS * ROW_WORDS, 16)
 
 
-STATE_WORDS = (State.DEFAULT_STREAMS + MOST_DEVICES + 7) // 8 * 8
-STREAM_WORDS = Stream.RING + ROWS * ROW_WORDS
-EVENTS_AT = STATE_WORDS
-STREAMS_AT = EVENTS_AT + MOST_EVENTS
-WORDS = STREAMS_AT + MOST_STREAMS * STREAM_WORDS
+class State(Block):
+    """The process's state, with all events and streams."""
+
+    thread_key: int
+    """The pthreads key under which each thread has its current device's number, plus one."""
+    is_forked: int
+    """Whether this is a child's copy: the threads are its parent's."""
+    stop: int
+    """Whether the process ends: then every stream stops where it is."""
+    errors: Words = words(MOST_DEVICES)
+    """For each device, the code of its failure, which all later calls return."""
+    default_streams: Words = words(MOST_DEVICES)
+    """For each device, its default stream's handle; 0 before the device is opened."""
+    events: Words = words(MOST_EVENTS, 136)
+    streams: Words = words(MOST_STREAMS * Stream.n_words)
+    """A `Stream` for each place."""
 
 
-class Command(IntEnum):
+class Command(Codes):
     """The first word of a row; its arguments follow."""
 
     NOTHING = 0
@@ -94,7 +89,7 @@ class Command(IntEnum):
     EXIT = 9
 
 
-class Code(IntEnum):
+class Code(Codes):
     """The codes of functions that are called by address: the numbers of the vendors' drivers."""
 
     OK = 0

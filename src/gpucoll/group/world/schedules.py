@@ -121,9 +121,9 @@ def table_of(schedule: Schedule, here: int, count: int, links: Links) -> Table:
             ends.append(len(rows) + len(made))
         first = len(rows)
         for row in made:
-            row[Row.FIRST], row[Row.END] = first, first + len(made)
+            row[Row.first], row[Row.end] = first, first + len(made)
         rows += made
-    table = np.array(rows, np.int64).reshape(len(rows), len(Row))
+    table = np.array(rows, np.int64).reshape(len(rows), Row.n_words)
     table.flags.writeable = False  # all calls of this size use it
     return Table(table, tuple(ends), len(steps))
 

@@ -117,60 +117,60 @@ class Call:
         self, rows: list[list[int]], plan: list[list[int]], state: list[int], header: bytes
     ) -> None:
         self.rows, self.plan, self.state, self.header = rows, plan, state, header
-        self.n_open = state[State.OPEN]
+        self.n_open = state[State.open]
         self.idle = 0
-        size_bytes, self.work_address = state[State.WORK_BYTES], state[State.WORK]
+        size_bytes, self.work_address = state[State.work_bytes], state[State.work]
         # An empty buffer may have no address.
         memory = (ctypes.c_char * size_bytes).from_address(self.work_address) if size_bytes else b""
         self.work = memoryview(memory).cast("B")
-        self.kernel = _KERNEL_TYPE(state[State.KERNEL]) if state[State.KERNEL] else None
+        self.kernel = _KERNEL_TYPE(state[State.kernel]) if state[State.kernel] else None
 
     def _sendable(self, number: int) -> int:
         """Return up to which byte a row may be sent now; -1: it may not begin yet."""
         row, plan = self.rows[number], self.plan[number]
-        if row[Row.GATE] > self.state[State.READY]:
+        if row[Row.gate] > self.state[State.ready]:
             return -1
-        if (source := plan[Plan.SOURCE]) < 0:
-            before = slice(row[Row.FIRST], number)
+        if (source := plan[Plan.source]) < 0:
+            before = slice(row[Row.first], number)
             waits = any(
-                not progress[Plan.RECEIVE_DONE] and other[Row.STEP] < row[Row.STEP]
+                not progress[Plan.receive_done] and other[Row.step] < row[Row.step]
                 for other, progress in zip(self.rows[before], self.plan[before], strict=True)
             )
-            return -1 if waits else row[Row.SEND_BYTES]
-        if self.plan[source][Plan.RECEIVE_DONE]:
-            return row[Row.SEND_BYTES]
-        came = self.plan[source][Plan.RECEIVED]
-        return -1 if came - plan[Plan.SENT] < LEAST_PASSED_ON else came
+            return -1 if waits else row[Row.send_bytes]
+        if self.plan[source][Plan.receive_done]:
+            return row[Row.send_bytes]
+        came = self.plan[source][Plan.received]
+        return -1 if came - plan[Plan.sent] < LEAST_PASSED_ON else came
 
     def _writable(self, number: int) -> int:
         """Return how many more bytes a row may write."""
         row, plan = self.rows[number], self.plan[number]
-        start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
-        end = row[Row.RECEIVE_OFFSET] + row[Row.RECEIVE_BYTES]
-        if row[Row.GATE] > self.state[State.READY]:
+        start = row[Row.receive_offset] + plan[Plan.received]
+        end = row[Row.receive_offset] + row[Row.receive_bytes]
+        if row[Row.gate] > self.state[State.ready]:
             return 0
-        if not plan[Plan.MAY_WAIT]:
+        if not plan[Plan.may_wait]:
             return end - start
-        for place in range(row[Row.FIRST], row[Row.END]):
+        for place in range(row[Row.first], row[Row.end]):
             other, progress = self.rows[place], self.plan[place]
-            if other[Row.STEP] > row[Row.STEP]:
+            if other[Row.step] > row[Row.step]:
                 break
-            if not progress[Plan.SEND_DONE] and progress[Plan.SOURCE] < number:
-                begin, size_bytes = other[Row.SEND_OFFSET], other[Row.SEND_BYTES]
-                end = _before(start, end, begin + progress[Plan.SENT], begin + size_bytes)
-            if place < number and not progress[Plan.RECEIVE_DONE]:
-                begin, size_bytes = other[Row.RECEIVE_OFFSET], other[Row.RECEIVE_BYTES]
-                end = _before(start, end, begin + progress[Plan.RECEIVED], begin + size_bytes)
+            if not progress[Plan.send_done] and progress[Plan.source] < number:
+                begin, size_bytes = other[Row.send_offset], other[Row.send_bytes]
+                end = _before(start, end, begin + progress[Plan.sent], begin + size_bytes)
+            if place < number and not progress[Plan.receive_done]:
+                begin, size_bytes = other[Row.receive_offset], other[Row.receive_bytes]
+                end = _before(start, end, begin + progress[Plan.received], begin + size_bytes)
         return end - start
 
-    def first_open(self, done: Plan) -> int:
+    def first_open(self, done: int) -> int:
         """Return the first row whose send, or receive, is not complete."""
         numbers = range(len(self.rows))
         return next((number for number in numbers if not self.plan[number][done]), len(self.rows))
 
     def has_done(self, until: int) -> bool:
         """Return whether all rows below `until` have sent and received."""
-        return min(self.first_open(Plan.SEND_DONE), self.first_open(Plan.RECEIVE_DONE)) >= until
+        return min(self.first_open(Plan.send_done), self.first_open(Plan.receive_done)) >= until
 
     def send_some(self, link: SecureLink) -> bool:
         """Send what may be sent; return whether anything was sent."""
@@ -179,8 +179,8 @@ class Call:
             return False
         row, plan = self.rows[number], self.plan[number]
         if not link.offered:
-            start = row[Row.SEND_OFFSET] + plan[Plan.SENT]
-            link.offered_bytes = min(ready - plan[Plan.SENT], PIECE_BYTES)
+            start = row[Row.send_offset] + plan[Plan.sent]
+            link.offered_bytes = min(ready - plan[Plan.sent], PIECE_BYTES)
             link.offered = self.work[start : start + link.offered_bytes]
             if not link.has_sent_header:
                 link.offered = memoryview(self.header + bytes(link.offered))
@@ -190,10 +190,10 @@ class Call:
             link.offered = link.offered[sent:]
             if link.offered:
                 return sent > 0
-        plan[Plan.SENT] += link.offered_bytes
-        if plan[Plan.SENT] == row[Row.SEND_BYTES]:
-            plan[Plan.SEND_DONE] = 1
-            link.send_row = plan[Plan.NEXT_SEND]
+        plan[Plan.sent] += link.offered_bytes
+        if plan[Plan.sent] == row[Row.send_bytes]:
+            plan[Plan.send_done] = 1
+            link.send_row = plan[Plan.next_send]
             self.n_open -= 1
         return True
 
@@ -209,10 +209,10 @@ class Call:
         moved = self._place(link, number) or moved
         while moved and number >= 0:
             plan = self.plan[number]
-            if plan[Plan.RECEIVED] != self.rows[number][Row.RECEIVE_BYTES]:
+            if plan[Plan.received] != self.rows[number][Row.receive_bytes]:
                 break
-            plan[Plan.RECEIVE_DONE] = 1
-            number = link.receive_row = plan[Plan.NEXT_RECEIVE]
+            plan[Plan.receive_done] = 1
+            number = link.receive_row = plan[Plan.next_receive]
             self.n_open -= 1
         return moved
 
@@ -228,14 +228,14 @@ class Call:
     def _receive_bytes(self, link: SecureLink, number: int) -> bool:
         row, plan = self.rows[number], self.plan[number]
         waiting = link.end - link.begin
-        rest = row[Row.RECEIVE_BYTES] - plan[Plan.RECEIVED] - waiting
+        rest = row[Row.receive_bytes] - plan[Plan.received] - waiting
         writable = self._writable(number)
         if rest <= 0:
             return False
-        if not row[Row.REDUCES] and waiting == 0 and writable > 0:
-            start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
+        if not row[Row.reduces] and waiting == 0 and writable > 0:
+            start = row[Row.receive_offset] + plan[Plan.received]
             came = link.receive(self.work[start : start + min(rest, writable, SCRATCH_BYTES)])
-            plan[Plan.RECEIVED] += came
+            plan[Plan.received] += came
             return came > 0
         if link.begin > HEADER_BYTES:
             link.memory[HEADER_BYTES : HEADER_BYTES + waiting] = link.memory[link.begin : link.end]
@@ -249,26 +249,26 @@ class Call:
         """Reduce or copy data that waits in scratch memory, as far as allowed."""
         row, plan = self.rows[number], self.plan[number]
         size_bytes = min(link.end - link.begin, self._writable(number))
-        item_bytes = self.state[State.ITEM_BYTES] if row[Row.REDUCES] else 1
+        item_bytes = self.state[State.item_bytes] if row[Row.reduces] else 1
         size_bytes -= size_bytes % item_bytes
         if size_bytes <= 0:
             return False
-        start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
-        if row[Row.REDUCES]:
+        start = row[Row.receive_offset] + plan[Plan.received]
+        if row[Row.reduces]:
             self._reduce(row, self.work_address + start, link.address, size_bytes // item_bytes)
         else:
             theirs = link.memory[link.begin : link.begin + size_bytes]
             self.work[start : start + size_bytes] = theirs
-        plan[Plan.RECEIVED] += size_bytes
+        plan[Plan.received] += size_bytes
         link.begin += size_bytes
         return True
 
     def _reduce(self, row: list[int], place: int, theirs: int, n_items: int) -> None:
         assert self.kernel is not None
-        operands = (theirs, place) if row[Row.THEIRS_FIRST] else (place, theirs)
+        operands = (theirs, place) if row[Row.theirs_first] else (place, theirs)
         table = (ctypes.c_int64 * 3)(place, *operands)
-        address, count = ctypes.addressof(table), n_items * self.state[State.PARTS]
-        self.kernel(address, 1, address + 8, 2, count, self.state[State.PARAMETER], 0)
+        address, count = ctypes.addressof(table), n_items * self.state[State.parts]
+        self.kernel(address, 1, address + 8, 2, count, self.state[State.parameter], 0)
 
 
 def _before(start: int, end: int, begin: int, stop: int) -> int:

@@ -49,34 +49,34 @@ class SecureStreams(Streams):
         super().__init__([connection.fileno() for connection in connections])
         whole, base = self._scratch.data, self._scratch.ctypes.data
         self._connections = []
-        for connection, address in zip(connections, self._links[:, Link.SCRATCH], strict=True):
+        for connection, address in zip(connections, self._links[:, Link.scratch], strict=True):
             start = int(address) - HEADER_BYTES - base
             memory = whole[start : start + HEADER_BYTES + SCRATCH_BYTES]
             self._connections.append(SecureLink(connection, memory))
         self._call: Call | None = None
 
     def _proceed(self) -> int:
-        if not self._state[State.BEGUN]:
+        if not self._state.begun:
             status = super()._proceed()
             if status != _AGAIN:
                 return status
-            header = self._state[State.HEADER : State.ABORT].tobytes()
-            lists = self._rows.tolist(), self._plan.tolist(), self._state.tolist()
+            header = self._state.words[State.header : State.abort].tobytes()
+            lists = self._rows.tolist(), self._plan.tolist(), self._state.words.tolist()
             self._call = Call(*lists, header)
             for link, words in zip(self._connections, self._links.tolist(), strict=True):
-                link.begin_call(words[Link.SEND_ROW], words[Link.RECEIVE_ROW])
+                link.begin_call(words[Link.send_row], words[Link.receive_row])
         assert self._call is not None
-        for word in (State.READY, State.UNTIL, State.STOPS_IDLE, State.SLICE_NS):
-            self._call.state[word] = int(self._state[word])
+        for word in (State.ready, State.until, State.stops_idle, State.slice_ns):
+            self._call.state[word] = int(self._state.words[word])
         try:
             return self._run_slice(self._call)
         finally:
-            firsts = self._call.first_open(Plan.SEND_DONE), self._call.first_open(Plan.RECEIVE_DONE)
-            self._state[State.FIRST_SEND : State.FIRST_RECEIVE + 1] = firsts
+            self._state.first_send = self._call.first_open(Plan.send_done)
+            self._state.first_receive = self._call.first_open(Plan.receive_done)
 
     def _run_slice(self, call: Call) -> int:
-        end_ns = time.monotonic_ns() + call.state[State.SLICE_NS]
-        deadline_ns, abort = call.state[State.DEADLINE_NS], call.state[State.ABORT]
+        end_ns = time.monotonic_ns() + call.state[State.slice_ns]
+        deadline_ns, abort = call.state[State.deadline_ns], call.state[State.abort]
         while True:
             if abort and ctypes.c_int64.from_address(abort).value:
                 return StreamStatus.ABORTED
@@ -85,11 +85,11 @@ class SecureStreams(Streams):
                 try:
                     moved = self._turn(call, link) or moved
                 except CallEndedError as ended:
-                    self._state[State.LINK], self._state[State.ERRNO] = number, ended.errno
+                    self._state.link, self._state.errno = number, ended.errno
                     return ended.status
             if call.n_open == 0:
                 return StreamStatus.DONE
-            if moved and call.has_done(call.state[State.UNTIL]):
+            if moved and call.has_done(call.state[State.until]):
                 return _AGAIN
             time_ns = time.monotonic_ns()
             if time_ns >= deadline_ns:
@@ -98,7 +98,7 @@ class SecureStreams(Streams):
                 return _AGAIN
             call.idle = 0 if moved else call.idle + 1
             if not moved:
-                if call.state[State.STOPS_IDLE]:
+                if call.state[State.stops_idle]:
                     return _AGAIN
                 self._wait(call, min(end_ns, deadline_ns) - time_ns)
 

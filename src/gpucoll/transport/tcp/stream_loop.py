@@ -14,41 +14,12 @@ import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import get, load64, put
+from gpucoll.kernels.cpu.memory import load64
 from gpucoll.transport.tcp.stream_plan import begin
 from gpucoll.transport.tcp.stream_receiving import receive_some, wanted
 from gpucoll.transport.tcp.stream_sending import send_some, sendable
-from gpucoll.transport.tcp.stream_state import (
-    ABORT,
-    ABORTED,
-    AGAIN,
-    BEGUN,
-    CLOCK,
-    DEADLINE,
-    DEADLINE_NS,
-    DONE,
-    ERRNO,
-    FD,
-    FIRST_RECEIVE,
-    FIRST_SEND,
-    HEADER_CAME,
-    IDLE,
-    IDLE_TURNS,
-    LINK,
-    MISMATCH,
-    MOVED,
-    N_LINKS,
-    OPEN,
-    POLL_FDS,
-    RECEIVE_ROW,
-    SEND_ROW,
-    SLICE_NS,
-    STOPS_IDLE,
-    UNTIL,
-    YIELDS,
-    link_of,
-)
-from gpucoll.transport.tcp.stream_words import HEADER_BYTES
+from gpucoll.transport.tcp.stream_state import IDLE, MOVED, link_of
+from gpucoll.transport.tcp.stream_words import HEADER_BYTES, Link, State, StreamStatus
 
 TIME_SLICE_NS = 500_000
 """A yield that takes longer than this has given away a time slice; no more yields follow."""
@@ -64,36 +35,37 @@ _clock_gettime = types.ExternalFunction("clock_gettime", _i32(_i32, _i64))
 
 
 @inline
-def now_ns(state):
+def now_ns(state: State) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), state + 8 * CLOCK)
-    return get(state, CLOCK) * NANOSECONDS + get(state, CLOCK + 1)
+    _clock_gettime(np.int32(CLOCK_MONOTONIC), state.clock.address)
+    return state.clock[0] * NANOSECONDS + state.clock[1]
 
 
 @inline
-def _turn_of_link(state, number):
+def _turn_of_link(state: State, number: int) -> int:
     """Send and receive on one link; return `MOVED`, `IDLE` or a status."""
     link = link_of(state, number)
     sent = send_some(state, link)
-    error = get(state, ERRNO)
-    if sent >= 0 and get(link, HEADER_CAME) == HEADER_BYTES:
-        put(state, LINK, number)
+    error = state.errno
+    if sent >= 0 and link.header_came == HEADER_BYTES:
+        state.link = number
         return sent
     received = receive_some(state, link)
-    if sent >= 0 and received != MISMATCH:  # received data tells more than a closed connection
-        put(state, ERRNO, error)
+    # Received data tells more than a closed connection.
+    if sent >= 0 and received != StreamStatus.MISMATCH:
+        state.errno = error
         received = sent
     if received >= 0:
-        put(state, LINK, number)
+        state.link = number
         return received
     return max(sent, received)
 
 
 @inline
-def _turn(state):
+def _turn(state: State) -> int:
     """Serve each link once."""
     result = IDLE
-    for number in range(get(state, N_LINKS)):
+    for number in range(state.n_links):
         of_link = _turn_of_link(state, number)
         if of_link >= 0:
             return of_link
@@ -102,74 +74,75 @@ def _turn(state):
 
 
 @inline
-def _events(state, link):
+def _events(state: State, link: Link) -> int:
     """Return the events to poll a link for."""
-    events, number = 0, get(link, RECEIVE_ROW)
+    events, number = 0, link.receive_row
     if number >= 0:
-        is_wanted = get(link, HEADER_CAME) < HEADER_BYTES or wanted(state, link, number) > 0
+        is_wanted = link.header_came < HEADER_BYTES or wanted(state, link, number) > 0
         events |= POLLIN if is_wanted else 0
-    number = get(link, SEND_ROW)
+    number = link.send_row
     if number >= 0 and sendable(state, number) >= 0:
         events |= POLLOUT
     return events
 
 
 @inline
-def _sleep(state, duration_ns):
+def _sleep(state: State, duration_ns: int) -> int:
     """Sleep until something can move, for `duration_ns` at most; return a status."""
-    fds, count = get(state, POLL_FDS), 0
-    for number in range(get(state, N_LINKS)):
+    fds, count = state.poll_fds, 0
+    for number in range(state.n_links):
         link = link_of(state, number)
         events = _events(state, link)
         if events != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
-            put(fds, count, get(link, FD) | (events << 32))
+            fds[count] = link.fd | (events << 32)
             count += 1
     milliseconds = (duration_ns + MILLISECOND_NS - 1) // MILLISECOND_NS
-    found = _poll(fds, count, np.int32(milliseconds))
-    return AGAIN if found < 0 else IDLE  # a signal: Python's handlers run before the next slice
+    found = _poll(fds.address, count, np.int32(milliseconds))
+    # After a signal, Python's handlers run before the next slice.
+    return StreamStatus.AGAIN if found < 0 else IDLE
 
 
 @inline
-def _wait(state, time_ns, duration_ns):
+def _wait(state: State, time_ns: int, duration_ns: int) -> int:
     """Wait a little; return a status that ends the slice, or `IDLE`."""
-    tries = get(state, IDLE_TURNS)
-    put(state, IDLE_TURNS, tries + 1)
-    if tries >= get(state, YIELDS):
+    tries = state.idle
+    state.idle = tries + 1
+    if tries >= state.yields:
         return _sleep(state, duration_ns)
     _sched_yield()
     if now_ns(state) - time_ns > TIME_SLICE_NS:
-        put(state, IDLE_TURNS, get(state, YIELDS))
+        state.idle = state.yields
     return IDLE
 
 
 @compiled_when_used()
-def run_streams(state):
+def run_streams(state: State) -> int:
     """Begin a call, or go on with it, for at most one slice; return a status."""
-    if get(state, BEGUN) == 0:
+    if state.begun == 0:
         status = begin(state)
-        if status != AGAIN:
+        if status != StreamStatus.AGAIN:
             return status
-    end_ns, deadline_ns = now_ns(state) + get(state, SLICE_NS), get(state, DEADLINE_NS)
+    end_ns, deadline_ns = now_ns(state) + state.slice_ns, state.deadline_ns
     while True:
-        abort = get(state, ABORT)
+        abort = state.abort
         if abort != 0 and load64(abort) != 0:
-            return ABORTED
+            return StreamStatus.ABORTED
         result = _turn(state)
         if result >= 0:
             return result
-        if get(state, OPEN) == 0:
-            return DONE
-        if min(get(state, FIRST_RECEIVE), get(state, FIRST_SEND)) >= get(state, UNTIL):
-            return AGAIN
+        if state.open == 0:
+            return StreamStatus.DONE
+        if min(state.first_receive, state.first_send) >= state.until:
+            return StreamStatus.AGAIN
         time_ns = now_ns(state)
         if time_ns >= deadline_ns:
-            return DEADLINE
+            return StreamStatus.DEADLINE
         if time_ns >= end_ns:
-            return AGAIN
+            return StreamStatus.AGAIN
         if result == MOVED:
-            put(state, IDLE_TURNS, 0)
-        elif get(state, STOPS_IDLE) != 0:
-            return AGAIN
+            state.idle = 0
+        elif state.stops_idle != 0:
+            return StreamStatus.AGAIN
         else:
             status = _wait(state, time_ns, min(end_ns, deadline_ns) - time_ns)
             if status >= 0:

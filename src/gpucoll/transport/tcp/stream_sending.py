@@ -5,39 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import get, load32, put, signed32
-from gpucoll.transport.tcp.stream_state import (
-    ERRNO,
-    FD,
-    FIRST,
-    FIRST_RECEIVE,
-    FIRST_SEND,
-    GATE,
-    GONE,
-    HEADER,
-    HEADER_SENT,
-    IDLE,
-    MESSAGE,
-    MOVED,
-    NEXT_SEND,
-    OPEN,
-    READY,
-    RECEIVE_DONE,
-    RECEIVED,
-    SEND_BYTES,
-    SEND_DONE,
-    SEND_OFFSET,
-    SEND_ROW,
-    SENT,
-    SOURCE,
-    STEP,
-    VECTORS,
-    WORK,
-    go_on,
-    plan_of,
-    row_of,
-)
-from gpucoll.transport.tcp.stream_words import HEADER_BYTES
+from gpucoll.kernels.cpu.memory import load32, signed32
+from gpucoll.transport.tcp.stream_state import IDLE, MOVED, go_on, plan_of, row_of
+from gpucoll.transport.tcp.stream_words import HEADER_BYTES, Link, Plan, Row, State, StreamStatus
 
 LEAST_PASSED_ON = 64 << 10
 """Forwarded data goes in pieces of at least this size, except for the last piece."""
@@ -53,93 +23,95 @@ _errno_location = types.ExternalFunction("__errno_location", _i64())
 
 
 @inline
-def errno():
+def errno() -> int:
     """Return the errno of this thread's last system call."""
     return signed32(load32(_errno_location()))
 
 
 @inline
-def failed(state):
+def failed(state: State) -> int:
     """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
     number = errno()
     if number == EAGAIN or number == EINTR:
         return IDLE
-    put(state, ERRNO, number)
-    return GONE
+    state.errno = number
+    return StreamStatus.GONE
 
 
 @inline
-def _waits(state, row, number):
+def _waits(state: State, row: Row, number: int) -> bool:
     """Return whether a receive of an earlier step in its section is not complete."""
-    first = max(get(row, FIRST), get(state, FIRST_RECEIVE))
-    while first < number and get(plan_of(state, first), RECEIVE_DONE) != 0:
+    first = max(row.first, state.first_receive)
+    while first < number and plan_of(state, first).receive_done != 0:
         first += 1
-    return first < number and get(row_of(state, first), STEP) < get(row, STEP)
+    return first < number and row_of(state, first).step < row.step
 
 
 @inline
-def sendable(state, number):
+def sendable(state: State, number: int) -> int:
     """Return up to which byte a row may be sent now; -1: it may not begin yet."""
     row, plan = row_of(state, number), plan_of(state, number)
-    source = get(plan, SOURCE)
-    if get(row, GATE) > get(state, READY):
+    source = plan.source
+    if row.gate > state.ready:
         return -1
     if source < 0:
-        return -1 if _waits(state, row, number) else get(row, SEND_BYTES)
-    if get(plan_of(state, source), RECEIVE_DONE) != 0:
-        return get(row, SEND_BYTES)
-    came = get(plan_of(state, source), RECEIVED)
-    return -1 if came - get(plan, SENT) < LEAST_PASSED_ON else came
+        return -1 if _waits(state, row, number) else row.send_bytes
+    if plan_of(state, source).receive_done != 0:
+        return row.send_bytes
+    came = plan_of(state, source).received
+    return -1 if came - plan.sent < LEAST_PASSED_ON else came
 
 
 @inline
-def _send_with_header(state, link, header_sent, address, size_bytes):
+def _send_with_header(
+    state: State, link: Link, header_sent: int, address: int, size_bytes: int
+) -> int:
     """Send the rest of the header and the following bytes in one system call."""
-    vectors, message = state + 8 * VECTORS, state + 8 * MESSAGE
-    put(vectors, 0, state + 8 * HEADER + header_sent)
-    put(vectors, 1, HEADER_BYTES - header_sent)
-    put(vectors, 2, address)
-    put(vectors, 3, size_bytes)
-    put(message, 2, vectors)  # struct msghdr; all else is 0
-    put(message, 3, 2)
+    vectors, message = state.vectors, state.message
+    vectors[0] = state.header.address + header_sent
+    vectors[1] = HEADER_BYTES - header_sent
+    vectors[2] = address
+    vectors[3] = size_bytes
+    message[2] = vectors.address  # struct msghdr; all else is 0
+    message[3] = 2
     flags = np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
-    return _sendmsg(np.int32(get(link, FD)), message, flags)
+    return _sendmsg(np.int32(link.fd), message.address, flags)
 
 
 @inline
-def _end_send(state, link, number):
+def _end_send(state: State, link: Link, number: int) -> None:
     plan = plan_of(state, number)
-    put(plan, SEND_DONE, 1)
-    put(link, SEND_ROW, get(plan, NEXT_SEND))
-    put(state, OPEN, get(state, OPEN) - 1)
-    go_on(state, FIRST_SEND, SEND_DONE)
+    plan.send_done = 1
+    link.send_row = plan.next_send
+    state.open -= 1
+    go_on(state, State.first_send, Plan.send_done)
 
 
 @inline
-def send_some(state, link):
+def send_some(state: State, link: Link) -> int:
     """Send what may be sent on a link, as far as the kernel takes it."""
-    number = get(link, SEND_ROW)
+    number = link.send_row
     if number < 0:
         return IDLE
     ready = sendable(state, number)
     if ready < 0:
         return IDLE
     row, plan = row_of(state, number), plan_of(state, number)
-    sent, header_sent = get(plan, SENT), get(link, HEADER_SENT)
-    address = get(state, WORK) + get(row, SEND_OFFSET) + sent
+    sent, header_sent = plan.sent, link.header_sent
+    address = state.work + row.send_offset + sent
     size_bytes = min(ready - sent, MOST_BYTES)
     taken = 0
     if header_sent < HEADER_BYTES:
         taken = _send_with_header(state, link, header_sent, address, size_bytes)
     elif size_bytes > 0:
         flags = np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
-        taken = _send(np.int32(get(link, FD)), address, size_bytes, flags)
+        taken = _send(np.int32(link.fd), address, size_bytes, flags)
     if taken < 0:
         return failed(state)
     of_header = min(taken, HEADER_BYTES - header_sent)
-    put(link, HEADER_SENT, header_sent + of_header)
+    link.header_sent = header_sent + of_header
     sent += taken - of_header
-    put(plan, SENT, sent)
-    if header_sent + of_header == HEADER_BYTES and sent == get(row, SEND_BYTES):
+    plan.sent = sent
+    if header_sent + of_header == HEADER_BYTES and sent == row.send_bytes:
         _end_send(state, link, number)
     return MOVED

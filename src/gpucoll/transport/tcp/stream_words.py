@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from gpucoll.kernels.cpu.blocks import Block, Codes, Words, words
 
 HEADER_BYTES = 32
 """Size of the header before a call's first byte in each direction of a connection."""
@@ -13,161 +13,149 @@ SCRATCH_BYTES = 256 << 10
 """How much data to reduce is received at once: it stays in the processor's own cache."""
 
 
-class Row(IntEnum):
+class Row(Block):
     """Fields of one row of a schedule. Offsets and sizes are bytes of the working buffer.
 
     Attributes
     ----------
-    FIRST, END : int
-        The rows of its section, from FIRST up to but excluding END: no other row's steps matter.
-    GATE : int
-        How many pieces must be ready (`State.READY`) before it sends, or writes.
+    first, end : int
+        The rows of its section, from `first` to before `end`: no other row's steps matter.
+    gate : int
+        How many pieces must be ready (`State.ready`) before it sends, or writes.
     """
 
-    STEP = 0
-    SEND_PEER = 1
-    SEND_OFFSET = 2
-    SEND_BYTES = 3
-    RECEIVE_PEER = 4
-    RECEIVE_OFFSET = 5
-    RECEIVE_BYTES = 6
-    REDUCES = 7
-    THEIRS_FIRST = 8
-    FORWARDS = 9
-    FIRST = 10
-    END = 11
-    GATE = 12
+    step: int
+    send_peer: int
+    send_offset: int
+    send_bytes: int
+    receive_peer: int
+    receive_offset: int
+    receive_bytes: int
+    reduces: int
+    theirs_first: int
+    forwards: int
+    first: int
+    end: int
+    gate: int
 
 
-ROW_WORDS = len(Row)
-
-
-class Plan(IntEnum):
+class Plan(Block):
     """The loop's fields of a row: its dependencies and its progress.
 
     Attributes
     ----------
-    NEXT_SEND, NEXT_RECEIVE : int
+    next_send, next_receive : int
         The next row that sends, or receives, on the same link; -1: none.
-    SOURCE : int
+    source : int
         The row whose bytes are forwarded as they come; -1: none.
-    MAY_WAIT : int
+    may_wait : int
         Whether other rows send or receive bytes that this one overwrites.
-    SENT, RECEIVED : int
+    sent, received : int
         Numbers of bytes. Received bytes are in place, and reduced.
     """
 
-    NEXT_SEND = 0
-    NEXT_RECEIVE = 1
-    SOURCE = 2
-    MAY_WAIT = 3
-    SENT = 4
-    RECEIVED = 5
-    SEND_DONE = 6
-    RECEIVE_DONE = 7
+    next_send: int
+    next_receive: int
+    source: int
+    may_wait: int
+    sent: int
+    received: int
+    send_done: int
+    receive_done: int
 
 
-PLAN_WORDS = len(Plan)
-
-
-class Link(IntEnum):
+class Link(Block):
     """Fields of a connection in a call.
 
     Attributes
     ----------
-    SEND_ROW, RECEIVE_ROW : int
+    send_row, receive_row : int
         The rows that are being sent and received; -1: none.
-    HEADER_SENT, HEADER_CAME : int
+    header_sent, header_came : int
         Bytes of the header that were sent and received.
-    BEGIN, END : int
+    begin, end : int
         Where received data that is not in its place yet lies in the scratch memory.
-    SCRATCH : int
+    scratch : int
         Address of the scratch memory; the received header precedes it.
     """
 
-    FD = 0
-    SEND_ROW = 1
-    HEADER_SENT = 2
-    RECEIVE_ROW = 3
-    HEADER_CAME = 4
-    BEGIN = 5
-    END = 6
-    SCRATCH = 7
+    fd: int
+    send_row: int
+    header_sent: int
+    receive_row: int
+    header_came: int
+    begin: int
+    end: int
+    scratch: int
 
 
-LINK_WORDS = len(Link)
-
-
-class State(IntEnum):
+class State(Block):
     """Fields of a call; the first ones are set for each call.
 
     Attributes
     ----------
-    PARTS : int
+    parts : int
         How many parts the kernel counts for one item: 2 for complex numbers.
-    ABORT : int
+    abort : int
         Address of the abort word; 0: there is none.
-    READY : int
+    ready : int
         The number of ready pieces: rows with a higher gate wait.
-    UNTIL : int
+    until : int
         A slice ends when all rows below this one have sent and received.
-    STOPS_IDLE : int
+    stops_idle : int
         Whether a slice ends when nothing moves.
-    YIELDS : int
+    yields : int
         How often the loop yields the CPU before it sleeps.
-    BEGUN : int
+    begun : int
         0: the rows have not been checked.
-    OPEN : int
+    open : int
         How many sends and receives are not complete.
-    FIRST_SEND, FIRST_RECEIVE : int
+    first_send, first_receive : int
         The first row whose send, or receive, is not complete.
-    IDLE : int
+    idle : int
         How many turns in a row moved nothing.
-    LINK, ERRNO : int
+    link, errno : int
         The link that is gone or does not match, and the errno; for invalid rows, the row and a
         `Fault`.
-    CLOCK, MESSAGE, VECTORS, DESTINATION, OPERANDS : int
+    clock, message, vectors, destination, operands : int
         Arguments of system calls and of the reduce kernel.
     """
 
-    ROWS = 0
-    N_ROWS = 1
-    PLAN = 2
-    WORK = 3
-    WORK_BYTES = 4
-    KERNEL = 5
-    ITEM_BYTES = 6
-    PARTS = 7
-    PARAMETER = 8
-    HEADER = 9
-    ABORT = 13
-    DEADLINE_NS = 14
-    SLICE_NS = 15
-    READY = 16
-    UNTIL = 17
-    STOPS_IDLE = 18
-    YIELDS = 19
-    BEGUN = 20
-    LINKS = 21
-    N_LINKS = 22
-    POLL_FDS = 23
-    OPEN = 24
-    FIRST_SEND = 25
-    FIRST_RECEIVE = 26
-    IDLE = 27
-    LINK = 28
-    ERRNO = 29
-    CLOCK = 30
-    MESSAGE = 32
-    VECTORS = 39
-    DESTINATION = 43
-    OPERANDS = 44
+    rows: int
+    n_rows: int
+    plan: int
+    work: int
+    work_bytes: int
+    kernel: int
+    item_bytes: int
+    parts: int
+    parameter: int
+    header: Words = words(4)
+    abort: int
+    deadline_ns: int
+    slice_ns: int
+    ready: int
+    until: int
+    stops_idle: int
+    yields: int
+    begun: int
+    links: int
+    n_links: int
+    poll_fds: Words
+    open: int
+    first_send: int
+    first_receive: int
+    idle: int
+    link: int
+    errno: int
+    clock: Words = words(2)
+    message: Words = words(7)
+    vectors: Words = words(4)
+    destination: int
+    operands: Words = words(2)
 
 
-STATE_WORDS = 46
-
-
-class StreamStatus(IntEnum):
+class StreamStatus(Codes):
     """How a call, or a slice of one, ended."""
 
     DONE = 0
@@ -183,7 +171,7 @@ class StreamStatus(IntEnum):
     """The rows are invalid."""
 
 
-class Fault(IntEnum):
+class Fault(Codes):
     """Why rows are invalid."""
 
     STEPS = 1

@@ -38,18 +38,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.kernels.cpu.blocks import Words
 from gpucoll.transport.tcp.stream_loop import run_streams
 from gpucoll.transport.tcp.stream_words import (
     HEADER_BYTES,
     HEADER_WORDS,
-    LINK_WORDS,
     MAGIC,
-    PLAN_WORDS,
-    ROW_WORDS,
     SCRATCH_BYTES,
-    STATE_WORDS,
     Fault,
     Link,
+    Plan,
     Row,
     State,
     StreamStatus,
@@ -154,20 +152,20 @@ class Streams:
     def __init__(self, fds: Sequence[int]) -> None:
         self._run = self._loop.ctypes  # compiling it takes 3 s, once per machine
         n_links = len(fds)
-        self._links = np.zeros((n_links, LINK_WORDS), np.int64)
+        self._links = np.zeros((n_links, Link.n_words), np.int64)
         self._poll_fds = np.zeros(n_links, np.int64)
         # NumPy does not write to it, so only used parts take memory.
         self._scratch = np.empty(_LINE_BYTES + n_links * _LINK_BYTES, np.uint8)
-        self._state = np.zeros(STATE_WORDS, np.int64)
-        self._plan = np.zeros((0, PLAN_WORDS), np.int64)
-        self._rows = np.zeros((0, ROW_WORDS), np.int64)
+        self._state = State.new()
+        self._plan = np.zeros((0, Plan.n_words), np.int64)
+        self._rows = np.zeros((0, Row.n_words), np.int64)
         first = self._scratch.ctypes.data + 2 * _LINE_BYTES & -_LINE_BYTES
-        self._links[:, Link.FD] = fds
-        self._links[:, Link.SCRATCH] = first + np.arange(n_links) * _LINK_BYTES
-        self._state[State.LINKS] = self._links.ctypes.data
-        self._state[State.N_LINKS] = n_links
-        self._state[State.POLL_FDS] = self._poll_fds.ctypes.data
-        self._address = self._state.ctypes.data
+        self._links[:, Link.fd] = fds
+        self._links[:, Link.scratch] = first + np.arange(n_links) * _LINK_BYTES
+        self._state.links = self._links.ctypes.data
+        self._state.n_links = n_links
+        self._state.poll_fds = Words(self._poll_fds.ctypes.data)
+        self._address = self._state.address
 
     def run(
         self,
@@ -247,15 +245,15 @@ class Streams:
         """
         n_rows = len(rows)
         is_table = rows.dtype == np.int64 and rows.flags.c_contiguous
-        if not is_table or rows.shape != (n_rows, ROW_WORDS):
+        if not is_table or rows.shape != (n_rows, Row.n_words):
             raise ValueError(
-                f"a schedule is a C-contiguous table of int64 with {ROW_WORDS} columns, not "
+                f"a schedule is a C-contiguous table of int64 with {Row.n_words} columns, not "
                 f"{rows.dtype} of shape {rows.shape}"
             )
         if n_rows > len(self._plan):
-            self._plan = np.zeros((n_rows, PLAN_WORDS), np.int64)
+            self._plan = np.zeros((n_rows, Plan.n_words), np.int64)
         self._rows = rows  # the loop reads it
-        self._state[: State.LINKS] = (
+        self._state.words[: State.links] = (
             rows.ctypes.data,
             n_rows,
             self._plan.ctypes.data,
@@ -280,12 +278,12 @@ class Streams:
 
     def let(self, ready: int) -> Outcome:
         """Announce how many pieces are ready now, and move what can move without waiting."""
-        self._state[State.READY] = ready
-        self._state[State.STOPS_IDLE] = 1
+        self._state.ready = ready
+        self._state.stops_idle = 1
         try:
             return self.proceed()
         finally:
-            self._state[State.STOPS_IDLE] = 0
+            self._state.stops_idle = 0
 
     def finish(self, until: int = ALL) -> Outcome:
         """Go on to the end.
@@ -296,9 +294,9 @@ class Streams:
             If given, stop when all rows below this one have sent and received: the outcome is then
             `AGAIN`, unless those were all rows.
         """
-        self._state[State.UNTIL] = until
+        self._state.until = until
         while (status := self._proceed()) == _AGAIN:
-            if self._state[State.FIRST_SEND : State.FIRST_RECEIVE + 1].min() >= until:
+            if min(self._state.first_send, self._state.first_receive) >= until:
                 break
         return _DONE if status == 0 else self._outcome(status)
 
@@ -307,9 +305,9 @@ class Streams:
 
     def _outcome(self, number: int) -> Outcome:
         status = StreamStatus(number)
-        link, errno = int(self._state[State.LINK]), int(self._state[State.ERRNO])
+        link, errno = self._state.link, self._state.errno
         if status == StreamStatus.INVALID:
-            row = dict(zip((column.name for column in Row), self._rows[link].tolist(), strict=True))
+            row = dict(zip(Row.fields, self._rows[link].tolist(), strict=True))
             raise ValueError(f"row {link} of the schedule, {row}: {_FAULTS[Fault(errno)]}")
         if status == StreamStatus.GONE:
             return Outcome(status, link, errno)
@@ -318,7 +316,7 @@ class Streams:
         return Outcome(status)
 
     def _header_that_came(self, link: int) -> tuple[int, ...]:
-        start = int(self._links[link, Link.SCRATCH]) - HEADER_BYTES - self._scratch.ctypes.data
+        start = int(self._links[link, Link.scratch]) - HEADER_BYTES - self._scratch.ctypes.data
         came = self._scratch[start : start + HEADER_BYTES].view(np.int64)
         return tuple(came.tolist())[:HEADER_WORDS]
 
