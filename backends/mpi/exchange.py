@@ -34,31 +34,24 @@ from gpucoll.transport.tcp.exchange import (
     step_of,
     whole_words,
 )
-from gpucoll.transport.tcp.exchange_words import Outcome, Word
-
-_STEP, _N_STEPS, _CARRIER = int(Word.STEP), int(Word.N_STEPS), int(Word.CARRIER)
-_HELD, _HELD_BYTES, _CAPACITY = int(Word.HELD), int(Word.HELD_BYTES), int(Word.CAPACITY)
-_MESSAGE_BYTES, _ABORT = int(Word.SENT_HEADER) + 3, int(Word.ABORT)
-_LINK, _ERRNO = int(Word.LINK), int(Word.ERRNO)
-_AGREED, _AGAIN, _GONE = int(Outcome.AGREED), int(Outcome.AGAIN), int(Outcome.GONE)
-_ABORTED, _GARBLED = int(Outcome.ABORTED), int(Outcome.GARBLED)
+from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, Part
 
 
 @inline
-def _begin_messages(words, mpi):
+def _begin_messages(words: Exchange, mpi: int) -> None:
     """Begin a step's two messages."""
-    comm, byte, held = get(mpi, COMMUNICATOR), get(mpi, BYTE), get(words, _HELD)
-    row, at = step_of(words), get(words, _HELD_BYTES)
-    room, origin = get(words, _CAPACITY) - at, get(row, 1)
+    comm, byte, held = get(mpi, COMMUNICATOR), get(mpi, BYTE), words.held
+    row, at = step_of(words), words.held_bytes
+    room, origin = words.capacity - at, row.origin
     issue(
         mpi, RECEIVE, held + at, room, byte, origin, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0
     )
-    size_bytes, dest = get(words, _MESSAGE_BYTES), get(row, 0)
+    size_bytes, dest = words.sent_header[3], row.to
     issue(mpi, SEND, held, size_bytes, byte, dest, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0)
 
 
 @inline
-def _wait_until(words, mpi, end_ns):
+def _wait_until(words: Exchange, mpi: int, end_ns: int) -> int:
     """Poll until a step's messages are over, yielding to others; return an `Outcome`."""
     polls = 0
     while not poll_requests(mpi):
@@ -66,52 +59,52 @@ def _wait_until(words, mpi, end_ns):
         if polls < FIRST_POLLS:
             pause()
             continue
-        if load64(get(words, _ABORT)) != 0:
-            return _ABORTED
+        if load64(words.abort) != 0:
+            return Outcome.ABORTED
         if now_ns(words) >= end_ns:
-            return _AGAIN
+            return Outcome.AGAIN
         yield_once()
-    return _AGREED
+    return Outcome.AGREED
 
 
 @inline
-def _end_step(words):
+def _end_step(words: Exchange) -> bool:
     """Count the parts that arrived; return whether their form is valid."""
-    at, held = get(words, _HELD_BYTES), get(words, _HELD)
-    for _ in range(get(step_of(words), 2)):
-        rest = get(words, _CAPACITY) - at - PART_BYTES
-        size_bytes = get(held + at, 2) if rest >= 0 else -1
+    at, held = words.held_bytes, words.held
+    for _ in range(step_of(words).n_parts):
+        rest = words.capacity - at - PART_BYTES
+        size_bytes = Part(held + at).data_bytes if rest >= 0 else -1
         if size_bytes < 0 or size_bytes > rest:
-            put(words, _LINK, sender_of(words))
+            words.link = sender_of(words)
             return False
         at += PART_BYTES + whole_words(size_bytes)
-    put(words, _HELD_BYTES, at)
-    put(words, _STEP, get(words, _STEP) + 1)
+    words.held_bytes = at
+    words.step += 1
     return True
 
 
 @compiled_when_used(exchange.__name__)
-def go_on_by_mpi(words, end_ns):
+def go_on_by_mpi(words: Exchange, end_ns: int) -> int:
     """Continue an exchange; return its `Outcome`, or `AGAIN` at `end_ns`.
 
     If an exchange is given up in the middle, its requests are left to MPI: see `N_REQUESTS`.
     """
-    mpi = get(words, _CARRIER)
-    while get(words, _STEP) < get(words, _N_STEPS):
+    mpi = words.carrier
+    while words.step < words.n_steps:
         if get(mpi, N_REQUESTS) == 0:
             _begin_messages(words, mpi)
-        outcome = _AGREED
+        outcome: int = Outcome.AGREED
         if get(mpi, ERROR) == 0:
             outcome = _wait_until(words, mpi, end_ns)
         if get(mpi, ERROR) != 0:
-            put(words, _LINK, sender_of(words))
-            put(words, _ERRNO, 0)
-            return _GONE
-        if outcome != _AGREED:
+            words.link = sender_of(words)
+            words.errno = 0
+            return Outcome.GONE
+        if outcome != Outcome.AGREED:
             return outcome
         put(mpi, N_REQUESTS, 0)
         if not _end_step(words):
-            return _GARBLED
-        if get(words, _STEP) < get(words, _N_STEPS):
+            return Outcome.GARBLED
+        if words.step < words.n_steps:
             begin_step(words)
     return find_parts(words)

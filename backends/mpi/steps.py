@@ -36,7 +36,7 @@ from gpucoll.transport.shared.flags import (
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.steps import KERNEL, OK, PARAMETER, PART_BYTES, START_NS
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.transport.tcp import exchange_words
+from gpucoll.transport.tcp.exchange_words import Exchange, Outcome
 
 RANK, WORLD_SIZE = int(Word.RANK), int(Word.WORLD_SIZE)
 COMMUNICATOR, BYTE, IN_PLACE = int(Word.COMMUNICATOR), int(Word.BYTE), int(Word.IN_PLACE)
@@ -55,7 +55,6 @@ _SLICE_NS, _TIMEOUT_NS = int(Context.SLICE_NS), int(Context.TIMEOUT_NS)
 _EVENT, _CONTEXT_RANK = int(Status.EVENT), int(Context.RANK)
 _DEADLINE, _BACKEND = int(Abort.DEADLINE), int(Abort.BACKEND)
 _HOSTS, _NOT_YET = int(Context.HOSTS), int(Status.NOT_YET)
-_OUTCOME, _HOSTS_DEADLINE = int(exchange_words.Word.OUTCOME), int(exchange_words.Outcome.DEADLINE)
 MOVE_BYTES = 8 * mpi_words.MOVE_WORDS
 _SEND_FROM, _SEND_BYTES = mpi_words.SEND_FROM, mpi_words.SEND_BYTES
 _RECEIVE_AT, _RECEIVE_BYTES = mpi_words.RECEIVE_AT, mpi_words.RECEIVE_BYTES
@@ -128,10 +127,10 @@ def poll_requests(words):
 @inline
 def _leaves_it_to_python(context):
     """Return whether Python finds the late rank, as on several hosts: leaders query each other."""
-    hosts = get(context, _HOSTS)
-    if hosts == 0 or get(context, _CONTEXT_RANK) != 0:
+    hosts = Exchange(get(context, _HOSTS))
+    if not hosts or get(context, _CONTEXT_RANK) != 0:
         return False
-    put(hosts, _OUTCOME, _HOSTS_DEADLINE)
+    hosts.outcome = Outcome.DEADLINE
     return True
 
 

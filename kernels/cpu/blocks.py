@@ -58,26 +58,30 @@ class Field(int):
     `Channel.rank` is the field itself: an index into an array of words. To a loop it is a number.
     """
 
+    owner: type[Block]
     name: str
     count: int
     """How many words it has in the block itself; 0 for an ordinary one."""
 
-    def __new__(cls, index: int, name: str, count: int) -> Self:
+    def __new__(cls, index: int, owner: type[Block], name: str, count: int) -> Self:
         made = super().__new__(cls, index)
-        made.name, made.count = name, count
+        made.owner, made.name, made.count = owner, name, count
         return made
+
+    @functools.cached_property
+    def _kind(self) -> Any:
+        return kinds(self.owner)[self.name]
 
     def __get__(self, block: Block | None, owner: type[Block]) -> Any:
         if block is None:
             return self
-        kind = kinds(owner)[self.name]
         if self.count:
             return Words(block.address + WORD_BYTES * self, self.count, block)
         value = int(block.words[self])
-        return value if kind is int else kind(value)
+        return self._kind(value) if self._kind is not int else value
 
     def __set__(self, block: Block, value: Any) -> None:
-        block.words[self] = value.address if isinstance(value, Block | Words) else value
+        block.words[self] = value.address if isinstance(value, _ADDRESSED) else value
 
 
 class _Addresses:
@@ -116,7 +120,7 @@ class Block(metaclass=BlockClass):
         for name in cls.__annotations__:
             given = vars(cls).get(name) or _Place(None, 0)
             index = index if given.index is None else given.index
-            cls.fields[name] = Field(index, name, given.count)
+            cls.fields[name] = Field(index, cls, name, given.count)
             setattr(cls, name, cls.fields[name])
             index += given.count or 1
         cls.n_words, cls.size_bytes = index, WORD_BYTES * index
@@ -179,6 +183,9 @@ class CodesClass(EnumMeta):
 
 class Codes(IntEnum, metaclass=CodesClass):
     """Numbers with names. To a loop a name is a plain number, not a type of its own."""
+
+
+_ADDRESSED = (Block, Words)
 
 
 @functools.cache

@@ -40,7 +40,6 @@ from gpucoll.arrays.operands import prepare
 from gpucoll.backends.cpu.wires.words import Wire, Wires
 from gpucoll.backends.mpi import blocks, ranks
 from gpucoll.backends.protocol import Request
-from gpucoll.transport.tcp.exchange_words import Word
 from gpucoll.types import Collective
 
 WORLD = MPI.COMM_WORLD
@@ -384,7 +383,7 @@ def given_up_between_hosts() -> None:
     x, exchanges = np.ones(100_000), comm._group.exchanges
     if comm.rank:
         skips = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda *_: 0)
-        exchanges.words[Word.LARGE] = ctypes.cast(skips, ctypes.c_void_p).value
+        exchanges.words.large = ctypes.cast(skips, ctypes.c_void_p).value
         comm.all_reduce(x, out=x)
     else:
         with pytest.raises(gpucoll.DeadlineError, match=r"all ranks had begun .* not come through"):

@@ -12,7 +12,7 @@ from gpucoll.group.world.news import WorldNews
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context, Status
-from gpucoll.transport.tcp.exchange_words import Outcome, Word
+from gpucoll.transport.tcp.exchange_words import Outcome
 
 
 class WorldCalls(WorldNews):
@@ -83,11 +83,11 @@ class WorldCalls(WorldNews):
                 except BaseException:
                     self._take_number()  # this rank had entered the call
                     raise
-            exchanges.words[Word.MAY_RUN] = 1
+            exchanges.words.may_run = 1
             try:
                 status = self.host.run_prepared(run, timeout_s, goes_on=(Status.NOT_YET,))
             finally:
-                exchanges.words[Word.MAY_RUN] = 0
+                exchanges.words.may_run = 0
             if status == Status.NOT_YET and exchanges.outcome != Outcome.NONE:
                 self._call_now(timeout_s).end_small_call(exchanges)
         return status == Status.OK

@@ -15,20 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from gpucoll.group.world.connecting import Connecting, unsealed
 from gpucoll.group.world.hosts import Hosts, neighbours
+from gpucoll.kernels.cpu.blocks import Words
 from gpucoll.transport.tcp import exchange, small_calls
 from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.exchange_words import (
-    PART_WORDS,
-    STEP_WORDS,
-    WORDS,
+    MESSAGE_WORDS,
+    Exchange,
     Outcome,
+    Part,
     PartKind,
-    Word,
+    Step,
 )
 from gpucoll.transport.tcp.handshake import encode_purpose
 
@@ -143,7 +143,7 @@ class Exchanges:
     connections : Connections or None
         A leader's connections; None on other ranks.
     entered, n_closed, abort : int
-        Addresses of words of this host; see `gpucoll.transport.tcp.exchange_words.Word`.
+        Addresses of words of this host; see `gpucoll.transport.tcp.exchange_words.Exchange`.
     bell_fd : int
         Descriptor that wakes this host's leader.
     """
@@ -163,37 +163,29 @@ class Exchanges:
         count, world_size = hosts.count, hosts.world_size
         # If hosts make different calls, each of them may bring as much as all ranks together may
         # have.
-        capacity = count * (MOST_BYTES + 8 * PART_WORDS + 8)
+        capacity = count * (MOST_BYTES + Part.size_bytes + 8)
         edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
-        self._tables = {
-            Word.EDGES: edges,
-            Word.ORDER: np.array(hosts.order, np.int64),
-            Word.PARTS: np.zeros(2 * count, np.int64),
-            Word.INPUTS: np.zeros(world_size + 1, np.int64),
-            Word.STEPS: np.zeros((count.bit_length(), STEP_WORDS), np.int64),
-        }
+        self._steps = np.zeros((count.bit_length(), Step.n_words), np.int64)
+        self._tables = (
+            edges,
+            np.array(hosts.order, np.int64),
+            np.zeros(2 * count, np.int64),
+            np.zeros(world_size + 1, np.int64),
+        )
         # After a word for the outcome, aligned to a cache line. Pages of it have no memory until a
         # call touches them.
         self._held = np.empty(16 + capacity // 8, np.int64)
-        self.words: npt.NDArray[np.int64] = np.zeros(WORDS, np.int64)
-        self.address: int = self.words.ctypes.data
-        for field, table in self._tables.items():
-            self.words[field] = table.ctypes.data
-        held = (self._held.ctypes.data + 8 + 63) & -64
-        for field, value in {
-            Word.HERE: hosts.host_of(rank),
-            Word.N_HOSTS: count,
-            Word.RANK: rank,
-            Word.WORLD_SIZE: world_size,
-            Word.MOST_BYTES: MOST_BYTES,
-            Word.ENTERED: entered,
-            Word.N_CLOSED: n_closed,
-            Word.BELL_FD: bell_fd,
-            Word.ABORT: abort,
-            Word.HELD: held,
-            Word.CAPACITY: capacity,
-        }.items():
-            self.words[field] = value
+        words = self.words = Exchange.new()
+        self.address = words.address
+        tables = [Words(table.ctypes.data) for table in self._tables]
+        words.edges, words.order, words.parts, words.inputs = tables
+        words.steps = self._steps.ctypes.data
+        words.held = (self._held.ctypes.data + 8 + 63) & -64
+        words.here, words.n_hosts = hosts.host_of(rank), count
+        words.rank, words.world_size = rank, world_size
+        words.most_bytes, words.capacity = MOST_BYTES, capacity
+        words.entered, words.n_closed = entered, n_closed
+        words.bell_fd, words.abort = bell_fd, abort
         self.loop: int = small_calls.small_call.address
         """Address of the compiled loop of every small call; compiled once per host, in 4 s."""
         self._begin = exchange.begin.ctypes
@@ -202,45 +194,45 @@ class Exchanges:
     @property
     def number(self) -> int:
         """Number of the last call; the same on all ranks."""
-        return int(self.words[Word.NUMBER])
+        return self.words.number
 
     @number.setter
     def number(self, number: int) -> None:
-        self.words[Word.NUMBER] = number
+        self.words.number = number
 
     @property
     def completed(self) -> int:
         """Number of the last call that has succeeded."""
-        return int(self.words[Word.COMPLETED])
+        return self.words.completed
 
     @completed.setter
     def completed(self, number: int) -> None:
-        self.words[Word.COMPLETED] = number
+        self.words.completed = number
 
     @property
     def outcome(self) -> Outcome:
         """How the exchange of the last compiled call ended."""
-        return Outcome(int(self.words[Word.OUTCOME]))
+        return Outcome(self.words.outcome)
 
     @property
     def ended_with(self) -> tuple[int, int]:
         """The host with which an exchange failed, and the errno of the failure."""
-        return int(self.words[Word.LINK]), int(self.words[Word.ERRNO])
+        return self.words.link, self.words.errno
 
     @property
     def digest(self) -> int:
         """Digest of the last call's signature."""
-        return int(self.words[Word.DIGEST])
+        return self.words.digest
 
     @property
     def header(self) -> tuple[int, ...]:
         """The last header that was received."""
-        return tuple(self.words[Word.CAME_HEADER : Word.CAME_HEADER + 4].tolist())
+        return tuple(self.words.came_header[word] for word in range(MESSAGE_WORDS))
 
     @property
     def is_open(self) -> bool:
         """Whether the leader's connections are open."""
-        return bool(self.words[Word.IS_OPEN])
+        return bool(self.words.is_open)
 
     def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
         """Open the leader's connections, if they are not open; see `Connections.open`."""
@@ -251,9 +243,9 @@ class Exchanges:
         if ended is not None:
             return ended
         rows = self.connections.steps()
-        self._tables[Word.STEPS][: len(rows)] = rows
-        self.words[Word.N_STEPS] = len(rows)
-        self.words[Word.IS_OPEN] = 1
+        self._steps[: len(rows)] = rows
+        self.words.n_steps = len(rows)
+        self.words.is_open = 1
         return None
 
     def carry_by(self, go_on: int, carrier: int, leaders: Sequence[int], large: int) -> None:
@@ -262,16 +254,16 @@ class Exchanges:
         Parameters
         ----------
         go_on, carrier, large : int
-            Addresses; see `gpucoll.transport.tcp.exchange_words.Word`.
+            Addresses; see `gpucoll.transport.tcp.exchange_words.Exchange`.
         leaders : sequence of int
             By host, the number that the steps' rows contain in place of a descriptor.
         """
-        here, count = int(self.words[Word.HERE]), int(self.words[Word.N_HOSTS])
+        here, count = self.words.here, self.words.n_hosts
         rows = [[leaders[to], leaders[origin], n] for to, origin, n in _steps(here, count)]
-        self._tables[Word.STEPS][: len(rows)] = rows
-        fields = Word.N_STEPS, Word.GO_ON, Word.CARRIER, Word.LARGE, Word.IS_OPEN
-        for field, value in zip(fields, (len(rows), go_on, carrier, large, 1), strict=True):
-            self.words[field] = value
+        self._steps[: len(rows)] = rows
+        words = self.words
+        words.n_steps, words.go_on, words.carrier, words.large = len(rows), go_on, carrier, large
+        words.is_open = 1
 
     def announce(self, digest: int, kind: PartKind, look: Callable[[], None]) -> Outcome:
         """On a leader: find out whether all hosts make the same call.
@@ -292,13 +284,13 @@ class Exchanges:
 
     def close_connections(self) -> None:
         """Close the leader's connections, of which no more use can be made."""
-        self.words[Word.IS_OPEN] = 0
+        self.words.is_open = 0
         if self.connections is not None:
             self.connections.close_connections()
 
     def close(self) -> None:
         """Release everything."""
-        self.words[Word.IS_OPEN] = 0
+        self.words.is_open = 0
         if self.connections is not None:
             self.connections.close()
 

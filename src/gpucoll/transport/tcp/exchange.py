@@ -14,32 +14,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpucoll.kernels.cpu.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_loop, get, load32, load64, put, signed32
+from gpucoll.kernels.cpu.memory import call_loop, load32, load64, signed32
 from gpucoll.transport.tcp.exchange_words import (
     MAGIC,
     MESSAGE_WORDS,
-    PART_WORDS,
-    STEP_WORDS,
+    Exchange,
     Outcome,
+    Part,
     PartKind,
-    Word,
+    Step,
 )
 
-HERE, N_HOSTS, ABORT = int(Word.HERE), int(Word.N_HOSTS), int(Word.ABORT)
-STEPS, N_STEPS, STEP = int(Word.STEPS), int(Word.N_STEPS), int(Word.STEP)
-HELD, HELD_BYTES, CAPACITY = int(Word.HELD), int(Word.HELD_BYTES), int(Word.CAPACITY)
-DIGEST, KIND, NUMBER = int(Word.DIGEST), int(Word.KIND), int(Word.NUMBER)
-SENT, CAME, COMES = int(Word.SENT), int(Word.CAME), int(Word.COMES)
-OUTCOME, LINK, ERRNO = int(Word.OUTCOME), int(Word.LINK), int(Word.ERRNO)
-PARTS, CLOCK, _GO_ON = int(Word.PARTS), int(Word.CLOCK), int(Word.GO_ON)
-SENT_HEADER, CAME_HEADER = int(Word.SENT_HEADER), int(Word.CAME_HEADER)
-MESSAGE, VECTORS, POLL_FDS = int(Word.MESSAGE), int(Word.VECTORS), int(Word.POLL_FDS)
-AGREED, DIFFERS, AGAIN = int(Outcome.AGREED), int(Outcome.DIFFERS), int(Outcome.AGAIN)
-GONE, ABORTED, GARBLED = int(Outcome.GONE), int(Outcome.ABORTED), int(Outcome.GARBLED)
-FURTHER = int(PartKind.FURTHER)
-HEADER_BYTES, PART_BYTES = 8 * MESSAGE_WORDS, 8 * PART_WORDS
+HEADER_BYTES, PART_BYTES = 8 * MESSAGE_WORDS, Part.size_bytes
 IDLE, MOVED = -2, -1
 YIELDS = 100
 TIME_SLICE_NS = 500_000
@@ -62,153 +51,155 @@ _errno_location = types.ExternalFunction("__errno_location", _i64())
 
 
 @inline
-def whole_words(size_bytes):
+def whole_words(size_bytes: int) -> int:
     """Return a size rounded up to whole words."""
     return (size_bytes + 7) & -8
 
 
 @inline
-def now_ns(words):
+def now_ns(words: Exchange) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), words + 8 * CLOCK)
-    return get(words, CLOCK) * NANOSECONDS + get(words, CLOCK + 1)
+    _clock_gettime(np.int32(CLOCK_MONOTONIC), words.clock.address)
+    return words.clock[0] * NANOSECONDS + words.clock[1]
 
 
 @inline
-def step_of(words):
-    """Return the address of the current step's row."""
-    return get(words, STEPS) + 8 * STEP_WORDS * get(words, STEP)
+def step_of(words: Exchange) -> Step:
+    """Return the current step's row."""
+    return Step(words.steps + Step.size_bytes * words.step)
 
 
 @inline
-def sender_of(words):
+def sender_of(words: Exchange) -> int:
     """Return the host that a step's message comes from."""
-    n_hosts = get(words, N_HOSTS)
-    return (get(words, HERE) - (1 << get(words, STEP)) + n_hosts) % n_hosts
+    n_hosts = words.n_hosts
+    return (words.here - (1 << words.step) + n_hosts) % n_hosts
 
 
 @inline
-def _size_of_parts(words, count):
+def _size_of_parts(words: Exchange, count: int) -> int:
     """Return the size in bytes of the first `count` parts that are here."""
-    at, held = 0, get(words, HELD)
+    at, held = 0, words.held
     for _ in range(count):
-        at += PART_BYTES + whole_words(get(held + at, 2))
+        at += PART_BYTES + whole_words(Part(held + at).data_bytes)
     return at
 
 
 @inline
-def begin_step(words):
+def begin_step(words: Exchange) -> None:
     """Make the header of a step's message, and store the expected size of the one to receive."""
-    n_hosts, count = get(words, N_HOSTS), get(step_of(words), 2)
-    comes, sizes = 0, get(words, PARTS) + 8 * n_hosts
+    n_hosts, count = words.n_hosts, step_of(words).n_parts
+    comes, sizes = 0, Words(words.parts.address + 8 * n_hosts)
     for place in range(count):
         host = (sender_of(words) - place + n_hosts) % n_hosts
-        comes += PART_BYTES + whole_words(get(sizes, host))
-    put(words, COMES, comes)
-    put(words, SENT, 0)
-    put(words, CAME, 0)
-    size_bytes = _size_of_parts(words, get(step_of(words), 2))
-    put(words, SENT_HEADER, MAGIC)
-    put(words, SENT_HEADER + 1, get(words, NUMBER))
-    put(words, SENT_HEADER + 2, get(words, STEP))
-    put(words, SENT_HEADER + 3, size_bytes)
+        comes += PART_BYTES + whole_words(sizes[host])
+    words.comes = comes
+    words.sent = 0
+    words.came = 0
+    size_bytes = _size_of_parts(words, step_of(words).n_parts)
+    words.sent_header[0] = MAGIC
+    words.sent_header[1] = words.number
+    words.sent_header[2] = words.step
+    words.sent_header[3] = size_bytes
 
 
 @inline
-def owner_of(words, host):
+def owner_of(words: Exchange, host: int) -> int:
     """Return the word that identifies a part: its call's number and its host."""
-    return (get(words, NUMBER) << 32) | host
+    return (words.number << 32) | host
 
 
 @inline
-def begin_exchange(words, digest, kind, size_bytes):
+def begin_exchange(words: Exchange, digest: int, kind: int, size_bytes: int) -> None:
     """Begin an exchange with this host's data, which follows the room for its part's header.
 
-    The expected bytes of each host follow the addresses at `PARTS`.
+    The expected bytes of each host follow the addresses in `parts`.
     """
-    held = get(words, HELD)
-    put(held, 0, digest)
-    put(held, 1, kind)
-    put(held, 2, size_bytes)
-    put(held, 3, owner_of(words, get(words, HERE)))
-    put(words, DIGEST, digest)
-    put(words, KIND, kind)
-    put(words, HELD_BYTES, PART_BYTES + whole_words(size_bytes))
-    put(words, OUTCOME, AGAIN)
-    put(words, STEP, 0)
+    part = Part(words.held)
+    part.digest = digest
+    part.kind = kind
+    part.data_bytes = size_bytes
+    part.owner = owner_of(words, words.here)
+    words.digest = digest
+    words.kind = kind
+    words.held_bytes = PART_BYTES + whole_words(size_bytes)
+    words.outcome = Outcome.AGAIN
+    words.step = 0
     begin_step(words)
 
 
 @inline
-def _failed(words, host):
+def _failed(words: Exchange, host: int) -> int:
     """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
     number = signed32(load32(_errno_location()))
     if number == EAGAIN or number == EINTR:
         return IDLE
-    put(words, ERRNO, number)
-    put(words, LINK, host)
-    return GONE
+    words.errno = number
+    words.link = host
+    return Outcome.GONE
 
 
 @inline
-def _two_vectors(words, first, first_bytes, second, second_bytes):
+def _two_vectors(
+    words: Exchange, first: int, first_bytes: int, second: int, second_bytes: int
+) -> int:
     """Fill in a message header for two pieces of memory; return its address."""
-    vectors, message = words + 8 * VECTORS, words + 8 * MESSAGE
-    put(vectors, 0, first)
-    put(vectors, 1, first_bytes)
-    put(vectors, 2, second)
-    put(vectors, 3, second_bytes)
-    put(message, 2, vectors)  # struct msghdr; all else is 0
-    put(message, 3, 2)
-    return message
+    vectors, message = words.vectors, words.message
+    vectors[0] = first
+    vectors[1] = first_bytes
+    vectors[2] = second
+    vectors[3] = second_bytes
+    message[2] = vectors.address  # struct msghdr; all else is 0
+    message[3] = 2
+    return message.address
 
 
 @inline
-def _send_some(words):
+def _send_some(words: Exchange) -> int:
     """Send the rest of a step's message, as far as the kernel takes it."""
-    sent, whole = get(words, SENT), HEADER_BYTES + get(words, SENT_HEADER + 3)
+    sent, whole = words.sent, HEADER_BYTES + words.sent_header[3]
     if sent == whole:
         return IDLE
-    fd, flags = np.int32(get(step_of(words), 0)), np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
-    held = get(words, HELD)
+    fd, flags = np.int32(step_of(words).to), np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
+    held = words.held
     if sent < HEADER_BYTES:
-        start = words + 8 * SENT_HEADER + sent
+        start = words.sent_header.address + sent
         size_bytes = whole - HEADER_BYTES
         message = _two_vectors(words, start, HEADER_BYTES - sent, held, size_bytes)
         taken = _sendmsg(fd, message, flags)
     else:
         taken = _send(fd, held + sent - HEADER_BYTES, whole - sent, flags)
     if taken < 0:
-        return _failed(words, (get(words, HERE) + (1 << get(words, STEP))) % get(words, N_HOSTS))
-    put(words, SENT, sent + taken)
+        return _failed(words, (words.here + (1 << words.step)) % words.n_hosts)
+    words.sent = sent + taken
     return MOVED
 
 
 @inline
-def _is_header_wrong(words):
+def _is_header_wrong(words: Exchange) -> bool:
     """Return whether the received header is not one of this step."""
-    header, size_bytes = words + 8 * CAME_HEADER, get(words, CAME_HEADER + 3)
-    if get(header, 0) != MAGIC or get(header, 1) != get(words, NUMBER):
+    header, size_bytes = words.came_header, words.came_header[3]
+    if header[0] != MAGIC or header[1] != words.number:
         return True
-    if get(header, 2) != get(words, STEP) or size_bytes & 7 != 0:
+    if header[2] != words.step or size_bytes & 7 != 0:
         return True
-    least_bytes = PART_BYTES * get(step_of(words), 2)
-    return size_bytes < least_bytes or size_bytes > get(words, CAPACITY) - get(words, HELD_BYTES)
+    least_bytes = PART_BYTES * step_of(words).n_parts
+    return size_bytes < least_bytes or size_bytes > words.capacity - words.held_bytes
 
 
 @inline
-def _receive_some(words):
+def _receive_some(words: Exchange) -> int:
     """Receive the rest of a step's message, as far as it has come."""
-    came, whole = get(words, CAME), HEADER_BYTES
+    came, whole = words.came, HEADER_BYTES
     if came >= HEADER_BYTES:
-        whole += get(words, CAME_HEADER + 3)
+        whole += words.came_header[3]
         if came == whole:
             return IDLE
-    fd, flags = np.int32(get(step_of(words), 1)), np.int32(MSG_DONTWAIT)
-    place = get(words, HELD) + get(words, HELD_BYTES)
+    fd, flags = np.int32(step_of(words).origin), np.int32(MSG_DONTWAIT)
+    place = words.held + words.held_bytes
     if came < HEADER_BYTES:
-        start = words + 8 * CAME_HEADER + came
-        expected = min(get(words, COMES), get(words, CAPACITY) - get(words, HELD_BYTES))
+        start = words.came_header.address + came
+        expected = min(words.comes, words.capacity - words.held_bytes)
         message = _two_vectors(words, start, HEADER_BYTES - came, place, expected)
         got = _recvmsg(fd, message, flags)
     else:
@@ -216,71 +207,71 @@ def _receive_some(words):
     if got < 0:
         return _failed(words, sender_of(words))
     if got == 0:
-        put(words, ERRNO, 0)
-        put(words, LINK, sender_of(words))
-        return GONE
-    put(words, CAME, came + got)
+        words.errno = 0
+        words.link = sender_of(words)
+        return Outcome.GONE
+    words.came = came + got
     if came < HEADER_BYTES <= came + got:
-        size_bytes = get(words, CAME_HEADER + 3)
+        size_bytes = words.came_header[3]
         if _is_header_wrong(words) or came + got > HEADER_BYTES + size_bytes:
-            put(words, LINK, sender_of(words))
-            return GARBLED
+            words.link = sender_of(words)
+            return Outcome.GARBLED
     return MOVED
 
 
 @inline
-def _end_step(words):
+def _end_step(words: Exchange) -> bool:
     """Go on to the next step if this one is over; return whether it was."""
-    came, sent = get(words, CAME), get(words, SENT)
-    if came < HEADER_BYTES or came < HEADER_BYTES + get(words, CAME_HEADER + 3):
+    came, sent = words.came, words.sent
+    if came < HEADER_BYTES or came < HEADER_BYTES + words.came_header[3]:
         return False
-    if sent < HEADER_BYTES + get(words, SENT_HEADER + 3):
+    if sent < HEADER_BYTES + words.sent_header[3]:
         return False
-    put(words, HELD_BYTES, get(words, HELD_BYTES) + came - HEADER_BYTES)
-    put(words, STEP, get(words, STEP) + 1)
+    words.held_bytes = words.held_bytes + came - HEADER_BYTES
+    words.step += 1
     return True
 
 
 @inline
-def find_parts(words):
+def find_parts(words: Exchange) -> int:
     """Store where each host's data lies; return whether all hosts make the same call."""
-    n_hosts, here, held = get(words, N_HOSTS), get(words, HERE), get(words, HELD)
-    end, at, result = get(words, HELD_BYTES), 0, AGREED
+    n_hosts, here, held = words.n_hosts, words.here, words.held
+    end, at, result = words.held_bytes, 0, Outcome.AGREED
     for place in range(n_hosts):
         host = (here - place + n_hosts) % n_hosts
-        part = held + at
+        part = Part(held + at)
         is_whole = end - at >= PART_BYTES
-        size_bytes = get(part, 2) if is_whole else -1
+        size_bytes = part.data_bytes if is_whole else -1
         rest = end - at - PART_BYTES
-        if size_bytes < 0 or size_bytes > rest or get(part, 3) != owner_of(words, host):
-            put(words, LINK, host)
-            return GARBLED
-        if get(part, 0) != get(words, DIGEST) or get(part, 1) != get(words, KIND):
-            result = DIFFERS
-        if size_bytes != get(get(words, PARTS), n_hosts + host):
-            result = DIFFERS
-        put(get(words, PARTS), host, part + PART_BYTES)
+        if size_bytes < 0 or size_bytes > rest or part.owner != owner_of(words, host):
+            words.link = host
+            return Outcome.GARBLED
+        if part.digest != words.digest or part.kind != words.kind:
+            result = Outcome.DIFFERS
+        if size_bytes != words.parts[n_hosts + host]:
+            result = Outcome.DIFFERS
+        words.parts[host] = part.address + PART_BYTES
         at += PART_BYTES + whole_words(size_bytes)
-    return DIFFERS if get(words, KIND) == FURTHER else result
+    return Outcome.DIFFERS if words.kind == PartKind.FURTHER else result
 
 
 @inline
-def _sleep(words, duration_ns):
+def _sleep(words: Exchange, duration_ns: int) -> bool:
     """Sleep until something can move, for `duration_ns` at most; return whether a signal came."""
-    fds, count, step = words + 8 * POLL_FDS, 0, step_of(words)
-    came = get(words, CAME)
-    if came < HEADER_BYTES or came < HEADER_BYTES + get(words, CAME_HEADER + 3):
-        put(fds, count, get(step, 1) | (POLLIN << 32))  # {int32 fd, int16 events, int16 revents}
+    fds, count, step = words.poll_fds, 0, step_of(words)
+    came = words.came
+    if came < HEADER_BYTES or came < HEADER_BYTES + words.came_header[3]:
+        fds[count] = step.origin | (POLLIN << 32)  # {int32 fd, int16 events, int16 revents}
         count += 1
-    if get(words, SENT) < HEADER_BYTES + get(words, SENT_HEADER + 3):
-        put(fds, count, get(step, 0) | (POLLOUT << 32))
+    if words.sent < HEADER_BYTES + words.sent_header[3]:
+        fds[count] = step.to | (POLLOUT << 32)
         count += 1
     milliseconds = (duration_ns + MILLISECOND_NS - 1) // MILLISECOND_NS
-    return _poll(fds, count, np.int32(milliseconds)) < 0
+    return _poll(fds.address, count, np.int32(milliseconds)) < 0
 
 
 @inline
-def _move(words):
+def _move(words: Exchange) -> int:
     """Send and receive on a step's connections; return `MOVED`, `IDLE`, or how it has ended."""
     sent = _send_some(words)
     came = _receive_some(words)
@@ -290,29 +281,29 @@ def _move(words):
 
 
 @inline
-def go_on_until(words, end_ns):
+def go_on_until(words: Exchange, end_ns: int) -> int:
     """Go on with an exchange; return its `Outcome`, or `AGAIN` at `end_ns` or after a signal."""
     idle = 0
-    while get(words, STEP) < get(words, N_STEPS):
+    while words.step < words.n_steps:
         result = _move(words)
         if result >= 0:
             return result
         if _end_step(words):
-            if get(words, STEP) < get(words, N_STEPS):
+            if words.step < words.n_steps:
                 begin_step(words)
             idle = 0
         elif result == MOVED:
             idle = 0
         else:
-            if load64(get(words, ABORT)) != 0:
-                return ABORTED
+            if load64(words.abort) != 0:
+                return Outcome.ABORTED
             time_ns = now_ns(words)
             if time_ns >= end_ns:
-                return AGAIN
+                return Outcome.AGAIN
             idle += 1
             if idle > YIELDS:
                 if _sleep(words, end_ns - time_ns):
-                    return AGAIN
+                    return Outcome.AGAIN
             else:
                 _sched_yield()
                 if now_ns(words) - time_ns > TIME_SLICE_NS:
@@ -321,25 +312,25 @@ def go_on_until(words, end_ns):
 
 
 @inline
-def go_on_as_told(words, end_ns):
+def go_on_as_told(words: Exchange, end_ns: int) -> int:
     """Go on with an exchange as `go_on_until` does, over whatever carries the messages."""
-    if get(words, _GO_ON) != 0:
-        return call_loop(get(words, _GO_ON), words, end_ns)
+    if words.go_on != 0:
+        return call_loop(words.go_on, words, end_ns)
     return go_on_until(words, end_ns)
 
 
 @compiled_when_used()
-def proceed(words, slice_ns):
+def proceed(words: Exchange, slice_ns: int) -> int:
     """Go on with an exchange for one slice; store and return its `Outcome`."""
     outcome = go_on_as_told(words, now_ns(words) + slice_ns)
-    put(words, OUTCOME, outcome)
+    words.outcome = outcome
     return outcome
 
 
 @compiled_when_used()
-def begin(words, digest, kind):
+def begin(words: Exchange, digest: int, kind: int) -> int:
     """Begin an exchange without data; return 0."""
-    for host in range(get(words, N_HOSTS)):
-        put(get(words, PARTS), get(words, N_HOSTS) + host, 0)
+    for host in range(words.n_hosts):
+        words.parts[words.n_hosts + host] = 0
     begin_exchange(words, digest, kind, 0)
     return 0

@@ -3,15 +3,16 @@
 The inputs of a host's ranks go to their leader through their slots, between the leaders by an
 exchange (`exchange`), and from each leader to its ranks through slots again. Then every rank has
 all inputs, and computes its own result from them in rank order. So all ranks get the same bits,
-wherever they are. Rare cases are left to Python: `Word.OUTCOME` tells which one it is.
+wherever they are. Rare cases are left to Python: `Exchange.outcome` tells which one it is.
 
-For a large call, only the check that all hosts make the same call goes this way: `Word.LARGE`.
+For a large call, only the check that all hosts make the same call goes this way: `Exchange.large`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from gpucoll.kernels.cpu.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import (
@@ -51,7 +52,7 @@ from gpucoll.transport.shared.steps import (
 from gpucoll.transport.shared.words import Call, Context, Flow, Status
 from gpucoll.transport.tcp import exchange
 from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_as_told, now_ns
-from gpucoll.transport.tcp.exchange_words import Outcome, PartKind, Word
+from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind
 
 _CONTEXT_HOSTS, _PLACE, _N_HERE = int(Context.HOSTS), int(Context.RANK), int(Context.WORLD_SIZE)
 _TIMEOUT_NS, _SLICE_NS = int(Context.TIMEOUT_NS), int(Context.SLICE_NS)
@@ -62,18 +63,8 @@ _SCAN_KERNEL, _STRIDE = int(Call.SCAN_KERNEL), int(Call.PARAMETER_STRIDE)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 _SIGNAL, _NOT_YET = int(Status.SIGNAL), int(Status.NOT_YET)
 _INTERRUPTED = int(Abort.INTERRUPTED)
-_HERE, _N_HOSTS, _RANK = int(Word.HERE), int(Word.N_HOSTS), int(Word.RANK)
-_WORLD_SIZE, _EDGES, _ORDER = int(Word.WORLD_SIZE), int(Word.EDGES), int(Word.ORDER)
-_MOST_BYTES, _NUMBER, _ENTERED = int(Word.MOST_BYTES), int(Word.NUMBER), int(Word.ENTERED)
-_N_CLOSED, _MAY_RUN, _BELL_FD = int(Word.N_CLOSED), int(Word.MAY_RUN), int(Word.BELL_FD)
-_IS_OPEN, _HELD, _HELD_BYTES = int(Word.IS_OPEN), int(Word.HELD), int(Word.HELD_BYTES)
-_OUTCOME, _START_NS, _ONE = int(Word.OUTCOME), int(Word.START_NS), int(Word.ONE)
-_PARTS, _INPUTS, _COMPLETED = int(Word.PARTS), int(Word.INPUTS), int(Word.COMPLETED)
-_W_DIGEST, _W_KIND = int(Word.DIGEST), int(Word.KIND)
-_NONE, _AGREED, _AGAIN = int(Outcome.NONE), int(Outcome.AGREED), int(Outcome.AGAIN)
-_DEADLINE, _DATA = int(Outcome.DEADLINE), int(PartKind.DATA)
-_LARGE, _IS_LARGE = int(Word.LARGE), int(Word.IS_LARGE)
-_NOTHING = int(PartKind.NOTHING)
+
+
 LATER_NS = 1_000_000_000
 """How much longer other ranks wait for their leader, whose own error tells more."""
 LEADER = 0
@@ -86,9 +77,9 @@ _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 
 
 @inline
-def _input_bytes(words, call, rank):
+def _input_bytes(words: Exchange, call: int, rank: int) -> int:
     """Return the size of a rank's input; the same on all ranks that make the same call."""
-    if get(words, _IS_LARGE) != 0:
+    if words.is_large != 0:
         return 0
     if get(call, _FLOW) == _FROM_ROOT:
         return get(call, LARGEST_BYTES) if rank == get(call, ROOT) else 0
@@ -103,84 +94,86 @@ def _input_bytes(words, call, rank):
 
 
 @inline
-def _bytes_of_host(words, call, host):
+def _bytes_of_host(words: Exchange, call: int, host: int) -> int:
     """Return the total size of the inputs of a host's ranks."""
-    total, edges, order = 0, get(words, _EDGES), get(words, _ORDER)
-    for place in range(get(edges, host), get(edges, host + 1)):
-        total += _input_bytes(words, call, get(order, place))
+    total, edges, order = 0, words.edges, words.order
+    for place in range(edges[host], edges[host + 1]):
+        total += _input_bytes(words, call, order[place])
     return total
 
 
 @inline
-def _note_sizes(words, call):
+def _note_sizes(words: Exchange, call: int) -> int:
     """Store how many bytes each host is to bring; return the total size of all parts."""
-    n_hosts, whole = get(words, _N_HOSTS), 0
+    n_hosts, whole = words.n_hosts, 0
     for host in range(n_hosts):
         size_bytes = _bytes_of_host(words, call, host)
-        put(get(words, _PARTS), n_hosts + host, size_bytes)
+        words.parts[n_hosts + host] = size_bytes
         whole += exchange.PART_BYTES + exchange.whole_words(size_bytes)
     return whole
 
 
 @inline
-def _data_bytes(words, call):
+def _data_bytes(words: Exchange, call: int) -> int:
     """Return the total size of all ranks' inputs."""
     total = 0
-    for rank in range(get(words, _WORLD_SIZE)):
+    for rank in range(words.world_size):
         total += _input_bytes(words, call, rank)
     return total
 
 
 @inline
-def _note_whether_large(words, call):
+def _note_whether_large(words: Exchange, call: int) -> None:
     """Store whether this call is large; a call with counts that others may not know always is."""
-    put(words, _IS_LARGE, 0)
-    if get(call, _PIECES) != 0 or _data_bytes(words, call) > get(words, _MOST_BYTES):
-        put(words, _IS_LARGE, 1)
+    words.is_large = 0
+    if get(call, _PIECES) != 0 or _data_bytes(words, call) > words.most_bytes:
+        words.is_large = 1
 
 
 @inline
-def _kind(words):
+def _kind(words: Exchange) -> int:
     """Return the kind of the hosts' parts in this call's exchange."""
-    return _NOTHING if get(words, _IS_LARGE) != 0 else _DATA
+    return PartKind.NOTHING if words.is_large != 0 else PartKind.DATA
 
 
 @inline
-def _is_for_python(words, context, call):
+def _is_for_python(words: Exchange, context: int, call: int) -> bool:
     """Return whether this call goes another way, or Python has to check something first."""
-    if get(words, _IS_LARGE) != 0 and get(words, _LARGE) == 0:
+    if words.is_large != 0 and words.large == 0:
         return True
-    if get(words, _MAY_RUN) == 0 and load64(get(words, _N_CLOSED)) != 0:
+    if words.may_run == 0 and load64(words.n_closed) != 0:
         return True
-    return get(context, _PLACE) == LEADER and get(words, _IS_OPEN) == 0
+    return get(context, _PLACE) == LEADER and words.is_open == 0
 
 
 # --- inside a host --------------------------------------------------------------------------------
 
 
 @inline
-def _own_input(call):
+def _own_input(call: int) -> int:
     """Return the address of this rank's input; a root may have it in its output's place."""
     return get(call, SOURCE) if get(call, SOURCE) != 0 else get(call, DESTINATION)
 
 
 @inline
-def _piece(size_bytes, done, most_bytes):
+def _piece(size_bytes: int, done: int, most_bytes: int) -> int:
     """Return how many bytes of an input belong to the piece that begins at `done`."""
     return min(max(size_bytes - done, 0), most_bytes)
 
 
 @inline
-def _rank_at(words, place):
+def _rank_at(words: Exchange, place: int) -> int:
     """Return the rank at a place of this host."""
-    edges = get(words, _EDGES)
-    return get(get(words, _ORDER), get(edges, get(words, _HERE)) + place)
+    edges = words.edges
+    return words.order[edges[words.here] + place]
 
 
 @inline
-def _take_pieces(words, context, call, done, most_bytes, largest_bytes):
+def _take_pieces(
+    words: Exchange, context: int, call: int, done: int, most_bytes: int, largest_bytes: int
+) -> None:
     """Copy a piece of each input of this host to its place in the leader's part."""
-    landing, copy = get(words, _HELD) + exchange.PART_BYTES, get(context, _COPY)
+    landing, copy = words.held + exchange.PART_BYTES, get(context, _COPY)
     for place in range(get(context, _N_HERE)):
         size_bytes = _input_bytes(words, call, _rank_at(words, place))
         piece_bytes = _piece(size_bytes, done, most_bytes)
@@ -193,13 +186,15 @@ def _take_pieces(words, context, call, done, most_bytes, largest_bytes):
 
 
 @inline
-def _gather_pieces(words, context, call, done, most_bytes, rest_bytes):
+def _gather_pieces(
+    words: Exchange, context: int, call: int, done: int, most_bytes: int, rest_bytes: int
+) -> int:
     """Bring a piece of each input to the leader; no input has more than `rest_bytes` left."""
     status = begin(context, call)
     if status != OK:
         return status
     place, largest_bytes = get(context, _PLACE), min(most_bytes, rest_bytes)
-    mine_bytes = _piece(_input_bytes(words, call, get(words, _RANK)), done, most_bytes)
+    mine_bytes = _piece(_input_bytes(words, call, words.rank), done, most_bytes)
     if place != LEADER and mine_bytes > 0:
         payload = payload_of(context, get(context, SEQUENCE), place, largest_bytes)
         call_copy(get(context, _COPY), payload, _own_input(call) + done, mine_bytes, 0)
@@ -214,7 +209,7 @@ def _gather_pieces(words, context, call, done, most_bytes, rest_bytes):
 
 
 @inline
-def _gather(words, context, call):
+def _gather(words: Exchange, context: int, call: int) -> int:
     """Bring the inputs of this host's ranks to its leader, after the header of its part."""
     largest_bytes = done = 0
     for place in range(get(context, _N_HERE)):
@@ -236,7 +231,7 @@ def _gather(words, context, call):
 
 
 @inline
-def _spread_piece(words, context, call, address, size_bytes):
+def _spread_piece(words: Exchange, context: int, call: int, address: int, size_bytes: int) -> int:
     """Bring a piece of the leader's data to all ranks of its host; return a status."""
     status = begin(context, call)
     if status != OK:
@@ -257,9 +252,9 @@ def _spread_piece(words, context, call, address, size_bytes):
 
 
 @inline
-def _spread(words, context, call, whole_bytes):
+def _spread(words: Exchange, context: int, call: int, whole_bytes: int) -> int:
     """Bring the outcome and all parts from the leader to the ranks of its host."""
-    start, done, status = get(words, _HELD) - 8, 0, OK
+    start, done, status = words.held - 8, 0, OK
     whole_bytes += 8
     timeout_ns = get(context, _TIMEOUT_NS)
     if get(context, _PLACE) != LEADER:
@@ -276,30 +271,30 @@ def _spread(words, context, call, whole_bytes):
 
 
 @inline
-def _ring_bell(words):
+def _ring_bell(words: Exchange) -> None:
     """Wake the leader's thread to look for news on this host."""
-    put(words, _ONE, 1)
-    _write(np.int32(get(words, _BELL_FD)), words + 8 * _ONE, 8)
+    words.one = 1
+    _write(np.int32(words.bell_fd), words.at.one, 8)
 
 
 @inline
-def _exchange(words, context, call):
+def _exchange(words: Exchange, context: int, call: int) -> int:
     """Exchange the hosts' parts; return OK for any outcome, or SIGNAL."""
     release_interpreter(context)
-    size_bytes = get(get(words, _PARTS), get(words, _N_HOSTS) + get(words, _HERE))
+    size_bytes = words.parts[words.n_hosts + words.here]
     begin_exchange(words, get(call, DIGEST), _kind(words), size_bytes)
-    deadline_ns = get(words, _START_NS) + get(context, _TIMEOUT_NS)
-    outcome = _AGAIN
-    while outcome == _AGAIN:
+    deadline_ns = words.start_ns + get(context, _TIMEOUT_NS)
+    outcome: int = Outcome.AGAIN
+    while outcome == Outcome.AGAIN:
         end_ns = min(now_ns(words) + get(context, _SLICE_NS), deadline_ns)
         outcome = go_on_as_told(words, end_ns)
-        if outcome == _AGAIN:
+        if outcome == Outcome.AGAIN:
             if python_raised(context):
                 give_up(context, _INTERRUPTED, get(context, _PLACE))
                 return _SIGNAL
             if now_ns(words) >= deadline_ns:
-                outcome = _DEADLINE
-    put(words, _OUTCOME, outcome)
+                outcome = Outcome.DEADLINE
+    words.outcome = outcome
     return OK
 
 
@@ -307,32 +302,32 @@ def _exchange(words, context, call):
 
 
 @inline
-def _note_inputs(words, call):
+def _note_inputs(words: Exchange, call: int) -> None:
     """Store where each rank's input lies."""
-    edges, order, inputs = get(words, _EDGES), get(words, _ORDER), get(words, _INPUTS)
-    for host in range(get(words, _N_HOSTS)):
-        at = get(get(words, _PARTS), host)
-        for place in range(get(edges, host), get(edges, host + 1)):
-            rank = get(order, place)
-            put(inputs, rank, at)
+    edges, order, inputs = words.edges, words.order, words.inputs
+    for host in range(words.n_hosts):
+        at = words.parts[host]
+        for place in range(edges[host], edges[host + 1]):
+            rank = order[place]
+            inputs[rank] = at
             at += _input_bytes(words, call, rank)
 
 
 @inline
-def _combine(words, call, n_ranks, size_bytes):
+def _combine(words: Exchange, call: int, n_ranks: int, size_bytes: int) -> None:
     """Combine the inputs of the first `n_ranks` ranks, in order."""
     if size_bytes <= 0:
         return
-    inputs = get(words, _INPUTS)
-    landing = inputs + 8 * get(words, _WORLD_SIZE)
-    put(landing, 0, get(call, DESTINATION))
+    inputs = words.inputs
+    landing = inputs.address + 8 * words.world_size
+    Words(landing)[0] = get(call, DESTINATION)
     parameter = get(call, PARAMETER) + get(call, _STRIDE) * (n_ranks - 1)
     count = size_bytes // get(call, PART_BYTES)
-    call_reduce(get(call, KERNEL), landing, 1, inputs, n_ranks, count, parameter, 0)
+    call_reduce(get(call, KERNEL), landing, 1, inputs.address, n_ranks, count, parameter, 0)
 
 
 @inline
-def _fill_with_identity(context, call):
+def _fill_with_identity(context: int, call: int) -> None:
     """Fill the result of the first rank of an exclusive scan with the identity."""
     item_bytes, done = get(call, ITEM_BYTES), 0
     while done < get(call, SIZE_BYTES):
@@ -342,9 +337,9 @@ def _fill_with_identity(context, call):
 
 
 @inline
-def _reduce(words, context, call):
+def _reduce(words: Exchange, context: int, call: int) -> None:
     """Give this rank its result of a reduction."""
-    rank, world_size = get(words, _RANK), get(words, _WORLD_SIZE)
+    rank, world_size = words.rank, words.world_size
     if get(call, _SCAN_KERNEL) == 0:
         if get(call, ROOT) < 0 or get(call, ROOT) == rank:
             _combine(words, call, world_size, get(call, SIZE_BYTES))
@@ -357,7 +352,7 @@ def _reduce(words, context, call):
 
 
 @inline
-def _block_start(call, rank):
+def _block_start(call: int, rank: int) -> int:
     """Return the offset of a rank's block in an input with one block for each rank."""
     if get(call, _OFFSETS) != 0:
         return load64(get(call, _OFFSETS) + 8 * rank)
@@ -365,48 +360,48 @@ def _block_start(call, rank):
 
 
 @inline
-def _reduce_blocks(words, context, call):
+def _reduce_blocks(words: Exchange, context: int, call: int) -> None:
     """Give this rank its block of all inputs, combined."""
-    rank, inputs = get(words, _RANK), get(words, _INPUTS)
+    rank, inputs = words.rank, words.inputs
     start = _block_start(call, rank)
-    for other in range(get(words, _WORLD_SIZE)):
-        put(inputs, other, get(inputs, other) + start)
+    for other in range(words.world_size):
+        inputs[other] = inputs[other] + start
     size_bytes = _block_start(call, rank + 1) - start
-    _combine(words, call, get(words, _WORLD_SIZE), size_bytes)
+    _combine(words, call, words.world_size, size_bytes)
 
 
 @inline
-def _take_blocks(words, context, call):
+def _take_blocks(words: Exchange, context: int, call: int) -> None:
     """Give this rank its block of every input, or the whole of every input, in rank order."""
-    rank, inputs, copy = get(words, _RANK), get(words, _INPUTS), get(context, _COPY)
+    rank, inputs, copy = words.rank, words.inputs, get(context, _COPY)
     landing, is_spread = get(call, DESTINATION), get(call, _IS_SPREAD) != 0
     if get(call, _FLOW) == _TO_ROOT and rank != get(call, ROOT):
         return
-    for other in range(get(words, _WORLD_SIZE)):
+    for other in range(words.world_size):
         start, size_bytes = 0, _input_bytes(words, call, other)
         if is_spread:
             start = _block_start(call, rank)
             size_bytes = _block_start(call, rank + 1) - start
         if size_bytes > 0:
-            call_copy(copy, landing, get(inputs, other) + start, size_bytes, 0)
+            call_copy(copy, landing, inputs[other] + start, size_bytes, 0)
         landing += size_bytes
 
 
 @inline
-def _take_from_root(words, context, call):
+def _take_from_root(words: Exchange, context: int, call: int) -> None:
     """Give this rank the root's input, or its own block of it."""
-    source, start = get(get(words, _INPUTS), get(call, ROOT)), 0
+    source, start = words.inputs[get(call, ROOT)], 0
     size_bytes = get(call, LARGEST_BYTES)
     if get(call, _IS_SPREAD) != 0:
-        start = _block_start(call, get(words, _RANK))
-        size_bytes = _block_start(call, get(words, _RANK) + 1) - start
+        start = _block_start(call, words.rank)
+        size_bytes = _block_start(call, words.rank + 1) - start
     landing = get(call, DESTINATION)
     if size_bytes > 0 and landing != 0:
         call_copy(get(context, _COPY), landing, source + start, size_bytes, 0)
 
 
 @inline
-def _finish(words, context, call):
+def _finish(words: Exchange, context: int, call: int) -> None:
     """Make this rank's result from all ranks' inputs."""
     _note_inputs(words, call)
     if get(call, KERNEL) != 0:
@@ -424,60 +419,60 @@ def _finish(words, context, call):
 
 
 @inline
-def _run_large(words, context, call):
+def _run_large(words: Exchange, context: int, call: int) -> int:
     """Run a large call, which all ranks make; return its loop's status."""
     timeout_ns = get(context, _TIMEOUT_NS)
     if get(context, _PLACE) != LEADER:
         put(context, _TIMEOUT_NS, timeout_ns + LATER_NS)
-    status = call_loop(get(words, _LARGE), context, call)
+    status = call_loop(words.large, context, call)
     put(context, _TIMEOUT_NS, timeout_ns)
     return status
 
 
 @inline
-def _run(words, context, call):
+def _run(words: Exchange, context: int, call: int) -> int:
     """Run a call that has begun; return a status."""
     status = _gather(words, context, call)
     if status != OK:
         return status
     leads, whole_bytes = get(context, _PLACE) == LEADER, 0
-    for host in range(get(words, _N_HOSTS)):
-        size_bytes = get(get(words, _PARTS), get(words, _N_HOSTS) + host)
+    for host in range(words.n_hosts):
+        size_bytes = words.parts[words.n_hosts + host]
         whole_bytes += exchange.PART_BYTES + exchange.whole_words(size_bytes)
     if leads:
         status = _exchange(words, context, call)
-        outcome = get(words, _OUTCOME)
-        put(get(words, _HELD) - 8, 0, outcome)
-        differs = outcome == exchange.DIFFERS
-        if status != OK or not (outcome == _AGREED or differs):
+        outcome = words.outcome
+        Words(words.held - 8)[0] = outcome
+        differs = outcome == Outcome.DIFFERS
+        if status != OK or not (outcome == Outcome.AGREED or differs):
             return _NOT_YET if status == OK else status
     if get(context, _N_HERE) > 1:
         status = _spread(words, context, call, whole_bytes)
         if status != OK:
             return status
     if not leads:
-        put(words, _OUTCOME, get(get(words, _HELD) - 8, 0))
-        put(words, _W_DIGEST, get(call, DIGEST))
-        if get(words, _OUTCOME) == _AGREED:
-            put(words, _W_KIND, _kind(words))
-            put(words, _HELD_BYTES, whole_bytes)
+        words.outcome = Words(words.held - 8)[0]
+        words.digest = get(call, DIGEST)
+        if words.outcome == Outcome.AGREED:
+            words.kind = _kind(words)
+            words.held_bytes = whole_bytes
             find_parts(words)
-    if get(words, _OUTCOME) != _AGREED:
+    if words.outcome != Outcome.AGREED:
         return _NOT_YET
-    if get(words, _IS_LARGE) != 0:
+    if words.is_large != 0:
         return _run_large(words, context, call)
     _finish(words, context, call)
     return OK
 
 
 @compiled_when_used()
-def small_call(context, call):
+def small_call(context: int, call: int) -> int:
     """Run one collective over all hosts, as the call block describes it; return a status.
 
-    NOT_YET: Python has to go on. If `Word.OUTCOME` is `NONE`, nothing has happened yet.
+    NOT_YET: Python has to go on. If `Exchange.outcome` is `NONE`, nothing has happened yet.
     """
-    words = get(context, _CONTEXT_HOSTS)
-    put(words, _OUTCOME, _NONE)
+    words = Exchange(get(context, _CONTEXT_HOSTS))
+    words.outcome = Outcome.NONE
     _note_whether_large(words, call)
     if _is_for_python(words, context, call):
         return _NOT_YET
@@ -487,12 +482,12 @@ def small_call(context, call):
         status = make_ready(context, size_bytes, size_bytes)
         if status != OK:
             return status
-    put(words, _NUMBER, get(words, _NUMBER) + 1)
-    exchange64(get(words, _ENTERED), get(words, _NUMBER))
-    put(words, _START_NS, now_ns(words))
+    words.number += 1
+    exchange64(words.entered, words.number)
+    words.start_ns = now_ns(words)
     status = _run(words, context, call)
     if status == _SIGNAL:
         _ring_bell(words)
     elif status == OK:
-        put(words, _COMPLETED, get(words, _NUMBER))
+        words.completed = words.number
     return status
