@@ -130,7 +130,7 @@ def _number(cls: Any, name: str) -> int | None:
         return cls.__members__.get(name)
     if cls is not Words and name in cls.fields:
         return int(cls.fields[name])
-    return int(getattr(cls, name)) if name in ("n_words", "size_bytes") else None
+    return int(getattr(cls, name)) if name in ("n_words", "n_bytes") else None
 
 
 @infer_global(operator.getitem)

@@ -112,7 +112,7 @@ class Block(metaclass=BlockClass):
 
     fields: ClassVar[dict[str, Field]] = {}
     n_words: ClassVar[int] = 0
-    size_bytes: ClassVar[int] = 0
+    n_bytes: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
         cls.fields = {}
@@ -123,7 +123,7 @@ class Block(metaclass=BlockClass):
             cls.fields[name] = Field(index, cls, name, given.count)
             setattr(cls, name, cls.fields[name])
             index += given.count or 1
-        cls.n_words, cls.size_bytes = index, WORD_BYTES * index
+        cls.n_words, cls.n_bytes = index, WORD_BYTES * index
 
     def __init__(self, address: int) -> None:
         n_words = type(self).n_words
@@ -141,7 +141,7 @@ class Block(metaclass=BlockClass):
     @classmethod
     def new(cls) -> Self:
         """Return a block of zeros in memory of its own, whoever makes NumPy's memory."""
-        return cls.over(np.frombuffer(bytearray(cls.size_bytes), np.int64))
+        return cls.over(np.frombuffer(bytearray(cls.n_bytes), np.int64))
 
     @property
     def at(self) -> Self:

@@ -146,7 +146,7 @@ def _records(size_bytes: int) -> mapping.Mapping:
 
     Anonymous memory of this size would count as used if the system does not overcommit.
     """
-    records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.Record.size_bytes
+    records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.Record.n_bytes
     fd = mapping.create("gpucoll-arena-records", records_bytes)
     try:
         return mapping.Mapping(fd, records_bytes, "the arena's records", _SMALLER)

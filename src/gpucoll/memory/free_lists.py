@@ -89,7 +89,7 @@ trailing_zeros = _count_zeros("cttz")
 @inline
 def record_of(heap: Heap, block: int) -> Record:
     """Return a granule's record."""
-    return Record(heap.records + block * Record.size_bytes)
+    return Record(heap.records + block * Record.n_bytes)
 
 
 @inline

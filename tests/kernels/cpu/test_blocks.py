@@ -39,14 +39,14 @@ def add(outer: Outer, more: int) -> int:
 def visit(outer: Outer, index: int) -> int:
     if not outer.inner or not Outer(outer.address).table:
         return Answer.NOTHING
-    outer.inner.second = outer.inner.first + Outer.size_bytes
+    outer.inner.second = outer.inner.first + Outer.n_bytes
     outer.clock[index] = outer.table[index]
     exchange64(outer.at.tail, max(Answer.FIVE, index))
     return add(outer, 2) + outer.last
 
 
 def test_layout():
-    assert (Outer.n_words, Outer.size_bytes) == (10, 80)
+    assert (Outer.n_words, Outer.n_bytes) == (10, 80)
     outer = Outer.new()
     assert outer.clock.address == outer.address + 24
     assert outer.at.tail == outer.address + 64

@@ -101,7 +101,7 @@ def _leave(bell: int) -> None:
 
 @inline
 def _stream_at(state: State, place: int) -> Stream:
-    return Stream(state.streams.address + Stream.size_bytes * place)
+    return Stream(state.streams.address + Stream.n_bytes * place)
 
 
 @inline

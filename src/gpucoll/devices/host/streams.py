@@ -66,7 +66,7 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, State.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = mmap.mmap(-1, State.n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.state = State.over(np.frombuffer(self._memory, np.int64))
         self.address = self.state.address
         self._libc = ctypes.CDLL(None)
@@ -90,7 +90,7 @@ class Streams:
 
     def stream(self, place: int) -> Stream:
         """Return the words of a stream."""
-        return Stream(self.state.streams.address + Stream.size_bytes * place)
+        return Stream(self.state.streams.address + Stream.n_bytes * place)
 
     def create(self, number: int) -> int:
         """Return a new stream of a device."""

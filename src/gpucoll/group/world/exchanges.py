@@ -163,7 +163,7 @@ class Exchanges:
         count, world_size = hosts.count, hosts.world_size
         # If hosts make different calls, each of them may bring as much as all ranks together may
         # have.
-        capacity = count * (MOST_BYTES + Part.size_bytes + 8)
+        capacity = count * (MOST_BYTES + Part.n_bytes + 8)
         edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
         self._steps = np.zeros((count.bit_length(), Step.n_words), np.int64)
         self._tables = (

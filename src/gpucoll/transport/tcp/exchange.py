@@ -28,7 +28,7 @@ from gpucoll.transport.tcp.exchange_words import (
     Step,
 )
 
-HEADER_BYTES, PART_BYTES = 8 * MESSAGE_WORDS, Part.size_bytes
+HEADER_BYTES, PART_BYTES = 8 * MESSAGE_WORDS, Part.n_bytes
 IDLE, MOVED = -2, -1
 YIELDS = 100
 TIME_SLICE_NS = 500_000
@@ -66,7 +66,7 @@ def now_ns(words: Exchange) -> int:
 @inline
 def step_of(words: Exchange) -> Step:
     """Return the current step's row."""
-    return Step(words.steps + Step.size_bytes * words.step)
+    return Step(words.steps + Step.n_bytes * words.step)
 
 
 @inline

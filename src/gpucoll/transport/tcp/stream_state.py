@@ -13,19 +13,19 @@ IDLE, MOVED = -2, -1
 @inline
 def row_of(state: State, number: int) -> Row:
     """Return a row."""
-    return Row(state.rows + Row.size_bytes * number)
+    return Row(state.rows + Row.n_bytes * number)
 
 
 @inline
 def plan_of(state: State, number: int) -> Plan:
     """Return the loop's fields of a row."""
-    return Plan(state.plan + Plan.size_bytes * number)
+    return Plan(state.plan + Plan.n_bytes * number)
 
 
 @inline
 def link_of(state: State, number: int) -> Link:
     """Return a link."""
-    return Link(state.links + Link.size_bytes * number)
+    return Link(state.links + Link.n_bytes * number)
 
 
 @inline
