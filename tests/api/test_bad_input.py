@@ -336,6 +336,12 @@ def be_rejected(comm, name, place):
     return total.tolist()
 
 
+def test_an_op_is_checked_where_it_is_made():
+    for name, factor, function in (("median", None, None), ("sum", 2.0, None), ("max", None, max)):
+        with pytest.raises(ArgumentError, match="is not an op: pass a name"):
+            ReduceOp(name, factor, function)
+
+
 @pytest.mark.soak(quick=9)
 @pytest.mark.parametrize("name", REJECTED)
 def test_rejected(ranks, name):
