@@ -105,7 +105,7 @@ def many_calls(comm, kit):
         if place in (500, 4999):
             comm.check()
             names, files, counts = level(comm.rank)
-            # Slots of messages and events are kept, for as many calls as were under way at one time.
+            # Slots of messages and events are kept: for as many calls as were under way at once.
             assert counts.pop("registered") < 200
             counts["events"] -= len(comm._gpu._connected.issuer.streams.events)
             levels.append((names, files, counts))
