@@ -127,7 +127,7 @@ class _OfClass(AttributeTemplate):  # type: ignore[misc]
 def _number(cls: Any, name: str) -> int | None:
     """Return a class's number of this name: a code, the index of a field, or a size."""
     if isinstance(cls, CodesClass):
-        return cls.__members__.get(name)
+        return int(cls.__members__[name]) if name in cls.__members__ else None
     if cls is not Words and name in cls.fields:
         return int(cls.fields[name])
     return int(getattr(cls, name)) if name in ("n_words", "n_bytes") else None
