@@ -47,9 +47,5 @@ PATTERNS = {
 MEASURED = {**COLLECTIVES, **PATTERNS}
 """Every name that the command line accepts."""
 
-NAME_GROUPS = {
-    "all": list(COLLECTIVES),
-    "async": list(ASYNCHRONOUS),
-    "patterns": list(PATTERNS),
-}
+NAME_GROUPS = {"all": list(COLLECTIVES), "async": list(ASYNCHRONOUS), "patterns": list(PATTERNS)}
 """Names that stand for several."""

@@ -66,7 +66,7 @@ class HostSeat:
         made._group.timeout_s = limit_s
         host: Any = getattr(made._group, "host", made._group)
         for context in (host.context, *host._beside):
-            context[Context.TIMEOUT_NS] = int(1e9 * limit_s)
+            context[Context.timeout_ns] = int(1e9 * limit_s)
         return made
 
 

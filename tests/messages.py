@@ -63,8 +63,8 @@ def posted(comm, receiver, sender):
     mailbox = place.mailboxes + pair * place.mailbox_stride
     record, last = mailbox + layout.MAILBOX_SMALL, 0
     while number := members.load(record):
-        packed = members.load(record + 8 * Envelope.PACKED)
-        size_bytes = members.load(record + 8 * Envelope.SIZE_BYTES)
+        packed = members.load(record + 8 * Envelope.packed)
+        size_bytes = members.load(record + 8 * Envelope.size_bytes)
         way = packed & 0xFF
         if way == Way.TO_OTHER:
             record = mailbox + layout.MAILBOX_LARGE
@@ -79,9 +79,9 @@ def posted(comm, receiver, sender):
 def held(comm):
     """Return how many messages this rank has taken aside."""
     words = comm._backend.messages._words
-    count, message = 0, int(words[TransferTable.FIRST_HELD])
+    count, message = 0, int(words[TransferTable.held])
     while message:
-        count, message = count + 1, held_words(message)[Held.NEXT]
+        count, message = count + 1, held_words(message)[Held.next]
     return count
 
 

@@ -75,9 +75,7 @@ def scatter(
 
 
 def reduce_scatter(
-    inputs: Sequence[np.ndarray],
-    op: str | ReduceOp = "sum",
-    counts: Sequence[int] | None = None,
+    inputs: Sequence[np.ndarray], op: str | ReduceOp = "sum", counts: Sequence[int] | None = None
 ) -> list[np.ndarray]:
     """Block r of the reduction on rank r."""
     return blocks(all_reduce(inputs, op)[0], len(inputs), counts)

@@ -11,12 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpucoll.errors import (
-    AbortedError,
-    BackendUnavailableError,
-    DeadlineError,
-    PeerLostError,
-)
+from gpucoll.errors import AbortedError, BackendUnavailableError, DeadlineError, PeerLostError
 from tests.ranks import Ended
 from tests.waiting import thread_names
 

@@ -8,10 +8,7 @@ import sys
 
 import pytest
 
-USES = {
-    "init": "gpucoll.init()",
-    "launch": "gpucoll.launch(lambda comm: 1)",
-}
+USES = {"init": "gpucoll.init()", "launch": "gpucoll.launch(lambda comm: 1)"}
 
 
 @pytest.mark.parametrize("use", USES)

@@ -123,11 +123,7 @@ class Check:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        limit_s: float = LIMIT_S,
-        again: Path | None = None,
-        jobs: int = 1,
+        self, folder: Path, limit_s: float = LIMIT_S, again: Path | None = None, jobs: int = 1
     ) -> None:
         self._until = time.monotonic() + limit_s
         self._jobs, self._lock = jobs, threading.Lock()

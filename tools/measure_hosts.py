@@ -200,10 +200,7 @@ def start_mpich(python: str, program: list[str], options: argparse.Namespace, fo
     size = str(options.hosts * options.ranks)
     command = [*where, *launch, str(remote), "-hosts", names, "-iface", "eth0", "-n", size]
     subprocess.run(
-        [*command, python, str(script), *program[3:]],
-        env=environment,
-        check=True,
-        timeout=LIMIT_S,
+        [*command, python, str(script), *program[3:]], env=environment, check=True, timeout=LIMIT_S
     )
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_type_hints
 
-from gpucoll.kernels.cpu.blocks import Block, BlockClass, kinds
+from gpucoll.blocks import Block, BlockClass, kinds
 from gpucoll.kernels.cpu.jit import Inlined, Loop
 
 MANAGING = {

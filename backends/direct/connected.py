@@ -22,12 +22,7 @@ from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.devices import Device, device_count, open_device, open_host
-from gpucoll.errors import (
-    ArgumentError,
-    BackendUnavailableError,
-    GpucollError,
-    MismatchError,
-)
+from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError, MismatchError
 from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 from gpucoll.topology.default_gpu import default_number
 

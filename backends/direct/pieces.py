@@ -240,10 +240,7 @@ def _sides(request: Request, rank: int, world_size: int) -> tuple[_Side | None, 
         source = None
     if collective == Collective.GATHER and not is_root:
         out = None
-    return (
-        _side(source, blocks if spreads else mine),
-        _side(out, received if gathers else mine),
-    )
+    return (_side(source, blocks if spreads else mine), _side(out, received if gathers else mine))
 
 
 def _side(buffer: Buffer | None, counts: tuple[int, ...]) -> _Side | None:

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from gpucoll.blocks import Block, Field, Words, words
+from gpucoll.codes import Codes
+from gpucoll.transport.shared.words import Call
 
 MOST_ARGUMENTS = 8
 """Of a library's function, including communicator and stream."""
 
 
-class DriverTable(IntEnum):
-    """Words that are the same for all calls on a GPU: addresses of the driver's functions."""
+class DriverTable(Block):
+    """What is the same for all calls on a GPU: addresses of the driver's functions."""
 
-    PUSH = 0
+    push: int
     """CUDA: makes a context current, until it is popped."""
-    CONTEXT = 1
-    POP = 2
-    GET_DEVICE = 3
+    context: int
+    pop: int
+    get_device: int
     """HIP: returns the current device; 0 on CUDA."""
-    SET_DEVICE = 4
-    NUMBER = 5
-    IS_CAPTURING = 6
-    RECORD = 7
-    WAIT = 8
-    PLACE = 9
+    set_device: int
+    number: int
+    is_capturing: int
+    record: int
+    wait: int
+    place: int
     """A counter: odd while a thread is in the driver, which may block it; even otherwise."""
-    GONE = 10
+    gone: int
     """A `Gone`: a thread that leaves the driver reads it before it calls the library."""
-    ANSWER = 11
+    answer: int
     """The word into which these functions write."""
 
 
-DRIVER_TABLE_WORDS = int(DriverTable.ANSWER) + 1
-
-
-class Gone(IntEnum):
+class Gone(Codes):
     """Whether the library's communicator still exists; another thread may give it up."""
 
     NO = 0
@@ -42,32 +41,31 @@ class Gone(IntEnum):
     YES = 2
 
 
-class EnqueueBlock(IntEnum):
-    """Words that are the same for all calls of a kind."""
+class EnqueueBlock(Block):
+    """What is the same for all calls of a kind."""
 
-    DRIVER_TABLE = 0
-    CALL = 1
+    driver_table: Field[DriverTable]
+    call: Field[Call]
     """The call block that is posted."""
-    FUNCTION = 2
+    function: int
     """Address of the library's function."""
-    POLL = 3
+    poll: int
     """Address of the library's function that reports whether a communicator is still busy."""
-    IN_PROGRESS = 4
+    in_progress: int
     """The code with which the library reports that its own thread will enqueue the work."""
-    N_SETTINGS = 5
+    n_settings: int
     """Number of the function's arguments between the two addresses and the communicator."""
-    ARGUMENTS = 6
+    arguments: Field[Words] = words(MOST_ARGUMENTS)
     """All arguments; the settings are filled in when the block is made."""
 
 
 SETTINGS_AT = 2
 """Index of the first setting among the arguments."""
-ENQUEUE_BLOCK_WORDS = int(EnqueueBlock.ARGUMENTS) + MOST_ARGUMENTS
 POLLS = 256
 """Number of polls, one CPU time slice apart, before Python takes over; usually takes some 20 us."""
 
 
-class Step(IntEnum):
+class Step(Codes):
     """How far a failed call got: the upper half of the returned number."""
 
     NOTHING = 1

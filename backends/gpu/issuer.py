@@ -192,7 +192,7 @@ class Issuer(Monitor):
             gone = self._step()
         while gone == Gone.PERHAPS:
             time.sleep(PAUSES_S[0])
-            gone = self._word(DriverTable.GONE)
+            gone = self._word(DriverTable.gone)
         if gone == Gone.YES:
             self.raise_failure()
 

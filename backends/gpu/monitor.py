@@ -142,7 +142,7 @@ class Monitor:
         ever. Events are not queried here: the driver might block this thread, too. A thread in the
         library's own calls detects failures itself.
         """
-        place, now_s = self._word(DriverTable.PLACE), time.monotonic()
+        place, now_s = self._word(DriverTable.place), time.monotonic()
         if place != self._stuck[0]:
             self._stuck = place, now_s
         stuck_s = now_s - self._stuck[1]
@@ -152,7 +152,7 @@ class Monitor:
         # this. So a thread that was still at that place does not enter the library from here on.
         self._set_gone(Gone.PERHAPS)
         try:
-            if self._word(DriverTable.PLACE) == place:
+            if self._word(DriverTable.place) == place:
                 self._look_for_failures()
                 if stuck_s > self.group.timeout_s:
                     code, limit_s = Abort.ENQUEUED_DEADLINE, self.group.timeout_s
@@ -161,12 +161,12 @@ class Monitor:
             if self.failure is None:
                 self._set_gone(Gone.NO)
 
-    def _word(self, word: DriverTable) -> int:
+    def _word(self, word: int) -> int:
         """Load a word of the driver table, after all earlier stores of this thread."""
         return ordering.load_after(self.driver_table.ctypes.data + 8 * word)
 
     def _set_gone(self, gone: Gone) -> None:
-        ordering.store(self.driver_table.ctypes.data + 8 * DriverTable.GONE, gone)
+        ordering.store(self.driver_table.ctypes.data + 8 * DriverTable.gone, gone)
 
     def _look_for_failures(self) -> None:
         group = self.group

@@ -79,8 +79,8 @@ class Signatures:
     def _sign_counts(self, block: CallBlock, request: Request) -> None:
         counts, received = request.counts, request.receive_counts
         assert counts is not None
-        block.words[Call.N_COUNTS] = len(counts)
-        block.set_table(Call.COUNTS, counts)
+        block.words[Call.n_counts] = len(counts)
+        block.set_table(Call.counts, counts)
         if received is None:
             block.sign(request.row_count, *counts)
             return
@@ -90,8 +90,8 @@ class Signatures:
         mine = self._rank
         sent_pairs = ((mine, peer, count) for peer, count in enumerate(counts))
         received_pairs = ((peer, mine, count) for peer, count in enumerate(received))
-        block.words[Call.SENT] = sum(map(digest_of, sent_pairs))
-        block.words[Call.RECEIVED] = sum(map(digest_of, received_pairs))
+        block.words[Call.sent] = sum(map(digest_of, sent_pairs))
+        block.words[Call.received] = sum(map(digest_of, received_pairs))
 
 
 def _key_of(request: Request) -> Hashable:

@@ -85,7 +85,7 @@ class MpiCall:
             source, output = input_of(self._request), output_of(self._request)
             held = (self._block, source, output)
             words = self._block.words
-            words[Call.SOURCE], words[Call.DESTINATION] = source.ctypes.data, output.ctypes.data
+            words[Call.source], words[Call.destination] = source.ctypes.data, output.ctypes.data
             self._group.run_prepared(self._run_queued, timeout_s)
             put_into(self._request, output)
         except BaseException:

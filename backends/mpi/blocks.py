@@ -12,7 +12,7 @@ from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.mpi.library import Library, native_operation
 from gpucoll.backends.mpi.loop import mpi_call
-from gpucoll.backends.mpi.words import FUNCTIONS, MOVE_WORDS, WORDS, Word
+from gpucoll.backends.mpi.words import FUNCTIONS, Move, MpiWords
 from gpucoll.backends.protocol import Request
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.call_block import CallBlock
@@ -53,25 +53,25 @@ class CommunicatorWords:
 
     def __init__(self, library: Library, communicator: Any, is_on_gpu: bool = False) -> None:
         self.library = library
-        self.words = words = np.zeros(WORDS, np.int64)
+        self.words = words = np.zeros(MpiWords.n_words, np.int64)
         world_size = communicator.Get_size()
-        words[Word.COMMUNICATOR] = library.handle(communicator)
-        words[Word.RANK], words[Word.WORLD_SIZE] = communicator.Get_rank(), world_size
-        words[Word.IS_ON_GPU] = is_on_gpu
-        words[Word.HAS_LARGE_COUNTS] = library.has_large_counts
-        words[Word.MOST_BYTES] = MOST_BYTES
-        words[Word.REQUEST_BYTES] = library.request_bytes
-        words[Word.IN_PLACE] = int(library.mpi.IN_PLACE)
-        words[Word.BYTE] = library.handle(library.mpi.BYTE)
+        words[MpiWords.communicator] = library.handle(communicator)
+        words[MpiWords.rank], words[MpiWords.world_size] = communicator.Get_rank(), world_size
+        words[MpiWords.is_on_gpu] = is_on_gpu
+        words[MpiWords.has_large_counts] = library.has_large_counts
+        words[MpiWords.most_bytes] = MOST_BYTES
+        words[MpiWords.request_bytes] = library.request_bytes
+        words[MpiWords.in_place] = int(library.mpi.IN_PLACE)
+        words[MpiWords.byte] = library.handle(library.mpi.BYTE)
         for word in FUNCTIONS:
             words[word] = library.function(word)
         statuses = np.zeros(2 * world_size * library.status_bytes, np.uint8)
         tables = {
-            Word.REQUESTS: np.zeros(2 * world_size, np.int64),
-            Word.STATUSES: statuses,
-            Word.VECTORS: np.zeros(4 * world_size, np.int64),
-            Word.MOVES: np.zeros(MOVE_WORDS * world_size, np.int64),
-            Word.INPUTS: np.zeros(world_size + 1, np.int64),
+            MpiWords.requests: np.zeros(2 * world_size, np.int64),
+            MpiWords.statuses: statuses,
+            MpiWords.vectors: np.zeros(4 * world_size, np.int64),
+            MpiWords.moves: np.zeros(Move.n_words * world_size, np.int64),
+            MpiWords.inputs: np.zeros(world_size + 1, np.int64),
         }
         for word, table in tables.items():
             words[word] = table.ctypes.data
@@ -79,13 +79,13 @@ class CommunicatorWords:
 
     def release(self) -> None:
         """Free the loop's scratch memory: no call will run any more."""
-        _free(int(self.words[Word.SCRATCH]))
-        self.words[Word.SCRATCH] = self.words[Word.SCRATCH_BYTES] = 0
+        _free(int(self.words[MpiWords.scratch]))
+        self.words[MpiWords.scratch] = self.words[MpiWords.scratch_bytes] = 0
 
     @property
     def is_given_up(self) -> bool:
         """Whether requests of a call or of leaders were left to MPI, which may still use them."""
-        return bool(self.words[Word.IS_GIVEN_UP] or self.words[Word.N_REQUESTS])
+        return bool(self.words[MpiWords.is_given_up] or self.words[MpiWords.n_requests])
 
 
 class MpiBlockMaker(BlockMaker):
@@ -118,10 +118,10 @@ class MpiBlockMaker(BlockMaker):
         """Return the block of a call whose arrays are not known yet."""
         block = super().plain(collective, dtype, item_bytes, op, root, keeps=keeps)
         words = block.words
-        words[Call.LOOP] = mpi_call.address
-        words[Call.POST] = words[Call.FINISH] = 0
-        words[Call.MPI] = self._mpi_words.words.ctypes.data
-        words[Call.MPI_COLLECTIVE] = collective
+        words[Call.loop] = mpi_call.address
+        words[Call.post] = words[Call.finish] = 0
+        words[Call.mpi] = self._mpi_words.words.ctypes.data
+        words[Call.mpi_collective] = collective
         if op is not None and not keeps:
             self._set_operation(block, collective, dtype, op)
         return block
@@ -141,9 +141,9 @@ class MpiBlockMaker(BlockMaker):
         native = native_operation(dtype, "sum" if is_averaged else op.name)
         if native is None:
             return
-        block.words[Call.MPI_DTYPE] = self._library.dtype(dtype)
-        block.words[Call.MPI_OPERATION] = self._library.operation(native)
-        block.words[Call.MPI_DIVIDES] = is_averaged
+        block.words[Call.mpi_dtype] = self._library.dtype(dtype)
+        block.words[Call.mpi_operation] = self._library.operation(native)
+        block.words[Call.mpi_divides] = is_averaged
 
 
 class BlockMakers:

@@ -10,7 +10,7 @@ import numpy as np
 from gpucoll.backends.mpi.blocks import CommunicatorWords
 from gpucoll.backends.mpi.carrying import carry_away, carry_here
 from gpucoll.backends.mpi.ranks import keep_for_ever
-from gpucoll.backends.mpi.words import CARRIER_WORDS, N_SLOTS, SLOT_BYTES, Carrier, Word
+from gpucoll.backends.mpi.words import N_SLOTS, SLOT_BYTES, Carrier, MpiWords
 
 _SLEEP_S = 0.0001
 
@@ -29,23 +29,23 @@ class MpiCarrier:
     def __init__(self, words: CommunicatorWords, rank: int) -> None:
         self._mpi = words.library.mpi
         self._request_bytes = words.library.request_bytes
-        self._words = mine = np.zeros(CARRIER_WORDS, np.int64)
+        self._words = mine = np.zeros(Carrier.n_words, np.int64)
         self.address = mine.ctypes.data
         self._slots = np.empty((2, N_SLOTS, SLOT_BYTES), np.uint8)
         self._status = np.zeros(words.library.status_bytes, np.uint8)
-        mine[Carrier.WORDS], mine[Carrier.PEER] = words.words.ctypes.data, rank
-        mine[Carrier.STATUS] = self._status.ctypes.data
-        mine[Carrier.IN_MEMORY], mine[Carrier.OUT_MEMORY] = (
+        mine[Carrier.mpi], mine[Carrier.peer] = words.words.ctypes.data, rank
+        mine[Carrier.status] = self._status.ctypes.data
+        mine[Carrier.in_memory], mine[Carrier.out_memory] = (
             slots.ctypes.data for slots in self._slots
         )
-        mine[Carrier.IN_REQUESTS :] = words.library.handle(self._mpi.REQUEST_NULL)
+        mine[Carrier.in_requests :] = words.library.handle(self._mpi.REQUEST_NULL)
 
     @property
     def failure(self) -> str:
         """Why nothing can be carried any more."""
-        return f"MPI: {self._mpi.Get_error_string(int(self._words[Carrier.ERROR]))}"
+        return f"MPI: {self._mpi.Get_error_string(int(self._words[Carrier.error]))}"
 
-    def requests(self, first: Carrier) -> list[Any]:
+    def requests(self, first: int) -> list[Any]:
         """Return receives or sends that MPI has not ended yet, as far as is known."""
         words = self._words[first : first + N_SLOTS]
         handles = words.view(np.uint64 if self._request_bytes == 8 else np.uint32)
@@ -83,15 +83,15 @@ class Carriers:
         Requests that MPI does not end within `limit_s` are kept for ever, with the communicator.
         """
         made, self._made = self._made, []
-        listening = [each for carrier in made for each in carrier.requests(Carrier.IN_REQUESTS)]
+        listening = [each for carrier in made for each in carrier.requests(Carrier.in_requests)]
         for request in listening:
             request.Cancel()
-        sending = [each for carrier in made for each in carrier.requests(Carrier.OUT_REQUESTS)]
+        sending = [each for carrier in made for each in carrier.requests(Carrier.out_requests)]
         pending, until = listening + sending, time.monotonic() + limit_s
         while pending := [request for request in pending if not _has_ended(request)]:
             if time.monotonic() > until:
                 keep_for_ever((made, pending))
-                self._words.words[Word.IS_GIVEN_UP] = 1
+                self._words.words[MpiWords.is_given_up] = 1
                 return
             time.sleep(_SLEEP_S)
 

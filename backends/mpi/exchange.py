@@ -7,22 +7,11 @@ rank can make MPI write where it must not: what arrives is compared before anyth
 
 from __future__ import annotations
 
-from gpucoll.backends.mpi.steps import (
-    BYTE,
-    COMMUNICATOR,
-    ERROR,
-    FIRST_POLLS,
-    N_REQUESTS,
-    RECEIVE,
-    SEND,
-    issue,
-    next_request,
-    poll_requests,
-)
-from gpucoll.backends.mpi.words import EXCHANGE_TAG
+from gpucoll.backends.mpi.steps import FIRST_POLLS, issue, next_request, poll_requests
+from gpucoll.backends.mpi.words import EXCHANGE_TAG, MpiWords
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import get, load64, pause, put
+from gpucoll.kernels.cpu.memory import load64, pause
 from gpucoll.transport.shared.flags import yield_once
 from gpucoll.transport.tcp import exchange
 from gpucoll.transport.tcp.exchange import (
@@ -38,20 +27,33 @@ from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, Part
 
 
 @inline
-def _begin_messages(words: Exchange, mpi: int) -> None:
+def _begin_messages(words: Exchange, mpi: MpiWords) -> None:
     """Begin a step's two messages."""
-    comm, byte, held = get(mpi, COMMUNICATOR), get(mpi, BYTE), words.held
+    comm, byte, held = mpi.communicator, mpi.byte, words.held
     row, at = step_of(words), words.held_bytes
     room, origin = words.capacity - at, row.origin
     issue(
-        mpi, RECEIVE, held + at, room, byte, origin, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0
+        mpi,
+        mpi.receive,
+        held + at,
+        room,
+        byte,
+        origin,
+        EXCHANGE_TAG,
+        comm,
+        next_request(mpi),
+        0,
+        0,
+        0,
     )
     size_bytes, dest = words.sent_header[3], row.to
-    issue(mpi, SEND, held, size_bytes, byte, dest, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0)
+    issue(
+        mpi, mpi.send, held, size_bytes, byte, dest, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0
+    )
 
 
 @inline
-def _wait_until(words: Exchange, mpi: int, end_ns: int) -> int:
+def _wait_until(words: Exchange, mpi: MpiWords, end_ns: int) -> int:
     """Poll until a step's messages are over, yielding to others; return an `Outcome`."""
     polls = 0
     while not poll_requests(mpi):
@@ -87,22 +89,22 @@ def _end_step(words: Exchange) -> bool:
 def go_on_by_mpi(words: Exchange, end_ns: int) -> int:
     """Continue an exchange; return its `Outcome`, or `AGAIN` at `end_ns`.
 
-    If an exchange is given up in the middle, its requests are left to MPI: see `N_REQUESTS`.
+    If an exchange is given up in the middle, its requests (`MpiWords.n_requests`) are left to MPI.
     """
-    mpi = words.carrier
+    mpi = MpiWords(words.carrier)
     while words.step < words.n_steps:
-        if get(mpi, N_REQUESTS) == 0:
+        if mpi.n_requests == 0:
             _begin_messages(words, mpi)
         outcome: int = Outcome.AGREED
-        if get(mpi, ERROR) == 0:
+        if mpi.error == 0:
             outcome = _wait_until(words, mpi, end_ns)
-        if get(mpi, ERROR) != 0:
+        if mpi.error != 0:
             words.link = sender_of(words)
             words.errno = 0
             return Outcome.GONE
         if outcome != Outcome.AGREED:
             return outcome
-        put(mpi, N_REQUESTS, 0)
+        mpi.n_requests = 0
         if not _end_step(words):
             return Outcome.GARBLED
         if words.step < words.n_steps:

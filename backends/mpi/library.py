@@ -9,7 +9,7 @@ import ctypes
 import functools
 from typing import Any
 
-from gpucoll.backends.mpi.words import ALIKE, FUNCTIONS, Word
+from gpucoll.backends.mpi.words import ALIKE, FUNCTIONS
 from gpucoll.devices.foreign_library import loaded_copies
 from gpucoll.errors import BackendUnavailableError
 
@@ -75,7 +75,7 @@ class Library:
         self._loaded = ctypes.CDLL(mpi.__file__)  # symbols of its dependencies are found, too
         self.has_large_counts = hasattr(self._loaded, "MPI_Ialltoallv_c")
 
-    def function(self, word: Word) -> int:
+    def function(self, word: int) -> int:
         """Return the address of one of `FUNCTIONS`."""
         name = FUNCTIONS[word]
         if self.has_large_counts and word not in ALIKE:

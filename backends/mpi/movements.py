@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from gpucoll.backends.mpi.buffers import bytes_of, copied, copy_plain, no_memory, start_of
 from gpucoll.backends.mpi.steps import (
-    BYTE,
-    COMMUNICATOR,
-    HAS_LARGE_COUNTS,
-    IN_PLACE,
-    IS_ON_GPU,
-    MOST_BYTES,
-    RANK,
-    WORLD_SIZE,
     broadcast_by_messages,
     exchange,
     finish,
@@ -22,76 +14,66 @@ from gpucoll.backends.mpi.steps import (
     set_number,
     vector_of,
 )
-from gpucoll.backends.mpi.words import Word
+from gpucoll.backends.mpi.words import MpiWords
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, load64
-from gpucoll.transport.shared.steps import DESTINATION, OK, ROOT, SOURCE
-from gpucoll.transport.shared.words import Call
+from gpucoll.kernels.cpu.memory import load64
+from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.types import Collective
-
-_OFFSETS, _PIECES, _BLOCK_BYTES = int(Call.OFFSETS), int(Call.PIECES), int(Call.BLOCK_BYTES)
-_COLLECTIVE, _LANDINGS = int(Call.MPI_COLLECTIVE), int(Call.LANDINGS)
-_ALL_GATHER = int(Collective.ALL_GATHER)
-_SCATTER, _ALL_TO_ALL = int(Collective.SCATTER), int(Collective.ALL_TO_ALL)
-_F_BROADCAST, _F_ALL_GATHER = int(Word.BROADCAST), int(Word.ALL_GATHER)
-_F_ALL_GATHER_COUNTS, _F_GATHER = int(Word.ALL_GATHER_COUNTS), int(Word.GATHER)
-_F_GATHER_COUNTS, _F_SCATTER = int(Word.GATHER_COUNTS), int(Word.SCATTER)
-_F_SCATTER_COUNTS, _F_ALL_TO_ALL = int(Word.SCATTER_COUNTS), int(Word.ALL_TO_ALL)
-_F_ALL_TO_ALL_COUNTS = int(Word.ALL_TO_ALL_COUNTS)
 
 
 @inline
-def broadcast(context, words, call):
+def broadcast(context: Context, words: MpiWords, call: Call) -> int:
     """Broadcast, in pieces if the size exceeds MPI's counts; return a status."""
-    is_root = get(call, ROOT) == get(words, RANK)
-    size_bytes, done, status = get(call, _BLOCK_BYTES), 0, OK
-    comm, byte, root = get(words, COMMUNICATOR), get(words, BYTE), get(call, ROOT)
-    step = size_bytes if get(words, HAS_LARGE_COUNTS) != 0 else get(words, MOST_BYTES)
-    memory = get(call, SOURCE) if is_root else get(call, DESTINATION)
-    if get(words, IS_ON_GPU) != 0:
-        landing = get(call, DESTINATION)
+    is_root = call.root == words.rank
+    size_bytes, done = call.block_bytes, 0
+    status: int = Status.OK
+    comm, byte, root = words.communicator, words.byte, call.root
+    step = size_bytes if words.has_large_counts != 0 else words.most_bytes
+    memory = call.source if is_root else call.destination
+    if words.is_on_gpu != 0:
+        landing = call.destination
         return broadcast_by_messages(context, words, root, memory, landing, size_bytes)
-    while done < size_bytes and status == OK:
+    while done < size_bytes and status == Status.OK:
         count, request = min(step, size_bytes - done), next_request(words)
-        issue(words, _F_BROADCAST, memory + done, count, byte, root, comm, request, 0, 0, 0, 0)
+        issue(words, words.broadcast, memory + done, count, byte, root, comm, request, 0, 0, 0, 0)
         status = finish(context, words)
         done += count
-    if is_root and get(call, DESTINATION) != 0:
-        copy_plain(context, get(call, DESTINATION), get(call, SOURCE), size_bytes)
+    if is_root and call.destination != 0:
+        copy_plain(context, call.destination, call.source, size_bytes)
     return status
 
 
 @inline
-def _fits(words, call):
+def _fits(words: MpiWords, call: Call) -> bool:
     """Return whether MPI's functions can span all blocks; the same on all ranks.
 
     For GPU memory only messages are used, because Open MPI has no nonblocking collectives for it.
     """
-    if get(words, IS_ON_GPU) != 0:
+    if words.is_on_gpu != 0:
         return False
-    if get(words, HAS_LARGE_COUNTS) != 0:
+    if words.has_large_counts != 0:
         return True
-    if get(call, _PIECES) != 0:
+    if call.pieces:
         return False  # a rank does not know the sizes of others
-    return start_of(call, get(words, WORLD_SIZE)) <= get(words, MOST_BYTES)
+    return start_of(call, words.world_size) <= words.most_bytes
 
 
 @inline
-def _set_counts(words, call, which):
+def _set_counts(words: MpiWords, call: Call, which: int) -> None:
     """Set the counts and displacements of the blocks of all ranks."""
-    for rank in range(get(words, WORLD_SIZE)):
+    for rank in range(words.world_size):
         set_number(words, which, rank, bytes_of(call, rank))
         set_number(words, which + 1, rank, start_of(call, rank))
 
 
 @inline
-def _all_gather(context, words, call, source):
-    comm, byte, me = get(words, COMMUNICATOR), get(words, BYTE), get(words, RANK)
-    landing, mine_bytes, request = get(call, DESTINATION), bytes_of(call, me), next_request(words)
-    if get(call, _OFFSETS) == 0:
+def _all_gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
+    comm, byte, me = words.communicator, words.byte, words.rank
+    landing, mine_bytes, request = call.destination, bytes_of(call, me), next_request(words)
+    if not call.offsets:
         issue(
             words,
-            _F_ALL_GATHER,
+            words.all_gather,
             source,
             mine_bytes,
             byte,
@@ -108,7 +90,7 @@ def _all_gather(context, words, call, source):
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         issue(
             words,
-            _F_ALL_GATHER_COUNTS,
+            words.all_gather_counts,
             source,
             mine_bytes,
             byte,
@@ -124,14 +106,14 @@ def _all_gather(context, words, call, source):
 
 
 @inline
-def _gather(context, words, call, source):
-    comm, byte, me = get(words, COMMUNICATOR), get(words, BYTE), get(words, RANK)
-    landing, mine_bytes, root = get(call, DESTINATION), bytes_of(call, me), get(call, ROOT)
+def _gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
+    comm, byte, me = words.communicator, words.byte, words.rank
+    landing, mine_bytes, root = call.destination, bytes_of(call, me), call.root
     request = next_request(words)
-    if get(call, _OFFSETS) == 0:
+    if not call.offsets:
         issue(
             words,
-            _F_GATHER,
+            words.gather,
             source,
             mine_bytes,
             byte,
@@ -148,7 +130,7 @@ def _gather(context, words, call, source):
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         issue(
             words,
-            _F_GATHER_COUNTS,
+            words.gather_counts,
             source,
             mine_bytes,
             byte,
@@ -164,14 +146,14 @@ def _gather(context, words, call, source):
 
 
 @inline
-def _scatter(context, words, call, landing):
-    comm, byte, me = get(words, COMMUNICATOR), get(words, BYTE), get(words, RANK)
-    source, mine_bytes, root = get(call, SOURCE), bytes_of(call, me), get(call, ROOT)
+def _scatter(context: Context, words: MpiWords, call: Call, landing: int) -> int:
+    comm, byte, me = words.communicator, words.byte, words.rank
+    source, mine_bytes, root = call.source, bytes_of(call, me), call.root
     request = next_request(words)
-    if get(call, _OFFSETS) == 0:
+    if not call.offsets:
         issue(
             words,
-            _F_SCATTER,
+            words.scatter,
             source,
             mine_bytes,
             byte,
@@ -188,7 +170,7 @@ def _scatter(context, words, call, landing):
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         issue(
             words,
-            _F_SCATTER_COUNTS,
+            words.scatter_counts,
             source,
             counts,
             starts,
@@ -204,37 +186,39 @@ def _scatter(context, words, call, landing):
 
 
 @inline
-def _received_start(call, rank):
+def _received_start(call: Call, rank: int) -> int:
     """Return the offset for an all_to_all's block from a rank."""
-    if get(call, _LANDINGS) != 0:
-        return load64(get(call, _LANDINGS) + 8 * rank)
-    return get(call, _BLOCK_BYTES) * rank
+    if call.landings:
+        return load64(call.landings.address + 8 * rank)
+    return call.block_bytes * rank
 
 
 @inline
-def _received_bytes(words, call, rank):
-    if get(call, _PIECES) != 0:
-        return load64(get(call, _PIECES) + 8 * (get(words, WORLD_SIZE) + rank))
-    return get(call, _BLOCK_BYTES)
+def _received_bytes(words: MpiWords, call: Call, rank: int) -> int:
+    if call.pieces:
+        return load64(call.pieces.address + 8 * (words.world_size + rank))
+    return call.block_bytes
 
 
 @inline
-def _all_to_all(context, words, call, source):
-    comm, byte, landing = get(words, COMMUNICATOR), get(words, BYTE), get(call, DESTINATION)
+def _all_to_all(context: Context, words: MpiWords, call: Call, source: int) -> int:
+    comm, byte, landing = words.communicator, words.byte, call.destination
     request = next_request(words)
-    if get(call, _PIECES) == 0:
-        count = get(call, _BLOCK_BYTES)
-        issue(words, _F_ALL_TO_ALL, source, count, byte, landing, count, byte, comm, request, 0, 0)
+    if not call.pieces:
+        count = call.block_bytes
+        issue(
+            words, words.all_to_all, source, count, byte, landing, count, byte, comm, request, 0, 0
+        )
     else:
         _set_counts(words, call, 0)
-        for rank in range(get(words, WORLD_SIZE)):
+        for rank in range(words.world_size):
             set_number(words, 2, rank, _received_bytes(words, call, rank))
             set_number(words, 3, rank, _received_start(call, rank))
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         received, landings = vector_of(words, 2), vector_of(words, 3)
         issue(
             words,
-            _F_ALL_TO_ALL_COUNTS,
+            words.all_to_all_counts,
             source,
             counts,
             starts,
@@ -250,73 +234,73 @@ def _all_to_all(context, words, call, source):
 
 
 @inline
-def _move_pairwise(context, words, call, source):
+def _move_pairwise(context: Context, words: MpiWords, call: Call, source: int) -> int:
     """Do any movement of blocks by messages, if MPI's functions cannot span all blocks."""
-    kind, me, root = get(call, _COLLECTIVE), get(words, RANK), get(call, ROOT)
-    landing = get(call, DESTINATION)
-    for rank in range(get(words, WORLD_SIZE)):
+    kind, me, root = call.mpi_collective, words.rank, call.root
+    landing = call.destination
+    for rank in range(words.world_size):
         origin, sent, at, received = source, 0, landing, 0
-        if kind == _ALL_TO_ALL:
+        if kind == Collective.ALL_TO_ALL:
             origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             at, received = landing + _received_start(call, rank), _received_bytes(words, call, rank)
-        elif kind == _SCATTER:
+        elif kind == Collective.SCATTER:
             if me == root:
                 origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             if rank == root:
                 received = bytes_of(call, me)
         else:
-            if kind == _ALL_GATHER or rank == root:
+            if kind == Collective.ALL_GATHER or rank == root:
                 sent = bytes_of(call, me)
-            if kind == _ALL_GATHER or me == root:
+            if kind == Collective.ALL_GATHER or me == root:
                 at, received = landing + start_of(call, rank), bytes_of(call, rank)
         set_move(words, rank, origin, sent, at, received)
     return exchange(context, words)
 
 
 @inline
-def _move_blocks(context, words, call, source):
-    kind, me = get(call, _COLLECTIVE), get(words, RANK)
+def _move_blocks(context: Context, words: MpiWords, call: Call, source: int) -> int:
+    kind, me = call.mpi_collective, words.rank
     if not _fits(words, call):
         return _move_pairwise(context, words, call, source)
-    if kind == _ALL_TO_ALL:
+    if kind == Collective.ALL_TO_ALL:
         return _all_to_all(context, words, call, source)
-    if kind == _ALL_GATHER:
+    if kind == Collective.ALL_GATHER:
         return _all_gather(context, words, call, source)
-    is_root, mine = get(call, ROOT) == me, start_of(call, me)
-    if kind == _SCATTER:
-        landing = get(call, DESTINATION)
+    is_root, mine = call.root == me, start_of(call, me)
+    if kind == Collective.SCATTER:
+        landing = call.destination
         if is_root and landing == source + mine:
-            landing = get(words, IN_PLACE)
+            landing = words.in_place
         return _scatter(context, words, call, landing)
-    if is_root and source == get(call, DESTINATION) + mine:
-        source = get(words, IN_PLACE)
+    if is_root and source == call.destination + mine:
+        source = words.in_place
     return _gather(context, words, call, source)
 
 
 @inline
-def _reads_what_it_writes(words, call):
+def _reads_what_it_writes(words: MpiWords, call: Call) -> bool:
     """Return whether this rank's input is a part of its output, which MPI does not permit."""
-    kind, source = get(call, _COLLECTIVE), get(call, SOURCE)
-    if kind == _ALL_TO_ALL:
-        return source == get(call, DESTINATION)
-    if kind == _ALL_GATHER:
-        return source == get(call, DESTINATION) + start_of(call, get(words, RANK))
+    kind, source = call.mpi_collective, call.source
+    if kind == Collective.ALL_TO_ALL:
+        return source == call.destination
+    if kind == Collective.ALL_GATHER:
+        return source == call.destination + start_of(call, words.rank)
     return False
 
 
 @inline
-def move(context, words, call):
+def move(context: Context, words: MpiWords, call: Call) -> int:
     """Do a movement; from a copy of the input if it is in place with one block per rank."""
-    source, kind = get(call, SOURCE), get(call, _COLLECTIVE)
+    source, kind = call.source, call.mpi_collective
     if not _reads_what_it_writes(words, call):
         return _move_blocks(context, words, call, source)
-    size_bytes = start_of(call, get(words, WORLD_SIZE))
-    if kind == _ALL_GATHER:
-        size_bytes = bytes_of(call, get(words, RANK))
+    size_bytes = start_of(call, words.world_size)
+    if kind == Collective.ALL_GATHER:
+        size_bytes = bytes_of(call, words.rank)
     copy = copied(context, source, size_bytes)
     if copy == 0:
         return no_memory(context)
     status = _move_blocks(context, words, call, copy)
-    if status == OK:  # else MPI may still read it
+    if status == Status.OK:  # else MPI may still read it
         release(copy)
     return status

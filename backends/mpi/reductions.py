@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from gpucoll.backends.mpi.buffers import bytes_of, copied, no_memory, start_of
 from gpucoll.backends.mpi.steps import (
-    BYTE,
-    COMMUNICATOR,
-    COPY,
-    HAS_LARGE_COUNTS,
-    IN_PLACE,
-    MOST_BYTES,
-    RANK,
-    WORLD_SIZE,
     combine,
     exchange,
     finish,
@@ -21,61 +13,38 @@ from gpucoll.backends.mpi.steps import (
     scratch_of,
     set_move,
 )
-from gpucoll.backends.mpi.words import GATHERED_BYTES, PIECE_BYTES, Word
+from gpucoll.backends.mpi.words import GATHERED_BYTES, PIECE_BYTES, MpiWords
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, call_reduce, get, put
-from gpucoll.transport.shared.steps import (
-    DESTINATION,
-    IDENTITY,
-    ITEM_BYTES,
-    KERNEL,
-    OK,
-    PARAMETER,
-    PART_BYTES,
-    ROOT,
-    SIZE_BYTES,
-    SOURCE,
-)
-from gpucoll.transport.shared.words import Call
+from gpucoll.kernels.cpu.memory import call_copy, call_reduce
+from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.types import Collective
-
-_DTYPE, _OPERATION = int(Call.MPI_DTYPE), int(Call.MPI_OPERATION)
-_COLLECTIVE = int(Call.MPI_COLLECTIVE)
-_DIVIDES = int(Call.MPI_DIVIDES)
-_INPUTS = int(Word.INPUTS)
-_REDUCE = int(Collective.REDUCE)
-_SCAN, _EXCLUSIVE_SCAN = int(Collective.SCAN), int(Collective.EXCLUSIVE_SCAN)
-_F_ALL_REDUCE, _F_REDUCE = int(Word.ALL_REDUCE), int(Word.REDUCE)
-_F_SCAN, _F_EXCLUSIVE_SCAN = int(Word.SCAN), int(Word.EXCLUSIVE_SCAN)
-_F_ALL_GATHER = int(Word.ALL_GATHER)
-
 
 # --- reductions that MPI does ---------------------------------------------------------------------
 
 
 @inline
-def _fill_with_identity(context, call, size_bytes):
+def _fill_with_identity(context: Context, call: Call, size_bytes: int) -> None:
     """Give the first rank of an exclusive scan the result of no inputs: the identity."""
-    item_bytes, done = get(call, ITEM_BYTES), 0
+    item_bytes, done = call.item_bytes, 0
     while done < size_bytes:
         step = item_bytes if done == 0 else min(done, size_bytes - done)
-        origin = get(call, IDENTITY) if done == 0 else get(call, DESTINATION)
-        call_copy(get(context, COPY), get(call, DESTINATION) + done, origin, step, 0)
+        origin = call.identity if done == 0 else call.destination
+        call_copy(context.copy_plain, call.destination + done, origin, step, 0)
         done += step
 
 
 @inline
-def _reduce_piece(words, call, source, destination, count):
+def _reduce_piece(words: MpiWords, call: Call, source: int, destination: int, count: int) -> None:
     """Issue MPI's own reduction of `count` elements."""
-    kind, dtype = get(call, _COLLECTIVE), get(call, _DTYPE)
-    operation, comm = get(call, _OPERATION), get(words, COMMUNICATOR)
-    if kind == _REDUCE:
+    kind, dtype = call.mpi_collective, call.mpi_dtype
+    operation, comm = call.mpi_operation, words.communicator
+    if kind == Collective.REDUCE:
         if source == destination:
-            source = get(words, IN_PLACE)  # on the root only
-        root, request = get(call, ROOT), next_request(words)
+            source = words.in_place  # on the root only
+        root, request = call.root, next_request(words)
         issue(
             words,
-            _F_REDUCE,
+            words.reduce,
             source,
             destination,
             count,
@@ -88,50 +57,51 @@ def _reduce_piece(words, call, source, destination, count):
             0,
         )
         return
-    function = _F_ALL_REDUCE
-    if kind == _SCAN:
-        function = _F_SCAN
-    elif kind == _EXCLUSIVE_SCAN:
-        function = _F_EXCLUSIVE_SCAN
+    function = words.all_reduce
+    if kind == Collective.SCAN:
+        function = words.scan
+    elif kind == Collective.EXCLUSIVE_SCAN:
+        function = words.exclusive_scan
     request = next_request(words)
     issue(words, function, source, destination, count, dtype, operation, comm, request, 0, 0, 0)
 
 
 @inline
-def _reduce_from(context, words, call, source):
-    size_bytes, done, status = get(call, SIZE_BYTES), 0, OK
-    item_bytes, step = get(call, ITEM_BYTES), get(call, SIZE_BYTES)
-    if get(words, HAS_LARGE_COUNTS) == 0:
-        step = min(step, get(words, MOST_BYTES) // item_bytes * item_bytes)
-    destination = get(call, DESTINATION)
-    gets = get(call, _COLLECTIVE) != _REDUCE or get(call, ROOT) == get(words, RANK)
-    while done < size_bytes and status == OK:
+def _reduce_from(context: Context, words: MpiWords, call: Call, source: int) -> int:
+    size_bytes, done = call.size_bytes, 0
+    status: int = Status.OK
+    item_bytes, step = call.item_bytes, call.size_bytes
+    if words.has_large_counts == 0:
+        step = min(step, words.most_bytes // item_bytes * item_bytes)
+    destination = call.destination
+    gets = call.mpi_collective != Collective.REDUCE or call.root == words.rank
+    while done < size_bytes and status == Status.OK:
         piece_bytes = min(step, size_bytes - done)
         landing = destination + done if gets else 0
         _reduce_piece(words, call, source + done, landing, piece_bytes // item_bytes)
         status = finish(context, words)
-        if status == OK and gets and get(call, _DIVIDES) != 0:
-            inputs = get(words, _INPUTS)
-            put(inputs, 0, landing)
-            count = piece_bytes // get(call, PART_BYTES)
-            call_reduce(get(call, KERNEL), inputs, 1, inputs, 1, count, get(call, PARAMETER), 0)
+        if status == Status.OK and gets and call.mpi_divides != 0:
+            inputs = words.inputs
+            inputs[0] = landing
+            count = piece_bytes // call.part_bytes
+            call_reduce(call.kernel, inputs, 1, inputs, 1, count, call.parameter, 0)
         done += piece_bytes
-    if get(call, _COLLECTIVE) == _EXCLUSIVE_SCAN and get(words, RANK) == 0 and status == OK:
+    if call.mpi_collective == Collective.EXCLUSIVE_SCAN and words.rank == 0 and status == Status.OK:
         _fill_with_identity(context, call, size_bytes)
     return status
 
 
 @inline
-def reduce_by_mpi(context, words, call):
+def reduce_by_mpi(context: Context, words: MpiWords, call: Call) -> int:
     """Have MPI reduce private arrays."""
-    source = get(call, SOURCE)
-    if get(call, _COLLECTIVE) == _REDUCE or source != get(call, DESTINATION):
+    source = call.source
+    if call.mpi_collective == Collective.REDUCE or source != call.destination:
         return _reduce_from(context, words, call, source)
-    copy = copied(context, source, get(call, SIZE_BYTES))
+    copy = copied(context, source, call.size_bytes)
     if copy == 0:
         return no_memory(context)
     status = _reduce_from(context, words, call, copy)
-    if status == OK:  # else MPI may still read it
+    if status == Status.OK:  # else MPI may still read it
         release(copy)
     return status
 
@@ -140,30 +110,30 @@ def reduce_by_mpi(context, words, call):
 
 
 @inline
-def _n_inputs(words, call):
+def _n_inputs(words: MpiWords, call: Call) -> int:
     """Return how many ranks' inputs make up this rank's result; -1: it gets none."""
-    kind = get(call, _COLLECTIVE)
-    if kind == _SCAN:
-        return get(words, RANK) + 1
-    if kind == _EXCLUSIVE_SCAN:
-        return get(words, RANK)
-    if kind == _REDUCE and get(call, ROOT) != get(words, RANK):
+    kind = call.mpi_collective
+    if kind == Collective.SCAN:
+        return words.rank + 1
+    if kind == Collective.EXCLUSIVE_SCAN:
+        return words.rank
+    if kind == Collective.REDUCE and call.root != words.rank:
         return -1
-    return get(words, WORLD_SIZE)
+    return words.world_size
 
 
 @inline
-def _reduce_gathered(context, words, call):
+def _reduce_gathered(context: Context, words: MpiWords, call: Call) -> int:
     """Give every rank all inputs, of which it combines those that it needs: for small arrays."""
-    size_bytes, comm = get(call, SIZE_BYTES), get(words, COMMUNICATOR)
-    scratch = scratch_of(words, size_bytes * get(words, WORLD_SIZE))
+    size_bytes, comm = call.size_bytes, words.communicator
+    scratch = scratch_of(words, size_bytes * words.world_size)
     if scratch == 0:
         return no_memory(context)
-    byte, request = get(words, BYTE), next_request(words)
-    source = get(call, SOURCE)
+    byte, request = words.byte, next_request(words)
+    source = call.source
     issue(
         words,
-        _F_ALL_GATHER,
+        words.all_gather,
         source,
         size_bytes,
         byte,
@@ -176,41 +146,45 @@ def _reduce_gathered(context, words, call):
         0,
     )
     status = finish(context, words)
-    if status == OK:
+    if status == Status.OK:
         n_ranks = _n_inputs(words, call)
         if n_ranks > 0:
-            combine(words, call, get(call, DESTINATION), scratch, size_bytes, n_ranks, size_bytes)
+            combine(words, call, call.destination, scratch, size_bytes, n_ranks, size_bytes)
         elif n_ranks == 0:
             _fill_with_identity(context, call, size_bytes)
     return status
 
 
 @inline
-def _slice_start(words, call, rank, size_bytes):
+def _slice_start(words: MpiWords, call: Call, rank: int, size_bytes: int) -> int:
     """Return the start of a rank's slice of a piece: whole elements, spread evenly."""
-    item_bytes = get(call, ITEM_BYTES)
-    return size_bytes // item_bytes * rank // get(words, WORLD_SIZE) * item_bytes
+    item_bytes = call.item_bytes
+    return size_bytes // item_bytes * rank // words.world_size * item_bytes
 
 
 @inline
-def _combine_slices(context, words, call, scratch, width, mine_bytes):
+def _combine_slices(
+    context: Context, words: MpiWords, call: Call, scratch: int, width: int, mine_bytes: int
+) -> None:
     """Combine this rank's slices of all inputs, for the ranks that get them, after the inputs."""
-    world_size, kind = get(words, WORLD_SIZE), get(call, _COLLECTIVE)
+    world_size, kind = words.world_size, call.mpi_collective
     results = scratch + world_size * width
-    if kind != _SCAN and kind != _EXCLUSIVE_SCAN:
+    if kind != Collective.SCAN and kind != Collective.EXCLUSIVE_SCAN:
         combine(words, call, results, scratch, width, world_size, mine_bytes)
         return
     for rank in range(world_size):
-        n_ranks = rank + 1 if kind == _SCAN else rank
+        n_ranks = rank + 1 if kind == Collective.SCAN else rank
         if n_ranks > 0:
             combine(words, call, results + rank * width, scratch, width, n_ranks, mine_bytes)
 
 
 @inline
-def _reduce_slices(context, words, call, done, size_bytes):
+def _reduce_slices(
+    context: Context, words: MpiWords, call: Call, done: int, size_bytes: int
+) -> int:
     """Reduce a piece: each rank reduces its slice, and sends it to the ranks that get it."""
-    me, world_size, kind = get(words, RANK), get(words, WORLD_SIZE), get(call, _COLLECTIVE)
-    is_scan = kind == _SCAN or kind == _EXCLUSIVE_SCAN
+    me, world_size, kind = words.rank, words.world_size, call.mpi_collective
+    is_scan = kind == Collective.SCAN or kind == Collective.EXCLUSIVE_SCAN
     mine_bytes = _slice_start(words, call, me + 1, size_bytes) - _slice_start(
         words, call, me, size_bytes
     )
@@ -218,23 +192,23 @@ def _reduce_slices(context, words, call, done, size_bytes):
     scratch = scratch_of(words, width * world_size * (2 if is_scan else 1) + width)
     if scratch == 0 and width > 0:
         return no_memory(context)
-    source, destination = get(call, SOURCE) + done, get(call, DESTINATION) + done
+    source, destination = call.source + done, call.destination + done
     for rank in range(world_size):
         start = _slice_start(words, call, rank, size_bytes)
         stop = _slice_start(words, call, rank + 1, size_bytes)
         landing = scratch + rank * width
         set_move(words, rank, source + start, stop - start, landing, mine_bytes)
     status = exchange(context, words)
-    if status != OK:
+    if status != Status.OK:
         return status
     _combine_slices(context, words, call, scratch, width, mine_bytes)
     for rank in range(world_size):
         start = _slice_start(words, call, rank, size_bytes)
         stop = _slice_start(words, call, rank + 1, size_bytes)
-        gets = kind != _REDUCE or rank == get(call, ROOT)
-        gets_here = kind != _REDUCE or me == get(call, ROOT)
+        gets = kind != Collective.REDUCE or rank == call.root
+        gets_here = kind != Collective.REDUCE or me == call.root
         result = scratch + (world_size + (rank if is_scan else 0)) * width
-        if kind == _EXCLUSIVE_SCAN:
+        if kind == Collective.EXCLUSIVE_SCAN:
             gets, gets_here = rank > 0, me > 0
         set_move(
             words,
@@ -248,42 +222,44 @@ def _reduce_slices(context, words, call, done, size_bytes):
 
 
 @inline
-def reduce_by_kernels(context, words, call):
+def reduce_by_kernels(context: Context, words: MpiWords, call: Call) -> int:
     """Reduce, or scan, by kernels if MPI lacks the same operation; return a status."""
-    size_bytes, status, done = get(call, SIZE_BYTES), OK, 0
-    if size_bytes * get(words, WORLD_SIZE) <= GATHERED_BYTES:
-        return _reduce_gathered(context, words, call) if size_bytes > 0 else OK
-    step = PIECE_BYTES // get(call, ITEM_BYTES) * get(call, ITEM_BYTES)
-    while done < size_bytes and status == OK:
+    size_bytes, done = call.size_bytes, 0
+    status: int = Status.OK
+    if size_bytes * words.world_size <= GATHERED_BYTES:
+        return _reduce_gathered(context, words, call) if size_bytes > 0 else Status.OK
+    step = PIECE_BYTES // call.item_bytes * call.item_bytes
+    while done < size_bytes and status == Status.OK:
         piece_bytes = min(step, size_bytes - done)
         status = _reduce_slices(context, words, call, done, piece_bytes)
         done += piece_bytes
-    if get(call, _COLLECTIVE) == _EXCLUSIVE_SCAN and get(words, RANK) == 0 and status == OK:
+    if call.mpi_collective == Collective.EXCLUSIVE_SCAN and words.rank == 0 and status == Status.OK:
         _fill_with_identity(context, call, size_bytes)
     return status
 
 
 @inline
-def reduce_blocks(context, words, call):
+def reduce_blocks(context: Context, words: MpiWords, call: Call) -> int:
     """Give each rank its block of the combined inputs, one piece of each block at a time."""
-    me, world_size, largest = get(words, RANK), get(words, WORLD_SIZE), 0
+    me, world_size, largest = words.rank, words.world_size, 0
     for rank in range(world_size):
         largest = max(largest, bytes_of(call, rank))
-    width = min(largest, PIECE_BYTES // get(call, ITEM_BYTES) * get(call, ITEM_BYTES))
+    width = min(largest, PIECE_BYTES // call.item_bytes * call.item_bytes)
     scratch = scratch_of(words, world_size * width)
     if scratch == 0 and width > 0:
         return no_memory(context)
-    done, status = 0, OK
+    done = 0
+    status: int = Status.OK
     # In place, the result replaces this rank's block of the input, which has been copied by then.
-    while done < largest and status == OK:
+    while done < largest and status == Status.OK:
         mine_bytes = max(min(bytes_of(call, me) - done, width), 0)
         for rank in range(world_size):
-            source = get(call, SOURCE) + start_of(call, rank) + done
+            source = call.source + start_of(call, rank) + done
             size_bytes = max(min(bytes_of(call, rank) - done, width), 0)
             set_move(words, rank, source, size_bytes, scratch + rank * width, mine_bytes)
         status = exchange(context, words)
-        if status == OK:
-            landing = get(call, DESTINATION) + done
+        if status == Status.OK:
+            landing = call.destination + done
             combine(words, call, landing, scratch, width, world_size, mine_bytes)
         done += width
     return status

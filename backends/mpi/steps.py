@@ -2,24 +2,20 @@
 
 Every wait polls, as MPI itself does, and meanwhile checks whether the communicator has been given
 up, a rank of this host is lost, the deadline has passed, or Ctrl-C was pressed. Requests that are
-left behind then cannot be cancelled, so their memory must be kept (`Word.IS_GIVEN_UP`).
+left behind then cannot be cancelled, so their memory must be kept (`MpiWords.is_given_up`).
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from gpucoll.backends.mpi import words as mpi_words
-from gpucoll.backends.mpi.words import CALL_TAG, Word
+from gpucoll.backends.mpi.words import CALL_TAG, MpiWords
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import (
     call_copy,
     call_foreign,
     call_reduce,
-    get,
     load32,
     pause,
-    put,
     signed32,
     store32_release,
     store64,
@@ -34,30 +30,9 @@ from gpucoll.transport.shared.flags import (
     yield_once,
 )
 from gpucoll.transport.shared.layout import Abort
-from gpucoll.transport.shared.steps import KERNEL, OK, PARAMETER, PART_BYTES, START_NS
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp.exchange_words import Exchange, Outcome
 
-RANK, WORLD_SIZE = int(Word.RANK), int(Word.WORLD_SIZE)
-COMMUNICATOR, BYTE, IN_PLACE = int(Word.COMMUNICATOR), int(Word.BYTE), int(Word.IN_PLACE)
-HAS_LARGE_COUNTS, MOST_BYTES = int(Word.HAS_LARGE_COUNTS), int(Word.MOST_BYTES)
-REQUESTS, N_REQUESTS = int(Word.REQUESTS), int(Word.N_REQUESTS)
-INPUTS, MOVES = int(Word.INPUTS), int(Word.MOVES)
-IS_ON_GPU = int(Word.IS_ON_GPU)
-STRIDE, COPY = int(Call.PARAMETER_STRIDE), int(Context.COPY_PLAIN)
-SCRATCH = int(Word.SCRATCH)
-_STATUSES, _FLAG, ERROR = int(Word.STATUSES), int(Word.FLAG), int(Word.ERROR)
-_REQUEST_BYTES, _IS_GIVEN_UP = int(Word.REQUEST_BYTES), int(Word.IS_GIVEN_UP)
-_VECTORS = int(Word.VECTORS)
-_SCRATCH_BYTES, _TEST, _TEST_ALL = int(Word.SCRATCH_BYTES), int(Word.TEST), int(Word.TEST_ALL)
-SEND, RECEIVE = int(Word.SEND), int(Word.RECEIVE)
-_SLICE_NS, _TIMEOUT_NS = int(Context.SLICE_NS), int(Context.TIMEOUT_NS)
-_EVENT, _CONTEXT_RANK = int(Status.EVENT), int(Context.RANK)
-_DEADLINE, _BACKEND = int(Abort.DEADLINE), int(Abort.BACKEND)
-_HOSTS, _NOT_YET = int(Context.HOSTS), int(Status.NOT_YET)
-MOVE_BYTES = 8 * mpi_words.MOVE_WORDS
-_SEND_FROM, _SEND_BYTES = mpi_words.SEND_FROM, mpi_words.SEND_BYTES
-_RECEIVE_AT, _RECEIVE_BYTES = mpi_words.RECEIVE_AT, mpi_words.RECEIVE_BYTES
 FIRST_POLLS = 40
 """How often a wait polls before it lets other Python threads run."""
 
@@ -70,109 +45,100 @@ release = types.ExternalFunction("free", types.void(_i64))
 
 
 @inline
-def next_request(words):
+def next_request(words: MpiWords) -> int:
     """Return the address for the next request of this call."""
-    return get(words, REQUESTS) + get(words, N_REQUESTS) * get(words, _REQUEST_BYTES)
+    return words.requests + words.n_requests * words.request_bytes
 
 
 @inline
-def issue(words, function, a, b, c, d, e, f, g, h, i, j):
+def issue(
+    words: MpiWords,
+    function: int,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    e: int,
+    f: int,
+    g: int,
+    h: int,
+    i: int,
+    j: int,
+) -> None:
     """Call an MPI function that starts something and fills `next_request`."""
-    error = signed32(call_foreign(get(words, function), a, b, c, d, e, f, g, h, i, j))
+    error = signed32(call_foreign(function, a, b, c, d, e, f, g, h, i, j))
     if error != 0:
-        put(words, ERROR, error)
+        words.error = error
     else:
-        put(words, N_REQUESTS, get(words, N_REQUESTS) + 1)
+        words.n_requests += 1
 
 
 @inline
-def poll_requests(words):
+def poll_requests(words: MpiWords) -> bool:
     """Return True if all requests have ended or MPI has failed."""
-    count, flag = get(words, N_REQUESTS), words + 8 * _FLAG
-    put(words, _FLAG, 0)
+    count, flag = words.n_requests, words.at.flag
+    words.flag = 0
     if count == 1:
-        error = call_foreign(
-            get(words, _TEST),
-            get(words, REQUESTS),
-            flag,
-            get(words, _STATUSES),
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
+        error = call_foreign(words.test, words.requests, flag, words.statuses, 0, 0, 0, 0, 0, 0, 0)
     else:
         error = call_foreign(
-            get(words, _TEST_ALL),
-            count,
-            get(words, REQUESTS),
-            flag,
-            get(words, _STATUSES),
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
+            words.test_all, count, words.requests, flag, words.statuses, 0, 0, 0, 0, 0, 0
         )
     if error != 0:
-        put(words, ERROR, np.int64(error))
+        words.error = int(error)
         return True
     return load32(flag) != 0
 
 
 @inline
-def _leaves_it_to_python(context):
+def _leaves_it_to_python(context: Context) -> bool:
     """Return whether Python finds the late rank, as on several hosts: leaders query each other."""
-    hosts = Exchange(get(context, _HOSTS))
-    if not hosts or get(context, _CONTEXT_RANK) != 0:
+    hosts = Exchange(context.hosts)
+    if not hosts or context.rank != 0:
         return False
     hosts.outcome = Outcome.DEADLINE
     return True
 
 
 @inline
-def _poll_long(context, words):
+def _poll_long(context: Context, words: MpiWords) -> int:
     """Poll until all requests have ended, yielding to others; return a status."""
     release_interpreter(context)
     time_ns = start_clock(context)
-    look_ns = time_ns + get(context, _SLICE_NS)
-    end_ns = get(context, START_NS) + get(context, _TIMEOUT_NS)
+    look_ns = time_ns + context.slice_ns
+    end_ns = context.start_ns + context.timeout_ns
     while not poll_requests(words):
         yield_once()
         if is_aborted(context):
-            return _EVENT
+            return Status.EVENT
         time_ns = now_ns(context)
         if time_ns > end_ns and _leaves_it_to_python(context):
-            return _NOT_YET
+            return Status.NOT_YET
         if time_ns >= look_ns or time_ns > end_ns:
-            status = look_around(context, _DEADLINE)
-            if status != OK:
+            status = look_around(context, Abort.DEADLINE)
+            if status != Status.OK:
                 return status
-            look_ns = now_ns(context) + get(context, _SLICE_NS)
-    return OK
+            look_ns = now_ns(context) + context.slice_ns
+    return Status.OK
 
 
 @inline
-def finish(context, words):
+def finish(context: Context, words: MpiWords) -> int:
     """Wait until everything that was issued has ended; return a status."""
-    status, is_done = OK, get(words, N_REQUESTS) == 0 and get(words, ERROR) == 0
-    polls = 0
-    while not is_done and polls < FIRST_POLLS and get(words, ERROR) == 0:
+    status: int = Status.OK
+    is_done, polls = words.n_requests == 0 and words.error == 0, 0
+    while not is_done and polls < FIRST_POLLS and words.error == 0:
         is_done = poll_requests(words)
         polls += 1
         pause()
-    if not is_done and get(words, ERROR) == 0:
+    if not is_done and words.error == 0:
         status = _poll_long(context, words)
-    if get(words, ERROR) != 0:
-        give_up(context, _BACKEND, get(context, _CONTEXT_RANK))
-        status = _EVENT
-    if status != OK:
-        put(words, _IS_GIVEN_UP, 1)
-    put(words, N_REQUESTS, 0)
+    if words.error != 0:
+        give_up(context, Abort.BACKEND, context.rank)
+        status = Status.EVENT
+    if status != Status.OK:
+        words.is_given_up = 1
+    words.n_requests = 0
     return status
 
 
@@ -180,25 +146,25 @@ def finish(context, words):
 
 
 @inline
-def scratch_of(words, size_bytes):
+def scratch_of(words: MpiWords, size_bytes: int) -> int:
     """Return scratch memory of at least this size; 0: there is none."""
-    if size_bytes > get(words, _SCRATCH_BYTES):
-        release(get(words, SCRATCH))
-        put(words, SCRATCH, allocate(size_bytes))
-        put(words, _SCRATCH_BYTES, size_bytes if get(words, SCRATCH) != 0 else 0)
-    return get(words, SCRATCH)
+    if size_bytes > words.scratch_bytes:
+        release(words.scratch)
+        words.scratch = allocate(size_bytes)
+        words.scratch_bytes = size_bytes if words.scratch != 0 else 0
+    return words.scratch
 
 
 @inline
-def vector_of(words, which):
+def vector_of(words: MpiWords, which: int) -> int:
     """Return the address of a vector argument of MPI, with one number for each rank."""
-    return get(words, _VECTORS) + 8 * which * get(words, WORLD_SIZE)
+    return words.vectors + 8 * which * words.world_size
 
 
 @inline
-def set_number(words, which, rank, value):
+def set_number(words: MpiWords, which: int, rank: int, value: int) -> None:
     """Set a rank's number in such a vector, which is an MPI_Count or an int."""
-    if get(words, HAS_LARGE_COUNTS) != 0:
+    if words.has_large_counts != 0:
         store64(vector_of(words, which) + 8 * rank, value)
     else:
         store32_release(vector_of(words, which) + 4 * rank, value)
@@ -208,28 +174,30 @@ def set_number(words, which, rank, value):
 
 
 @inline
-def set_move(words, rank, source, send_bytes, destination, receive_bytes):
+def set_move(
+    words: MpiWords, rank: int, source: int, send_bytes: int, destination: int, receive_bytes: int
+) -> None:
     """Set what is sent to a rank, and where data from it goes."""
-    move = get(words, MOVES) + MOVE_BYTES * rank
-    put(move, _SEND_FROM, source)
-    put(move, _SEND_BYTES, send_bytes)
-    put(move, _RECEIVE_AT, destination)
-    put(move, _RECEIVE_BYTES, receive_bytes)
+    move = words.moves[rank]
+    move.send_from = source
+    move.send_bytes = send_bytes
+    move.receive_at = destination
+    move.receive_bytes = receive_bytes
 
 
 @inline
-def _begin_round(words, step, done):
+def _begin_round(words: MpiWords, step: int, done: int) -> None:
     """Start one piece to the rank `step` places ahead, and one from the rank as far behind."""
-    me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
+    me, world_size, moves = words.rank, words.world_size, words.moves
     dest, source = (me + step) % world_size, (me + world_size - step) % world_size
-    sent, received = moves + MOVE_BYTES * dest, moves + MOVE_BYTES * source
-    comm, byte, most = get(words, COMMUNICATOR), get(words, BYTE), get(words, MOST_BYTES)
-    size_bytes = min(get(received, _RECEIVE_BYTES) - done, most)
+    sent, received = moves[dest], moves[source]
+    comm, byte, most = words.communicator, words.byte, words.most_bytes
+    size_bytes = min(received.receive_bytes - done, most)
     if size_bytes > 0:
-        at = get(received, _RECEIVE_AT) + done
+        at = received.receive_at + done
         issue(
             words,
-            RECEIVE,
+            words.receive,
             at,
             size_bytes,
             byte,
@@ -241,48 +209,65 @@ def _begin_round(words, step, done):
             0,
             0,
         )
-    size_bytes = min(get(sent, _SEND_BYTES) - done, most)
+    size_bytes = min(sent.send_bytes - done, most)
     if size_bytes > 0:
-        at = get(sent, _SEND_FROM) + done
-        issue(words, SEND, at, size_bytes, byte, dest, CALL_TAG, comm, next_request(words), 0, 0, 0)
+        at = sent.send_from + done
+        issue(
+            words,
+            words.send,
+            at,
+            size_bytes,
+            byte,
+            dest,
+            CALL_TAG,
+            comm,
+            next_request(words),
+            0,
+            0,
+            0,
+        )
 
 
 @inline
-def exchange(context, words):
+def exchange(context: Context, words: MpiWords) -> int:
     """Move everything given by `set_move`, in pieces that fit into a count.
 
     A rank's data for itself is copied if the host can access it; otherwise it is a message, too.
     """
-    me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
-    largest, first = 0, 1 - get(words, IS_ON_GPU)
+    me, world_size, moves = words.rank, words.world_size, words.moves
+    largest, first = 0, 1 - words.is_on_gpu
     for rank in range(world_size):
-        move = moves + MOVE_BYTES * rank
+        move = moves[rank]
         if rank != me or first == 0:
-            largest = max(largest, get(move, _SEND_BYTES), get(move, _RECEIVE_BYTES))
-    mine = moves + MOVE_BYTES * me
-    is_elsewhere = get(mine, _SEND_FROM) != get(mine, _RECEIVE_AT)
-    if get(mine, _SEND_BYTES) > 0 and is_elsewhere and first == 1:
-        source, size_bytes = get(mine, _SEND_FROM), get(mine, _SEND_BYTES)
-        call_copy(get(context, COPY), get(mine, _RECEIVE_AT), source, size_bytes, 0)
-    done, status = 0, OK
-    while done < largest and status == OK:
+            largest = max(largest, move.send_bytes, move.receive_bytes)
+    mine = moves[me]
+    is_elsewhere = mine.send_from != mine.receive_at
+    if mine.send_bytes > 0 and is_elsewhere and first == 1:
+        source, size_bytes = mine.send_from, mine.send_bytes
+        call_copy(context.copy_plain, mine.receive_at, source, size_bytes, 0)
+    done = 0
+    status: int = Status.OK
+    while done < largest and status == Status.OK:
         for step in range(first, world_size):
             _begin_round(words, step, done)
-        done += get(words, MOST_BYTES)
+        done += words.most_bytes
         status = finish(context, words)
     return status
 
 
 @inline
-def broadcast_by_messages(context, words, root, source, destination, size_bytes):
+def broadcast_by_messages(
+    context: Context, words: MpiWords, root: int, source: int, destination: int, size_bytes: int
+) -> int:
     """Give all ranks the root's data along a binomial tree; the root's own copy is optional.
 
     After each round twice as many ranks have it.
     """
-    me, world_size = get(words, RANK), get(words, WORLD_SIZE)
-    place, has, status = (me + world_size - root) % world_size, 1, OK
+    me, world_size = words.rank, words.world_size
+    place, has = (me + world_size - root) % world_size, 1
+    status: int = Status.OK
     memory = source if place == 0 else destination
-    while has < 2 * world_size and status == OK:
+    while has < 2 * world_size and status == Status.OK:
         for rank in range(world_size):
             set_move(words, rank, 0, 0, 0, 0)
         if has >= world_size:  # all others have it; the root's own copy follows
@@ -301,15 +286,23 @@ def broadcast_by_messages(context, words, root, source, destination, size_bytes)
 
 
 @inline
-def combine(words, call, destination, first, stride, n_ranks, size_bytes):
+def combine(
+    words: MpiWords,
+    call: Call,
+    destination: int,
+    first: int,
+    stride: int,
+    n_ranks: int,
+    size_bytes: int,
+) -> None:
     """Combine the inputs of the first ranks, `stride` bytes apart, in order."""
     if size_bytes <= 0:
         return
-    inputs = get(words, INPUTS)
+    inputs = words.inputs
     for rank in range(n_ranks):
-        put(inputs, rank, first + rank * stride)
-    landing = inputs + 8 * get(words, WORLD_SIZE)
-    put(landing, 0, destination)
-    parameter = get(call, PARAMETER) + get(call, STRIDE) * (n_ranks - 1)
-    count = size_bytes // get(call, PART_BYTES)
-    call_reduce(get(call, KERNEL), landing, 1, inputs, n_ranks, count, parameter, 0)
+        inputs[rank] = first + rank * stride
+    landing = Words(inputs.address + 8 * words.world_size)
+    landing[0] = destination
+    parameter = call.parameter + call.parameter_stride * (n_ranks - 1)
+    count = size_bytes // call.part_bytes
+    call_reduce(call.kernel, landing, 1, inputs, n_ranks, count, parameter, 0)

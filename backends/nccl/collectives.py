@@ -84,10 +84,7 @@ def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction
     type_, operation = reduced.arguments
     return plain(
         *(
-            (
-                "ncclAllReduce",
-                (x.address, out.address, x.count * reduced.parts, type_, operation),
-            )
+            ("ncclAllReduce", (x.address, out.address, x.count * reduced.parts, type_, operation))
             for x, out in _parts(request)
             if out is not None and x.count
         )

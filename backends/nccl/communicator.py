@@ -64,12 +64,7 @@ class NcclCommunicator:
 
     @staticmethod
     def join(
-        library: Library,
-        device: Device,
-        unique_id: bytes,
-        world_size: int,
-        rank: int,
-        watch: Watch,
+        library: Library, device: Device, unique_id: bytes, world_size: int, rank: int, watch: Watch
     ) -> NcclCommunicator:
         """Make a communicator together with the other ranks.
 

@@ -7,17 +7,7 @@ serves both. RCCL's different names are in `gpucoll.backends.rccl.vendor`.
 
 from __future__ import annotations
 
-from ctypes import (
-    POINTER,
-    Structure,
-    c_byte,
-    c_char_p,
-    c_int,
-    c_size_t,
-    c_uint,
-    c_void_p,
-    sizeof,
-)
+from ctypes import POINTER, Structure, c_byte, c_char_p, c_int, c_size_t, c_uint, c_void_p, sizeof
 from enum import IntEnum
 from typing import Final
 
@@ -181,9 +171,7 @@ PROTOTYPES: Final = (
         "ncclAlltoAll", (_buffer, _buffer, _count, _type, _communicator, _stream), since="2.28"
     ),
     Prototype(
-        "ncclGather",
-        (_buffer, _buffer, _count, _type, _root, _communicator, _stream),
-        since="2.28",
+        "ncclGather", (_buffer, _buffer, _count, _type, _root, _communicator, _stream), since="2.28"
     ),
     Prototype(
         "ncclScatter",

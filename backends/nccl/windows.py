@@ -24,11 +24,7 @@ __all__ = ["allocate"]
 
 
 def allocate(
-    backend: NcclBackend,
-    issuer: Issuer,
-    channel: Channel,
-    size_bytes: int,
-    timeout_s: float | None,
+    backend: NcclBackend, issuer: Issuer, channel: Channel, size_bytes: int, timeout_s: float | None
 ) -> Memory:
     """Return this rank's part of a new window; every rank must call it.
 
@@ -77,11 +73,7 @@ def _dead_on_all(channel: Channel, mine: list[int], timeout_s: float | None) -> 
 
 
 def _agree(
-    channel: Channel,
-    size_bytes: int,
-    problem: str,
-    has_windows: bool,
-    timeout_s: float | None,
+    channel: Channel, size_bytes: int, problem: str, has_windows: bool, timeout_s: float | None
 ) -> bool:
     """Return whether every rank has windows; raise on all ranks if one of them has a problem."""
     everyone = bootstrap.exchange(channel, [size_bytes, problem, has_windows], timeout_s)

@@ -27,8 +27,8 @@
 #define OLD 7		/* what data of before looks like where a number is expected */
 
 /* Each sender's mailbox: two rings of places, in each of which a record may begin. */
-byte number[SENDERS * TOTAL];		/* Envelope.NUMBER: 0: not written */
-byte kind[SENDERS * TOTAL];		/* Envelope.PACKED: the way */
+byte number[SENDERS * TOTAL];		/* Envelope.number: 0: not written */
+byte kind[SENDERS * TOTAL];		/* Envelope.packed: the way */
 byte size[SENDERS * TOTAL];		/* places that it takes */
 byte data[SENDERS * TOTAL];		/* the message's stamp; 0: half written */
 byte tail[SENDERS];			/* MAILBOX_TAIL */

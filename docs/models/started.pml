@@ -25,7 +25,7 @@
 #define HAS(mask, number) (((mask) >> (number)) & 1)
 #define STATUS(number) status[(number) % R]
 
-byte state, tail, done, reaped;		/* Context.STATE, Pending.TAIL, DONE, REAPED */
+byte state, tail, done, reaped;		/* Context.state, Pending.tail, DONE, REAPED */
 bit wants, is_running;			/* WANTED is TAIL; IS_RUNNING */
 byte status[R];
 byte runs;				/* the call that compiled code is in */

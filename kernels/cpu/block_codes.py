@@ -68,8 +68,7 @@ class BlockFormat:
         assert form is not None
         magnitude = b.and_(bits, constant(ints, _MAGNITUDE))
         more = b.add(
-            b.shl(drawn, constant(ints, form.shift - 16)),
-            constant(ints, 1 << (form.shift - 17)),
+            b.shl(drawn, constant(ints, form.shift - 16)), constant(ints, 1 << (form.shift - 17))
         )
         rounded = b.lshr(b.add(magnitude, more), constant(ints, form.shift))
         normal = b.sub(rounded, constant(ints, (127 - form.bias) << form.mantissa_bits))

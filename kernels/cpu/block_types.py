@@ -23,8 +23,9 @@ from numba.core.typing.templates import (
 )
 from numba.extending import register_model, typeof_impl
 
+from gpucoll.blocks import WORD_BYTES, Block, BlockClass, Words, kinds
+from gpucoll.codes import CodesClass
 from gpucoll.kernels.cpu import codegen
-from gpucoll.kernels.cpu.blocks import WORD_BYTES, Block, BlockClass, CodesClass, Words, kinds
 
 __all__ = ["type_of"]
 
@@ -136,9 +137,10 @@ def _number(cls: Any, name: str) -> int | None:
 @infer_global(operator.getitem)
 class _GetItem(AbstractTemplate):  # type: ignore[misc]
     def generic(self, arguments: Any, keywords: Any) -> Any:
-        if isinstance(arguments[0], Addressed) and arguments[0].cls is Words:
-            return signature(types.int64, arguments[0], types.int64)
-        return None
+        if not isinstance(arguments[0], Addressed):
+            return None
+        returns = types.int64 if arguments[0].cls is Words else arguments[0]
+        return signature(returns, arguments[0], types.int64)
 
 
 @infer_global(operator.setitem)
@@ -161,7 +163,7 @@ class _Truth(AbstractTemplate):  # type: ignore[misc]
 
 
 def _word(b: Any, address: Any, index: Any) -> Any:
-    """Return a pointer to a word, as `gpucoll.kernels.cpu.memory.get` makes it."""
+    """Return a pointer to a word."""
     place = b.add(address, b.shl(index, codegen.I64(3)))
     return codegen.pointer(b, place, codegen.I64)
 
@@ -201,6 +203,9 @@ def _at(context: Any, b: Any, of_call: Any, values: Any) -> Any:
 
 @lower_builtin(operator.getitem, Addressed, types.int64)
 def _get_item(context: Any, b: Any, of_call: Any, values: Any) -> Any:
+    kind = of_call.args[0].cls
+    if kind is not Words:
+        return b.add(values[0], b.mul(values[1], codegen.I64(kind.n_bytes)))
     return b.load(_word(b, *values), align=8, typ=codegen.I64)
 
 

@@ -15,12 +15,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from gpucoll.kernels.cpu.addresses import HALF_TYPES
-from gpucoll.kernels.cpu.codegen import (
-    F32,
-    I8,
-    I64,
-    pointer,
-)
+from gpucoll.kernels.cpu.codegen import F32, I8, I64, pointer
 from gpucoll.kernels.cpu.elements import Element, NarrowFloat, elements
 
 

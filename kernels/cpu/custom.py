@@ -17,8 +17,10 @@ from typing import Any
 import numba
 from numba import types
 
+from gpucoll.blocks import Words
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.function_digest import function_digest
+from gpucoll.kernels.cpu import block_types  # noqa: F401 (by which Numba knows Words)
 from gpucoll.kernels.cpu.cast import (
     accumulator_dtype,
     accumulator_of,
@@ -28,7 +30,6 @@ from gpucoll.kernels.cpu.cast import (
     store_element,
 )
 from gpucoll.kernels.cpu.jit import inline_typed
-from gpucoll.kernels.cpu.memory import get
 from gpucoll.types import ReduceOp
 
 BLOCK = 256
@@ -99,11 +100,11 @@ def _reduce(pieces: _Pieces) -> Any:
         total = scratch()
         for first in range(0, count, BLOCK):
             size = min(BLOCK, count - first)
-            begin(total, get(sources, 0), first, size)
+            begin(total, Words(sources)[0], first, size)
             for place in range(1, n_sources):
-                combine(total, get(sources, place), first, size)
+                combine(total, Words(sources)[place], first, size)
             for place in range(n_destinations):
-                give(total, get(destinations, place), first, size)
+                give(total, Words(destinations)[place], first, size)
 
     return kernel
 
@@ -115,11 +116,11 @@ def _scan(pieces: _Pieces) -> Any:
         total = scratch()
         for first in range(0, count, BLOCK):
             size = min(BLOCK, count - first)
-            begin(total, get(sources, 0), first, size)
-            give(total, get(destinations, 0), first, size)
+            begin(total, Words(sources)[0], first, size)
+            give(total, Words(destinations)[0], first, size)
             for place in range(1, n_sources):
-                combine(total, get(sources, place), first, size)
-                give(total, get(destinations, place), first, size)
+                combine(total, Words(sources)[place], first, size)
+                give(total, Words(destinations)[place], first, size)
 
     return kernel
 
@@ -131,9 +132,9 @@ def _exclusive_scan(pieces: _Pieces) -> Any:
         total = scratch()
         for first in range(0, count, BLOCK):
             size = min(BLOCK, count - first)
-            begin(total, get(sources, 0), first, size)
+            begin(total, Words(sources)[0], first, size)
             for place in range(1, n_sources):
-                destination, source = get(destinations, place), get(sources, place)
+                destination, source = Words(destinations)[place], Words(sources)[place]
                 give_and_combine(total, destination, source, first, size)
 
     return kernel

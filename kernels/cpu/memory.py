@@ -62,23 +62,6 @@ load64_ordered = _load(_int64, "seq_cst")
 """Load an int64 after this thread's last exchange, for a handshake: store mine, read yours."""
 
 
-def _word_address(codegen: Any, b: Any, block: Any, field: Any) -> Any:
-    address = b.add(block, b.shl(field, codegen.I64(3)))
-    return codegen.pointer(b, address, codegen.I64)
-
-
-@intrinsic(_int64(_int64, _int64))
-def get(codegen: Any, b: Any, block: Any, field: Any) -> Any:
-    """Read word `field` of a block of int64 that only this process writes."""
-    return b.load(_word_address(codegen, b, block, field), align=8, typ=codegen.I64)
-
-
-@intrinsic(_void(_int64, _int64, _int64))
-def put(codegen: Any, b: Any, block: Any, field: Any, value: Any) -> None:
-    """Write word `field` of a block of int64."""
-    b.store(value, _word_address(codegen, b, block, field), align=8)
-
-
 load32_acquire = _load(_int32, "acquire")
 load32_ordered = _load(_int32, "seq_cst")
 exchange64 = _read_modify_write("xchg", _int64)

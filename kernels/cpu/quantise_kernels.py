@@ -162,10 +162,7 @@ class _QuantiseEmitter:
             for turn, words in enumerate(generator.draw(b, block, counter)):
                 lower = b.add(start, I64(turn * lanes))
                 upper = b.add(lower, I64(BLOCK // 2))
-                halves = (
-                    b.and_(words, constant(ints, 0xFFFF)),
-                    b.lshr(words, constant(ints, 16)),
-                )
+                halves = (b.and_(words, constant(ints, 0xFFFF)), b.lshr(words, constant(ints, 16)))
                 for place, drawn in zip((lower, upper), halves, strict=True):
                     value = self._scaled(place, inverse)
                     _store(b, self.form.round_by_chance(b, value, drawn), codes, place)

@@ -95,12 +95,7 @@ class ReduceEmitter:
         blocks(self.builder, self.function.args[4], self.shapes(), body)
 
     def _block(
-        self,
-        first: ir.Value,
-        lanes: int,
-        unroll: int,
-        parameter: ir.Value | None,
-        prefetches: bool,
+        self, first: ir.Value, lanes: int, unroll: int, parameter: ir.Value | None, prefetches: bool
     ) -> None:
         b = self.builder
         destinations, n_destinations, sources, n_sources = self.function.args[:4]

@@ -30,12 +30,7 @@ class _ScanEmitter(ReduceEmitter):
         self.exclusive = exclusive
 
     def _block(
-        self,
-        first: ir.Value,
-        lanes: int,
-        unroll: int,
-        parameter: ir.Value | None,
-        prefetches: bool,
+        self, first: ir.Value, lanes: int, unroll: int, parameter: ir.Value | None, prefetches: bool
     ) -> None:
         b = self.builder
         destinations, _, sources, n_sources = self.function.args[:4]

@@ -144,11 +144,7 @@ def reduce_arrays(
 
 
 def prepare_reduce(
-    op: str | ReduceOp,
-    destinations: Sequence[Any],
-    sources: Sequence[Any],
-    *,
-    divisor: float = 1,
+    op: str | ReduceOp, destinations: Sequence[Any], sources: Sequence[Any], *, divisor: float = 1
 ) -> Callable[[int], None]:
     """Return a function that does `reduce_arrays` each time it gets a stream's address.
 

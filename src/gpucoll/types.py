@@ -9,11 +9,11 @@ import numbers
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
+from gpucoll.codes import Codes
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.function_digest import function_digest, python_function
 from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
@@ -49,7 +49,7 @@ COMPRESSIONS = ("float16", "bfloat16", "int8_block", "float8_block")
 """Formats of a compressed all_reduce. A format's number in a signature is its index here."""
 
 
-class Collective(IntEnum):
+class Collective(Codes):
     """The kind of a call, as its number in a signature."""
 
     BARRIER = 1

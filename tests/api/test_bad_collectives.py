@@ -47,13 +47,7 @@ def rows_of(name):
         ArgumentTypeError,
         "x has dtype object",
     )
-    yield (
-        "byte order",
-        x().astype(">f4"),
-        rooted(name),
-        ArgumentTypeError,
-        "only native order",
-    )
+    yield ("byte order", x().astype(">f4"), rooted(name), ArgumentTypeError, "only native order")
     for label, out, error, text in (
         ("too small", x(length - 1), ArgumentError, f"{length} elements"),
         ("too large", x(length + 1), ArgumentError, f"{length} elements"),

@@ -284,11 +284,7 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentTypeError,
         "shape must be an int or a sequence",
     ),
-    "recv into a text": (
-        lambda c: c.recv("abc"),
-        ArgumentTypeError,
-        "out must be an array",
-    ),
+    "recv into a text": (lambda c: c.recv("abc"), ArgumentTypeError, "out must be an array"),
     "color": (lambda c: c.split([1]), ArgumentTypeError, "color must be an int or None"),
     "color that is not itself": (
         lambda c: c.split(float("nan")),

@@ -13,7 +13,7 @@ from tests.waiting import until
 import gpucoll
 from gpucoll.backends.cpu.host import message_table
 from gpucoll.calls.begun_message import BegunMessage
-from gpucoll.entries.collectives import MAX_ENTRIES
+from gpucoll.entries.words import MAX_ENTRIES
 from gpucoll.errors import AbortedError, SharedMemoryError, StateError
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.transport.shared.words import Context, TransferTable
@@ -53,7 +53,7 @@ class Thread(threading.Thread):
 
 def has_no_room(comm):
     """Let the next send that takes memory ask whether there is some."""
-    comm._backend.messages._steps[Context.ROOM_BYTES] = 0
+    comm._backend.messages._steps[Context.room_bytes] = 0
 
 
 USES = {
@@ -113,7 +113,7 @@ def test_a_call_keeps_its_turn_while_memory_is_granted(alone, monkeypatch, by):
         may_go_on.set()
         sending.result()
         assert comm.recv(source=0, tag=1).tolist() == x.tolist()
-        assert not comm._backend.messages._words[TransferTable.PENDING]
+        assert not comm._backend.messages._words[TransferTable.pending]
 
 
 def learned(dtype):
@@ -145,14 +145,14 @@ def test_memory_that_is_refused_to_several_threads_at_once(alone, monkeypatch):
     """The send that needed it fails once; whoever finds nothing more to drop goes on waiting."""
 
     def refuse(context):
-        until(lambda: not words[TransferTable.WAITERS])  # the other one has to ask, too
+        until(lambda: not words[TransferTable.waiters])  # the other one has to ask, too
         raise SharedMemoryError("none is left")
 
     with alone.duplicate() as comm:
         words, outs = comm._backend.messages._words, [np.zeros(1), np.zeros(1)]
         receives = [comm.recv(out, 0, tag, async_op=True) for tag, out in enumerate(outs)]
         waiting = [Thread(work.wait, 10.0) for work in receives]
-        until(lambda: words[TransferTable.WAITERS] == len(waiting))
+        until(lambda: words[TransferTable.waiters] == len(waiting))
         has_no_room(comm)
         monkeypatch.setattr(message_table, "make_room", refuse)
         sent = comm.send(np.ones(1), 0, 7, async_op=True)

@@ -326,11 +326,11 @@ def lack_memory(comm):
             lambda: comm.send(np.zeros(3), 1),
             lambda: comm.send(np.zeros(3), 1, async_op=True).wait(),
         ):
-            fd, steps[Context.SEGMENT_FD] = int(steps[Context.SEGMENT_FD]), -1
+            fd, steps[Context.segment_fd] = int(steps[Context.segment_fd]), -1
             with pytest.raises(SharedMemoryError, match="were refused"):
                 call()
-            steps[Context.SEGMENT_FD] = fd
-        steps[Context.ROOM_BYTES] = 0  # Python looks, and grants more
+            steps[Context.segment_fd] = fd
+        steps[Context.room_bytes] = 0  # Python looks, and grants more
         comm.send(np.ones(3), 1)
         return comm.all_reduce(1)
     assert comm.recv(np.zeros(3), 0)[0] == 1

@@ -551,7 +551,7 @@ def test_resumed_from_is_what_all_have_completed(fresh):
             for _ in range(3):
                 comm.broadcast(np.ones(4))
             record = comm._group.members.record_words(1, before + 1)
-            until(lambda: record[Record.STATE] == RecordState.DONE)
+            until(lambda: record[Record.state] == RecordState.DONE)
             comm.abort()
         elif comm.rank == 1:
             comm.broadcast(np.ones(4))

@@ -53,7 +53,7 @@ def test_use_after_close(comm):
 def served():
     """Return the queues that the process's compiled thread serves."""
     words = progress.thread()._words
-    return set(words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES].tolist()) - {0}
+    return set(words[Thread.queues : Thread.queues + THREAD_QUEUES].tolist()) - {0}
 
 
 @pytest.mark.ranks(2)

@@ -103,10 +103,7 @@ def test_the_other_ranks_follow():
     comm = Alone([prepare, {"do": "check", "case": "private/in_place"}, {"do": "finish"}])
     launched.follow(comm, Own(comm))
     assert comm.commands == []
-    assert comm.answers == [
-        {"cases": ["private/out_of_place", "private/in_place"]},
-        {"wrong": 0},
-    ]
+    assert comm.answers == [{"cases": ["private/out_of_place", "private/in_place"]}, {"wrong": 0}]
 
 
 @pytest.mark.parametrize(

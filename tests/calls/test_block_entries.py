@@ -21,8 +21,8 @@ from gpucoll.types import Collective
 
 FLOAT = np.float32
 FIELDS = (
-    *(Call.COLLECTIVE, Call.ROOT, Call.COUNT, Call.SIZE_BYTES, Call.DIGEST, Call.SOURCE),
-    *(Call.DESTINATION, Call.DIMENSIONS, Call.LARGEST_BYTES, Call.N_COUNTS),
+    *("collective", "root", "count", "size_bytes", "digest", "source"),
+    *("destination", "n_dimensions", "largest_bytes", "n_counts"),
 )
 ROW_SHAPES = ((), (1,), (3,), (2, 2))
 COUNTS = {
@@ -81,20 +81,20 @@ def table_at(words, field, count):
 
 def described(words, collective, size):
     """Return all that a call block says of a call with counts or lists."""
-    said = {field.name: int(words[field]) for field in FIELDS}
-    for place in range(min(said["DIMENSIONS"], 4)):
-        said[f"length {place}"] = int(words[Call.DIMENSION + place])
-    if said["N_COUNTS"]:
-        said["counts"] = table_at(words, Call.COUNTS, size)
-        said["offsets"] = table_at(words, Call.OFFSETS, size + 1)
+    said = {name: int(words[Call.fields[name]]) for name in FIELDS}
+    for place in range(min(said["n_dimensions"], 4)):
+        said[f"length {place}"] = int(words[Call.dimensions + place])
+    if said["n_counts"]:
+        said["counts"] = table_at(words, Call.counts, size)
+        said["offsets"] = table_at(words, Call.offsets, size + 1)
     else:
-        said["block"] = int(words[Call.BLOCK_BYTES])
-        assert words[Call.OFFSETS] == 0
+        said["block"] = int(words[Call.block_bytes])
+        assert words[Call.offsets] == 0
     is_apart = collective in (Collective.ALL_GATHER, Collective.GATHER, Collective.ALL_TO_ALL)
     if is_apart:
-        said["landings"] = table_at(words, Call.LANDINGS, size)
-    said["pieces"] = table_at(words, Call.PIECES, 2 * size)
-    said["inputs"] = table_at(words, Call.INPUTS, size)
+        said["landings"] = table_at(words, Call.landings, size)
+    said["pieces"] = table_at(words, Call.pieces, 2 * size)
+    said["inputs"] = table_at(words, Call.inputs, size)
     return said
 
 

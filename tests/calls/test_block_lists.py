@@ -304,14 +304,8 @@ WRONG = {
         lambda c: c.gather(X, c.rank, out=[np.ones(3), np.ones(4)]),
         "which the other ranks do not know",
     ),
-    "overlapping outputs": (
-        lambda c: c.all_gather(X, out=[np.ones(3)] * 2),
-        "shares memory",
-    ),
-    "in place at another's": (
-        lambda c: at_another_s_place(c, X.copy()),
-        "shares memory",
-    ),
+    "overlapping outputs": (lambda c: c.all_gather(X, out=[np.ones(3)] * 2), "shares memory"),
+    "in place at another's": (lambda c: at_another_s_place(c, X.copy()), "shares memory"),
     "partly in place": (
         lambda c: partly_in_place(c, [X.copy(), X.copy()]),
         r"only blocks .* are in place",

@@ -101,9 +101,9 @@ def test_objects_of_all_kinds(ranks, world_size, tuning):
 @pytest.mark.ranks(2)
 def test_a_small_object_takes_one_exchange(comm):
     def taken(call):
-        before = int(comm._group.context[Context.SEQUENCE])
+        before = int(comm._group.context[Context.sequence])
         call()
-        return int(comm._group.context[Context.SEQUENCE]) - before
+        return int(comm._group.context[Context.sequence]) - before
 
     small, large = list(range(100)), np.ones(LARGE)
     items = [small, small] if comm.rank == 0 else None

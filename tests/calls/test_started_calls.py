@@ -18,7 +18,7 @@ from tests.waiting import thread_names, until
 import gpucoll
 from gpucoll import ReduceOp
 from gpucoll.calls import work_queue
-from gpucoll.entries.collectives import MAX_ENTRIES
+from gpucoll.entries.words import MAX_ENTRIES
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -106,10 +106,10 @@ def test_a_small_call_does_not_wait_for_who_computes(comm):
     x = np.arange(4.0)
     other = comm.duplicate()
     comm.all_reduce(x, async_op=True).wait()
-    before = int(comm._group.context[Context.SEQUENCE])
+    before = int(comm._group.context[Context.sequence])
     works = [comm.all_reduce(x, async_op=True) for _ in range(layout.AHEAD - 1)]
     works.append(comm.all_gather(x, async_op=True))
-    assert int(comm._group.context[Context.SEQUENCE]) - before == layout.AHEAD
+    assert int(comm._group.context[Context.sequence]) - before == layout.AHEAD
     if comm.rank == 0:
         gpucoll.wait_all(works)
     other.barrier()  # to which rank 0 comes last
@@ -440,6 +440,6 @@ def test_nothing_is_left(comm):
     assert comm.all_reduce(1) == 2
     comm.check()
     assert not comm._queue._works
-    assert int(comm._group.context[Context.PENDING]) == 0
+    assert int(comm._group.context[Context.pending]) == 0
     assert thread_names() == threads
     assert (sys.getrefcount(x), sys.getrefcount(out)) == before

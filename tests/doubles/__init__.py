@@ -162,10 +162,7 @@ class Control:
         self.driver.double_trace.restype = ctypes.c_char_p
         self.driver.double_disturbance.restype = ctypes.c_char_p
         self.driver.double_capture_begin.argtypes = [ctypes.c_void_p]
-        self.driver.double_capture_end.argtypes = [
-            ctypes.c_void_p,
-            ctypes.POINTER(ctypes.c_void_p),
-        ]
+        self.driver.double_capture_end.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
         self.driver.double_graph_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.driver.double_graph_destroy.argtypes = [ctypes.c_void_p]
 
@@ -298,11 +295,7 @@ def run_python(code: str, **variables: str) -> str:
     """Run code in a new Python process with variables set; return what it printed."""
     environment = {**os.environ, **variables}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -36,7 +36,7 @@ def only_quick(comm):
 
 
 def deadline(comm):
-    return [int(comm._group.context[field]) for field in (Context.TIMEOUT_NS, Context.SLICE_NS)]
+    return [int(comm._group.context[field]) for field in (Context.timeout_ns, Context.slice_ns)]
 
 
 @pytest.mark.parametrize("name", CALLS)

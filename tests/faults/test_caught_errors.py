@@ -286,7 +286,7 @@ def interrupt(comm, delay_s):
     group = getattr(comm._group, "host", comm._group)
 
     def handle(_number, _frame):
-        is_busy = int(group.context[Context.STATE]) == State.BUSY
+        is_busy = int(group.context[Context.state]) == State.BUSY
         waits = is_busy and not comm._queue._waiting  # else it may be another thread that does
         if waits or comm._runner._entering.locked():
             raise KeyboardInterrupt

@@ -18,8 +18,8 @@ from gpucoll.transport.shared.words import Context
 
 def has_begun(comm, rank, ahead=1):
     """Return whether another rank is in this communicator's next call (or the one after it)."""
-    sequence = int(comm._group.context[Context.SEQUENCE]) + ahead
-    return comm._group.members.record_words(rank, sequence)[Record.SEQUENCE] == sequence
+    sequence = int(comm._group.context[Context.sequence]) + ahead
+    return comm._group.members.record_words(rank, sequence)[Record.sequence] == sequence
 
 
 def errors(replies):
@@ -229,8 +229,8 @@ def leave_with_pending_call(comm):
 
 
 def has_begun_itself(comm):
-    record = comm._group.members.record_words(0, int(comm._group.context[Context.SEQUENCE]))
-    return record[Record.STATE] == RecordState.STARTED
+    record = comm._group.members.record_words(0, int(comm._group.context[Context.sequence]))
+    return record[Record.state] == RecordState.STARTED
 
 
 def test_leaving_with_asynchronous_calls_under_way(ranks):

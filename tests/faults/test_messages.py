@@ -189,7 +189,7 @@ def be_interrupted_between_steps(comm):
         raise KeyboardInterrupt
 
     messages = comm._backend.messages
-    messages._steps[Context.ROOM_BYTES] = 0  # so that Python has to look
+    messages._steps[Context.room_bytes] = 0  # so that Python has to look
     messages._grant = interrupt
     with pytest.raises(KeyboardInterrupt):
         comm.send(np.zeros(3), 1, 5, timeout_s=10)

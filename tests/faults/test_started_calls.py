@@ -226,7 +226,7 @@ def interrupt_what_goes_on(comm):
         other.barrier()
     work = comm.all_reduce(x, async_op=True)
     if comm.rank == 0:
-        until(lambda: comm._group.context[Context.STATE] == State.BUSY)
+        until(lambda: comm._group.context[Context.state] == State.BUSY)
         interrupt_this(work)
         other.barrier()
     total = work.wait()[0]

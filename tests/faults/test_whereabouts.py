@@ -24,14 +24,14 @@ LARGE = 5_000_000
 
 def in_message(comm, rank):
     """Return whether a rank has said that it waits for a message."""
-    return comm._group.members.bell_words(rank)[layout.BELL_DOING // 8 + Doing.KIND] != 0
+    return comm._group.members.bell_words(rank)[layout.BELL_DOING // 8 + Doing.kind] != 0
 
 
 def in_call(comm, rank, ahead=1):
     """Return whether a rank is in the call that comes so many after this rank's last."""
-    sequence = int(comm._group.context[Context.SEQUENCE]) + ahead
+    sequence = int(comm._group.context[Context.sequence]) + ahead
     words = comm._group.members.record_words(rank, sequence)
-    return words[Record.SEQUENCE] == sequence and words[Record.STATE] == RecordState.STARTED
+    return words[Record.sequence] == sequence and words[Record.state] == RecordState.STARTED
 
 
 def texts(replies, error):

@@ -155,11 +155,9 @@ def test_what_a_format_holds_is_never_changed_by_chance(block_format):
 def test_chances_are_the_fractions(block_format):
     """The mean of N draws lies within 5 standard deviations, sqrt(1/4 / N) steps each at most."""
     limit, n_draws = reference.LIMITS[block_format], 4096
-    value, step = {
-        "int8": (3.3, 1.0),
-        "float8_e4m3fn": (1.03, 0.125),
-        "float8_e5m2": (1.03, 0.25),
-    }[block_format]
+    value, step = {"int8": (3.3, 1.0), "float8_e4m3fn": (1.03, 0.125), "float8_e5m2": (1.03, 0.25)}[
+        block_format
+    ]
     for scaled, wide in ((value, step), (-value, step), (0.3 * 2.0**-9, 2.0**-9)):
         if block_format != "float8_e4m3fn" and abs(scaled) < 1:
             continue

@@ -19,11 +19,7 @@ import numpy as np
 import pytest
 
 import gpucoll
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    LaunchError,
-)
+from gpucoll.errors import ArgumentError, ArgumentTypeError, LaunchError
 from gpucoll.launcher import function as function_module
 
 

@@ -17,12 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoll.errors import (
-    AbortedError,
-    DeadlineError,
-    LaunchError,
-    PeerLostError,
-)
+from gpucoll.errors import AbortedError, DeadlineError, LaunchError, PeerLostError
 from gpucoll.launcher import function as function_module
 from gpucoll.launcher.launch_job import LaunchJob
 

@@ -23,12 +23,7 @@ def secret(monkeypatch):
 class TestOptions:
     @pytest.mark.parametrize(
         ("counts", "node_rank", "ranks", "first", "world_size"),
-        [
-            ([4], 0, 4, 0, 8),
-            ([4], 1, 4, 4, 8),
-            ([4, 2], 0, 4, 0, 6),
-            ([4, 2], 1, 2, 4, 6),
-        ],
+        [([4], 0, 4, 0, 8), ([4], 1, 4, 4, 8), ([4, 2], 0, 4, 0, 6), ([4, 2], 1, 2, 4, 6)],
     )
     def test_which_ranks(self, secret, counts, node_rank, ranks, first, world_size):
         assert find_span(counts, 2, node_rank, "127.0.0.1:29511") == (
@@ -63,10 +58,7 @@ class TestOptions:
             ),
             (([4, 2], 1, 0, MEET), "-n 4,2 has 2 numbers, but --nodes is 1"),
             (([4, 2], 3, 0, MEET), "-n 4,2 has 2 numbers, but --nodes is 3"),
-            (
-                ([4], 3, None, MEET),
-                "3 nodes need --node-rank: 0 on the host of rank 0, and 1 to 2",
-            ),
+            (([4], 3, None, MEET), "3 nodes need --node-rank: 0 on the host of rank 0, and 1 to 2"),
             (([4, 2], None, None, MEET), "2 nodes need --node-rank"),
             (([4], 2, 2, MEET), r"--node-rank must be in 0\.\.1; got 2"),
             (([4], 2, 0, None), "need --meet HOST:PORT, the same on each"),

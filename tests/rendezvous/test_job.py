@@ -11,11 +11,7 @@ from typing import Any, cast
 import pytest
 
 import gpucoll
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    RendezvousError,
-)
+from gpucoll.errors import ArgumentError, ArgumentTypeError, RendezvousError
 from gpucoll.rendezvous.job import find_job
 from gpucoll.rendezvous.meeting_numbers import forget_meetings
 from gpucoll.rendezvous.meeting_points import TcpPoint

@@ -378,10 +378,7 @@ class StoreThatWaitsAsLongAsItLikes(StoreOfNone):
 
 
 class TestStore:
-    KINDS = (
-        *(Store, StoreWithCheck, StoreWithWait, StoreOfNone),
-        StoreThatWaitsAsLongAsItLikes,
-    )
+    KINDS = (*(Store, StoreWithCheck, StoreWithWait, StoreOfNone), StoreThatWaitsAsLongAsItLikes)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_others_read_what_rank_0_sets(self, kind):

@@ -198,7 +198,7 @@ def test_a_wrong_marker_fails_its_own_test(inner):
             @pytest.mark.ranks(2, 0)
             @pytest.mark.parametrize("value", [1, 2])
             def test_last(comm, value): ...
-            """,
+            """
     )
 
     result.assert_outcomes(passed=1, failed=6)

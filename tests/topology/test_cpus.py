@@ -183,11 +183,7 @@ class TestCpuSets:
 
     @pytest.mark.parametrize(
         ("ranks", "expected"),
-        [
-            (2, [{0, 2}, {1, 3}]),
-            (3, [{0}, {2}, {1, 3}]),
-            (4, [{0}, {2}, {1}, {3}]),
-        ],
+        [(2, [{0, 2}, {1, 3}]), (3, [{0}, {2}, {1, 3}]), (4, [{0}, {2}, {1}, {3}])],
     )
     def test_physical_cores_first(self, tmp_path, ranks, expected):
         # The usual numbering: CPU 2 is the second thread of CPU 0's core.

@@ -40,10 +40,7 @@ def test_the_nearest_nic_of_each_gpu(tmp_path):
     machine = machine_of({}, write_sysfs(tmp_path, dgx_h100(), "nvidia"))
     found = [described_nic(machine, gpu.place.address) for gpu in machine.gpus]
 
-    assert found[0] == (
-        "mlx5_0",
-        "mlx5_0 (InfiniBand, 400 Gbit/s), PXB from the GPU: the nearest",
-    )
+    assert found[0] == ("mlx5_0", "mlx5_0 (InfiniBand, 400 Gbit/s), PXB from the GPU: the nearest")
     assert len({name for name, _ in found}) == 8
 
 

@@ -77,7 +77,7 @@ class BlockMaker:
         block = CallBlock(
             collective, loop.address, dtype=dtype, item_bytes=item_bytes, op=op, root=root
         )
-        block.words[Call.POST], block.words[Call.FINISH] = (part.address for part in parts)
+        block.words[Call.post], block.words[Call.finish] = (part.address for part in parts)
         if op is not None:
             self._set_kernel(block, collective, dtype, op, keeps)
         if collective in MOVEMENTS:
@@ -96,20 +96,20 @@ class BlockMaker:
         if op.name == "avg":
             divisors = range(1, self._world_size + 1) if scans else [self._world_size]
             parameter = parameter_for(dtype, divisors)
-            words[Call.PARAMETER_STRIDE] = parameter.itemsize if scans else 0
+            words[Call.parameter_stride] = parameter.itemsize if scans else 0
         else:
             parameter = parameter_for(dtype, [op.factor or 0])
-        words[Call.PARAMETER] = parameter.ctypes.data
-        words[Call.KERNEL] = keeping_kernel(op.name) if keeps else reduce_kernel(dtype, op.name)
-        words[Call.PREPARES] = changes_inputs(op.name)
-        words[Call.PART_BYTES] //= parts_per_element(dtype)
+        words[Call.parameter] = parameter.ctypes.data
+        words[Call.kernel] = keeping_kernel(op.name) if keeps else reduce_kernel(dtype, op.name)
+        words[Call.prepares] = changes_inputs(op.name)
+        words[Call.part_bytes] //= parts_per_element(dtype)
         block.keep += (parameter,)
         if scans:
             exclusive = collective == Collective.EXCLUSIVE_SCAN
-            words[Call.SCAN_KERNEL] = scan_kernel(dtype, op.name, exclusive)
+            words[Call.scan_kernel] = scan_kernel(dtype, op.name, exclusive)
             if exclusive:
                 identity = identity_of(dtype, op.name)
-                words[Call.IDENTITY] = identity.ctypes.data
+                words[Call.identity] = identity.ctypes.data
                 block.keep += (identity,)
 
     def _set_custom_kernel(
@@ -118,20 +118,20 @@ class BlockMaker:
         words = block.words
         if collective == Collective.EXCLUSIVE_SCAN:
             identity = exact_identity(op.identity, dtype, str(op))
-            words[Call.IDENTITY] = identity.ctypes.data
+            words[Call.identity] = identity.ctypes.data
             block.keep += (identity,)
         from gpucoll.kernels.cpu.custom import custom_kernel  # imports Numba
 
         kernel = custom_kernel(op, dtype)
-        words[Call.KERNEL] = kernel.address
+        words[Call.kernel] = kernel.address
         block.keep += (kernel,)
         if collective in SCANS:
             scan = custom_kernel(op, dtype, collective.spelled)
-            words[Call.SCAN_KERNEL] = scan.address
+            words[Call.scan_kernel] = scan.address
             block.keep += (scan,)
 
     def _check_divisor(self, block: CallBlock, dtype: str, op: ReduceOp) -> None:
-        if op.name == "avg" and block.words[Call.ITEM_BYTES] == 1 and self._world_size > INT8_MAX:
+        if op.name == "avg" and block.words[Call.item_bytes] == 1 and self._world_size > INT8_MAX:
             raise ArgumentTypeError(
                 f"avg of {dtype} over {self._world_size} ranks: the number of ranks does not "
                 "fit into the dtype; convert to a wider one first"
@@ -139,18 +139,18 @@ class BlockMaker:
 
     def _set_movement(self, block: CallBlock, collective: Collective, root: int) -> None:
         movement, words = MOVEMENTS[collective], block.words
-        words[Call.FLOW] = movement.flow
-        words[Call.IS_SPREAD] = movement.is_spread
-        words[Call.LANDS_APART] = movement.lands_apart
-        words[Call.SIGNS_COUNT] = collective == Collective.SCATTER
+        words[Call.flow] = movement.flow
+        words[Call.is_spread] = movement.is_spread
+        words[Call.lands_apart] = movement.lands_apart
+        words[Call.signs_count] = collective == Collective.SCATTER
         everyone = self._world_size
-        words[Call.LARGEST_PARTS] = everyone if movement.is_spread else 1
+        words[Call.largest_parts] = everyone if movement.is_spread else 1
         is_rooted = movement.flow != Flow.ALL
         if is_rooted and self._rank != root:
             return  # its only array, a gather's input or a scatter's output, is one block
-        words[Call.SOURCE_PARTS] = everyone if movement.is_spread else 1
-        words[Call.DESTINATION_PARTS] = everyone if movement.lands_apart else 1
-        words[Call.IN_PLACE_BLOCK] = self._rank * (movement.lands_apart - movement.is_spread)
+        words[Call.source_parts] = everyone if movement.is_spread else 1
+        words[Call.destination_parts] = everyone if movement.lands_apart else 1
+        words[Call.in_place_block] = self._rank * (movement.lands_apart - movement.is_spread)
 
     def of(self, request: Request) -> CallBlock:
         """Return the block of a request."""
@@ -173,23 +173,23 @@ class BlockMaker:
         if request.collective in MOVEMENTS:
             self._set_blocks(block, request)
         if request.sources:
-            self._set_addresses(block, Call.INPUTS, request.sources)
+            self._set_addresses(block, Call.inputs, request.sources)
         if request.destinations:
-            self._set_addresses(block, Call.LANDINGS, request.destinations)
-            block.words[Call.DESTINATION] = 0
+            self._set_addresses(block, Call.landings, request.destinations)
+            block.words[Call.destination] = 0
         if request.parts:
             self._set_parts(block, request)
         if (whole := request.part_of) is not None:
             block.set_call(whole.collective, whole.dtype, whole.op, request.root, whole.detail)
             if whole.root is not None:
-                block.words[Call.SHOWN_ROOT] = whole.root
-                block.words[Call.N_COUNTS] = len(whole.counts)
-                block.set_table(Call.COUNTS, whole.counts)
+                block.words[Call.shown_root] = whole.root
+                block.words[Call.n_counts] = len(whole.counts)
+                block.set_table(Call.counts, whole.counts)
             block.sign(*whole.numbers)
             block.show_shape(whole.shape)
         return block
 
-    def _set_addresses(self, block: CallBlock, field: Call, buffers: tuple[Buffer, ...]) -> None:
+    def _set_addresses(self, block: CallBlock, field: int, buffers: tuple[Buffer, ...]) -> None:
         """Set the addresses of an input or output of one array per rank."""
         block.set_table(field, [buffer.address for buffer in buffers])
         block.keep += tuple(buffer.owner for buffer in buffers)
@@ -203,22 +203,22 @@ class BlockMaker:
             block.keep += (source.owner, destination.owner)
         words = block.words
         block.sign_list([source.shape for source, _ in request.parts])
-        words[Call.SIZE_BYTES] = end
-        words[Call.COUNT] = end // request.data.item_bytes
-        words[Call.N_SEGMENTS] = len(request.parts)
-        block.set_table(Call.SEGMENTS, rows)
+        words[Call.size_bytes] = end
+        words[Call.count] = end // request.data.item_bytes
+        words[Call.n_segments] = len(request.parts)
+        block.set_table(Call.segments, rows)
 
     def _set_blocks(self, block: CallBlock, request: Request) -> None:
         movement, words = MOVEMENTS[request.collective], block.words
         source = request.source
-        words[Call.SIZE_BYTES] = source.size_bytes if source else 0
+        words[Call.size_bytes] = source.size_bytes if source else 0
         if request.counts is not None:
             self._set_counts(block, request)
             return
         whole = movement.is_spread and source is not None
         block_bytes = request.data.size_bytes // (self._world_size if whole else 1)
-        words[Call.BLOCK_BYTES] = block_bytes
-        words[Call.LARGEST_BYTES] = block_bytes * int(words[Call.LARGEST_PARTS])
+        words[Call.block_bytes] = block_bytes
+        words[Call.largest_bytes] = block_bytes * int(words[Call.largest_parts])
         if request.collective == Collective.SCATTER:
             count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has no bytes
             block.sign_block(count)
@@ -227,17 +227,17 @@ class BlockMaker:
         movement, words, counts = MOVEMENTS[request.collective], block.words, request.counts
         assert counts is not None
         row_bytes = request.row_count * request.data.item_bytes
-        words[Call.N_COUNTS] = len(counts)
-        block.set_table(Call.COUNTS, counts)
+        words[Call.n_counts] = len(counts)
+        block.set_table(Call.counts, counts)
         offsets = [0, *accumulate(row_bytes * count for count in counts)]
-        block.set_table(Call.OFFSETS, offsets)
+        block.set_table(Call.offsets, offsets)
         largest = offsets[-1] if movement.is_spread else max(counts) * row_bytes
-        words[Call.LARGEST_BYTES] = largest
+        words[Call.largest_bytes] = largest
         if request.receive_counts is None:
             block.sign(request.row_count, *counts)
             return
-        words[Call.LARGEST_BYTES] = UNKNOWN_BYTES
+        words[Call.largest_bytes] = UNKNOWN_BYTES
         block.sign(request.row_count)
         received = [row_bytes * count for count in request.receive_counts]
-        block.set_table(Call.LANDINGS, [0, *accumulate(received)])
-        block.set_table(Call.PIECES, [row_bytes * count for count in counts] + received)
+        block.set_table(Call.landings, [0, *accumulate(received)])
+        block.set_table(Call.pieces, [row_bytes * count for count in counts] + received)

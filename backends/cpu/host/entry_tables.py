@@ -15,20 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.entries import (
-    block_arguments,
-    block_entry,
-    collective_entry,
-    collectives,
-    lists,
-    starting,
-)
+from gpucoll.entries import block_arguments, block_entry, collective_entry, lists, starting, words
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.words import Context, State
-
-SEGMENT_WORDS = 3
+from gpucoll.transport.shared.words import Context, Segment, State
 
 
 @dataclass(frozen=True)
@@ -69,15 +60,15 @@ class EntryTable:
         sends: bool = False,
     ) -> None:
         self._group, self._context = group, group.context
-        self._table = np.zeros(collectives.TABLE_WORDS, np.int64)
-        self._table[collectives.TABLE_CONTEXT] = group.context_address
-        self._table[collectives.TABLE_ARRAY_TYPE] = id(np.ndarray)
-        self._table[collectives.TABLE_NONE] = id(None)
-        self._table[collectives.TABLE_INT_TYPE] = id(int)
-        self._table[collectives.TABLE_SENDS] = sends
-        self._table[collectives.TABLE_LIST_TYPE] = id(list)
-        self._table[collectives.TABLE_FLOAT_TYPE] = id(float)
-        self._table[collectives.TABLE_TUPLE_TYPE] = id(tuple)
+        self._table = np.zeros(words.EntryTable.n_words, np.int64)
+        self._table[words.EntryTable.context] = group.context_address
+        self._table[words.EntryTable.array_type] = id(np.ndarray)
+        self._table[words.EntryTable.none] = id(None)
+        self._table[words.EntryTable.int_type] = id(int)
+        self._table[words.EntryTable.sends] = sends
+        self._table[words.EntryTable.list_type] = id(list)
+        self._table[words.EntryTable.float_type] = id(float)
+        self._table[words.EntryTable.tuple_type] = id(tuple)
         self._entries: list[Entry] = []
         self._learning = threading.Lock()
         self._gone: list[Entry] = []
@@ -97,7 +88,7 @@ class EntryTable:
         """Return the entry that starts calls: ``(x, out, op, root)`` -> the number, or None."""
         if not numpy_struct.matches():
             return _never
-        self._table[collectives.TABLE_QUEUE] = self._group.started_calls().address
+        self._table[words.EntryTable.queue] = self._group.started_calls().address
         return self.entry_of(starting.start_entry)
 
     def learn(
@@ -125,29 +116,29 @@ class EntryTable:
                 return
             if self._is_at_rest():
                 self._gone.clear()
-            elif len(self._gone) >= collectives.MAX_ENTRIES:
+            elif len(self._gone) >= words.MAX_ENTRIES:
                 return  # one long call would otherwise need ever more memory
             if tensor_table:
-                self._table[collectives.TABLE_TENSORS] = tensor_table
+                self._table[words.EntryTable.tensors] = tensor_table
             block = make()
             self._group.bind(block)
             self._put_first(Entry(key, dtype, op, root, block))
 
     def _is_at_rest(self) -> bool:
         """Return whether no call of this table runs and no call that it started is pending."""
-        words = self._context
-        return int(words[Context.STATE]) != State.BUSY and not int(words[Context.PENDING])
+        context = self._context
+        return int(context[Context.state]) != State.BUSY and not int(context[Context.pending])
 
     def _put_first(self, entry: Entry) -> None:
         entries = [entry, *self._entries]
-        self._gone += entries[collectives.MAX_ENTRIES :]
-        self._entries = entries[: collectives.MAX_ENTRIES]
-        self._table[collectives.TABLE_COUNT] = 0
+        self._gone += entries[words.MAX_ENTRIES :]
+        self._entries = entries[: words.MAX_ENTRIES]
+        self._table[words.EntryTable.count] = 0
         for place, each in enumerate(self._entries):
-            start = collectives.TABLE_ENTRIES + place * collectives.ENTRY_WORDS
-            words = each.key, id(each.op), id(each.root), each.block.words.ctypes.data
-            self._table[start : start + collectives.ENTRY_WORDS] = words
-        self._table[collectives.TABLE_COUNT] = len(self._entries)
+            start = words.EntryTable.entries + place * words.Entry.n_words
+            objects = each.key, id(each.op), id(each.root), each.block.words.ctypes.data
+            self._table[start : start + words.Entry.n_words] = objects
+        self._table[words.EntryTable.count] = len(self._entries)
 
 
 def _never(*arguments: Any) -> None:
@@ -159,10 +150,10 @@ class ListEntryTable(EntryTable):
 
     def __init__(self, group: HostGroup) -> None:
         super().__init__(group, lists.list_entry)
-        self._segments = np.zeros(lists.MOST_ARRAYS * SEGMENT_WORDS, np.int64)
+        self._segments = np.zeros(lists.MOST_ARRAYS * Segment.n_words, np.int64)
         self._seen = np.zeros(lists.SEEN_WORDS, np.int64)
-        self._table[collectives.TABLE_SEGMENTS] = self._segments.ctypes.data
-        self._table[collectives.TABLE_SEEN] = self._seen.ctypes.data
+        self._table[words.EntryTable.segments] = self._segments.ctypes.data
+        self._table[words.EntryTable.seen] = self._seen.ctypes.data
 
 
 class BlockEntryTable(EntryTable):
@@ -174,7 +165,7 @@ class BlockEntryTable(EntryTable):
     def __init__(self, group: HostGroup) -> None:
         super().__init__(group, block_entry.block_entry)
         self._blocks = np.zeros(block_arguments.TABLES * (group.world_size + 1), np.int64)
-        self._table[collectives.TABLE_BLOCKS] = self._blocks.ctypes.data
+        self._table[words.EntryTable.blocks] = self._blocks.ctypes.data
 
 
 class MessageEntries(EntryTable):
@@ -184,12 +175,12 @@ class MessageEntries(EntryTable):
         self, group: HostGroup, code: Any, context: npt.NDArray[np.int64], *, sends: bool
     ) -> None:
         super().__init__(group, code, sends=sends)
-        self._table[collectives.TABLE_CONTEXT] = context.ctypes.data
+        self._table[words.EntryTable.context] = context.ctypes.data
         self.context = self._context = context
         self._waits: CallBlock | None = None
 
     def wait_by(self, block: CallBlock) -> None:
         """Have entries of this table wait for one message by this call block."""
         self._group.bind(block)
-        self._table[collectives.TABLE_WAITS] = block.words.ctypes.data
+        self._table[words.EntryTable.waits] = block.words.ctypes.data
         self._waits = block

@@ -18,12 +18,12 @@ _Words = npt.NDArray[np.int64]
 
 def unreceived(members: Members, table: _Words, peers: _Words) -> list[tuple[int, int]]:
     """Return sender and tag of the messages that arrived and were not received."""
-    found, held = [], int(table[TransferTable.FIRST_HELD])
+    found, held = [], int(table[TransferTable.held])
     while held:
         words = held_words(held)
-        if not words[Held.MODE] & Mode.FOLLOWS:
-            found.append((words[Held.SENDER], words[Held.TAG]))
-        held = words[Held.NEXT]
+        if not words[Held.mode] & Mode.FOLLOWS:
+            found.append((words[Held.sender], words[Held.tag]))
+        held = words[Held.next]
     for sender in range(members.layout.ends):
         found += [(sender, tag) for tag in _lying(members, sender, peers[sender])]
     return found
@@ -35,11 +35,11 @@ def undelivered(
     """Return receiver and number of the messages that wait at ranks which have closed."""
     found = []
     for peer in range(members.layout.ends):
-        area = int(peers[peer, Mailbox.OUT_AREA])
+        area = int(peers[peer, Mailbox.out_area])
         if not area or peer == members.rank or not has_closed(peer):
             continue
         matched = members.load(area - members.at(0) + layout.MAILBOX_MATCHED_COUNT)
-        if left := int(peers[peer, Mailbox.OUT_NUMBER]) - matched:
+        if left := int(peers[peer, Mailbox.out_number]) - matched:
             found.append((peer, left))
     return found
 
@@ -54,11 +54,11 @@ def _lying(members: Members, sender: int, words: _Words) -> Iterator[int]:
     starts = (mailbox + layout.MAILBOX_SMALL, mailbox + layout.MAILBOX_LARGE)
     sizes = (layout.MAILBOX_LARGE - layout.MAILBOX_SMALL, place.large_ring_bytes)
     which, offset, other = (
-        int(words[field]) for field in (Mailbox.IN_RING, Mailbox.IN_OFFSET, Mailbox.IN_OTHER)
+        int(words[field]) for field in (Mailbox.in_ring, Mailbox.in_offset, Mailbox.in_other)
     )
     while members.load(starts[which] + offset):
         record = starts[which] + offset
-        packed = members.load(record + 8 * Envelope.PACKED)
+        packed = members.load(record + 8 * Envelope.packed)
         way = packed & 0xFF
         if way == Way.TO_START:
             offset = 0
@@ -68,8 +68,8 @@ def _lying(members: Members, sender: int, words: _Words) -> Iterator[int]:
             which, offset, other = 1 - which, other, after
             continue
         if way != Way.PART and not (packed >> 8) & Mode.FOLLOWS:
-            yield members.load(record + 8 * Envelope.TAG)
-        size_bytes = members.load(record + 8 * Envelope.SIZE_BYTES)
+            yield members.load(record + 8 * Envelope.tag)
+        size_bytes = members.load(record + 8 * Envelope.size_bytes)
         offset = (offset + _record_bytes(packed, size_bytes)) % sizes[which]
 
 

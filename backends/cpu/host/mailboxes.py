@@ -10,14 +10,11 @@ a system call only if that rank sleeps.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.transfers import CONTEXT, NEEDS_ROOM, PEERS
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
     exchange64,
-    get,
     load64_acquire,
-    put,
     store64,
     store64_release,
     take_line,
@@ -26,41 +23,13 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import ring
 from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.room import reserve
-from gpucoll.transport.shared.steps import LINE, OK, RANK, WORLD_SIZE
-from gpucoll.transport.shared.words import MAILBOX_WORDS, Context, Mailbox
+from gpucoll.transport.shared.steps import LINE
+from gpucoll.transport.shared.words import Context, Mailbox, Status, Transfer, TransferTable
 
-E_SIZE_BYTES, E_TAG, E_DTYPE = int(Envelope.SIZE_BYTES), int(Envelope.TAG), int(Envelope.DTYPE)
-E_PACKED, E_PLACE, E_FIRST_LENGTH = (
-    int(Envelope.PACKED),
-    int(Envelope.PLACE),
-    int(Envelope.FIRST_LENGTH),
-)
 ENVELOPE_BYTES, SHAPE_BYTES = layout.ENVELOPE_BYTES, layout.SHAPE_BYTES
-POSTED, IN_ARENA, IN_PROCESS = int(Way.POSTED), int(Way.IN_ARENA), int(Way.IN_PROCESS)
-ON_ANOTHER_HOST = int(Way.ON_ANOTHER_HOST)
-PART, TO_START, TO_OTHER = int(Way.PART), int(Way.TO_START), int(Way.TO_OTHER)
 POST_BYTES, SMALLEST_BYTES = layout.POST_BYTES, layout.SMALLEST_BYTES
-EAGER_BYTES = int(Context.EAGER_BYTES)
 
-OUT_AREA, OUT_RING = int(Mailbox.OUT_AREA), int(Mailbox.OUT_RING)
-OUT_OFFSET, OUT_OTHER = int(Mailbox.OUT_OFFSET), int(Mailbox.OUT_OTHER)
-OUT_WRITTEN, OUT_BASE = int(Mailbox.OUT_WRITTEN), int(Mailbox.OUT_BASE)
-OUT_TAIL, OUT_SENT = int(Mailbox.OUT_TAIL), int(Mailbox.OUT_SENT)
-OUT_MATCHED, OUT_NUMBER = int(Mailbox.OUT_MATCHED), int(Mailbox.OUT_NUMBER)
-OUT_WAITING, OUT_TURN = int(Mailbox.OUT_WAITING), int(Mailbox.OUT_TURN)
-OUT_HAS_LARGE = int(Mailbox.OUT_HAS_LARGE)
-IN_AREA, IN_RING = int(Mailbox.IN_AREA), int(Mailbox.IN_RING)
-IN_OFFSET, IN_OTHER = int(Mailbox.IN_OFFSET), int(Mailbox.IN_OTHER)
-IN_TAKEN, IN_MATCHED = int(Mailbox.IN_TAKEN), int(Mailbox.IN_MATCHED)
-IN_NUMBER, IN_WANTED = int(Mailbox.IN_NUMBER), int(Mailbox.IN_WANTED)
-IN_TARGET, IN_TARGET_IS_HELD = int(Mailbox.IN_TARGET), int(Mailbox.IN_TARGET_IS_HELD)
 
-_MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
-_OPENED, _BELLS = int(Context.OPENED), int(Context.BELLS)
-_LARGE_RING_BYTES = int(Context.LARGE_RING_BYTES)
-_COPY_PLAIN, _COPY_POSTED = int(Context.COPY_PLAIN), int(Context.COPY_POSTED)
-_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
-IN_COUNT = int(Mailbox.IN_COUNT)
 _TAIL, _MATCHED = layout.MAILBOX_TAIL, layout.MAILBOX_MATCHED
 _MATCHED_COUNT = layout.MAILBOX_MATCHED_COUNT
 _SMALL, _LARGE = layout.MAILBOX_SMALL, layout.MAILBOX_LARGE
@@ -70,47 +39,47 @@ _DIMENSIONS_BASE = 16  # keeps the codes for numbers from being negative
 MANY_DIMENSIONS = layout.MESSAGE_DIMENSIONS + 1
 """Stands for any number of dimensions for which an envelope has no room."""
 ASKED = 1
-"""In `NEEDS_ROOM`: no memory was available, and the send that needs it is not noted yet."""
+"""In `needs_room`: no memory was available, and the send that needs it is not noted yet."""
 
 
 # --- both sides -----------------------------------------------------------------------------------
 
 
 @inline
-def mailbox_words(table, rank):
+def mailbox_words(table: TransferTable, rank: int) -> Mailbox:
     """Return the address of this rank's words about the mailboxes to and from another rank."""
-    return get(table, PEERS) + rank * (8 * MAILBOX_WORDS)
+    return table.peers[rank]
 
 
 @inline
-def _area_of(context, receiver, sender):
-    place = receiver * get(context, WORLD_SIZE) + sender
-    return get(context, _MAILBOXES) + place * get(context, _MAILBOX_STRIDE)
+def _area_of(context: Context, receiver: int, sender: int) -> int:
+    place = receiver * context.world_size + sender
+    return context.mailboxes + place * context.mailbox_stride
 
 
 @inline
-def _opened_word(context, receiver, sender):
-    place = receiver * get(context, WORLD_SIZE) + sender
-    return get(context, _OPENED) + 8 * place
+def _opened_word(context: Context, receiver: int, sender: int) -> int:
+    place = receiver * context.world_size + sender
+    return context.opened + 8 * place
 
 
 @inline
-def _ring_start(area, which):
+def _ring_start(area: int, which: int) -> int:
     return area + _LARGE if which else area + _SMALL
 
 
 @inline
-def _ring_bytes(context, which):
-    return get(context, _LARGE_RING_BYTES) if which else _LARGE - _SMALL
+def _ring_bytes(context: Context, which: int) -> int:
+    return context.large_ring_bytes if which else _LARGE - _SMALL
 
 
 @inline
-def _round_up(size_bytes):
+def _round_up(size_bytes: int) -> int:
     return (size_bytes + ENVELOPE_BYTES - 1) & -ENVELOPE_BYTES
 
 
 @inline
-def pack(way, mode, dimensions, acknowledgement, description_bytes):
+def pack(way: int, mode: int, dimensions: int, acknowledgement: int, description_bytes: int) -> int:
     """Return a record's word `PACKED`."""
     most = min(dimensions, MANY_DIMENSIONS) + _DIMENSIONS_BASE
     return (
@@ -123,37 +92,37 @@ def pack(way, mode, dimensions, acknowledgement, description_bytes):
 
 
 @inline
-def way_of(record):
+def way_of(record: Envelope) -> int:
     """Return the `Way` of a record."""
-    return get(record, E_PACKED) & 0xFF
+    return record.packed & 0xFF
 
 
 @inline
-def mode_of(record):
+def mode_of(record: Envelope) -> int:
     """Return the `Mode` of a message."""
-    return (get(record, E_PACKED) >> _MODE_SHIFT) & 0xFF
+    return (record.packed >> _MODE_SHIFT) & 0xFF
 
 
 @inline
-def dimensions_of(record):
+def dimensions_of(record: Envelope) -> int:
     """Return a message's number of dimensions, or the code for a number."""
-    return ((get(record, E_PACKED) >> _DIMENSIONS_SHIFT) & 0xFF) - _DIMENSIONS_BASE
+    return ((record.packed >> _DIMENSIONS_SHIFT) & 0xFF) - _DIMENSIONS_BASE
 
 
 @inline
-def acknowledgement_of(record):
+def acknowledgement_of(record: Envelope) -> int:
     """Return 1 + the index of the word that acknowledges a message; 0: none does."""
-    return (get(record, E_PACKED) >> _ACKNOWLEDGEMENT_SHIFT) & 0xFFFF
+    return (record.packed >> _ACKNOWLEDGEMENT_SHIFT) & 0xFFFF
 
 
 @inline
-def description_bytes_of(record):
+def description_bytes_of(record: Envelope) -> int:
     """Return the size of a message's description."""
-    return get(record, E_PACKED) >> _DESCRIPTION_SHIFT
+    return record.packed >> _DESCRIPTION_SHIFT
 
 
 @inline
-def extra_bytes(dimensions, description_bytes):
+def extra_bytes(dimensions: int, description_bytes: int) -> int:
     """Return the size of shape and description that follow a message's envelope."""
     if dimensions <= 1 and description_bytes == 0:
         return 0
@@ -161,7 +130,7 @@ def extra_bytes(dimensions, description_bytes):
 
 
 @inline
-def record_bytes(extra, data_bytes):
+def record_bytes(extra: int, data_bytes: int) -> int:
     """Return the size of a record that contains so much data."""
     if extra == 0 and data_bytes <= SMALLEST_BYTES:
         return ENVELOPE_BYTES
@@ -169,118 +138,122 @@ def record_bytes(extra, data_bytes):
 
 
 @inline
-def data_place(record, extra, size_bytes):
+def data_place(record: Envelope, extra: int, size_bytes: int) -> int:
     """Return the address of a message's data in its record."""
     if extra == 0 and size_bytes <= SMALLEST_BYTES:
-        return record + 8 * E_FIRST_LENGTH
-    return record + ENVELOPE_BYTES + extra
+        return record.at.first_length
+    return record.address + ENVELOPE_BYTES + extra
 
 
 @inline
-def ring_bell(context, rank):
+def ring_bell(context: Context, rank: int) -> None:
     """Wake a rank that sleeps until one of its mailboxes changes."""
-    ring(get(context, _BELLS) + rank * LINE)
+    ring(context.bells + rank * LINE)
 
 
 @inline
-def copy(context, destination, source, size_bytes):
+def copy(context: Context, destination: int, source: int, size_bytes: int) -> None:
     """Copy between private memory and a record, or out of an arena."""
-    call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
+    call_copy(context.copy_plain, destination, source, size_bytes, 0)
 
 
 @inline
-def copy_posted(context, destination, source, size_bytes):
+def copy_posted(context: Context, destination: int, source: int, size_bytes: int) -> None:
     """Copy into a record, taking its cache lines back from the rank that read them."""
-    ahead = get(context, _PREFETCH_BYTES)
-    call_copy(get(context, _COPY_POSTED), destination, source, size_bytes, ahead)
+    ahead = context.prefetch_bytes
+    call_copy(context.copy_posted, destination, source, size_bytes, ahead)
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
 @inline
-def open_mailbox(table, words, receiver):
+def open_mailbox(table: TransferTable, words: Mailbox, receiver: int) -> bool:
     """Take memory for the mailbox to a rank; return whether it is available."""
-    context = get(table, CONTEXT)
-    area = _area_of(context, receiver, get(context, RANK))
-    if reserve(context, area, _LARGE) != OK:
-        put(table, NEEDS_ROOM, ASKED)
+    context = table.context
+    area = _area_of(context, receiver, context.rank)
+    if reserve(context, area, _LARGE) != Status.OK:
+        table.needs_room = Transfer(ASKED)
         return False
-    put(words, OUT_AREA, area)
-    exchange64(_opened_word(context, receiver, get(context, RANK)), 1)
+    words.out_area = area
+    exchange64(_opened_word(context, receiver, context.rank), 1)
     return True
 
 
 @inline
-def matched_bytes(words):
+def matched_bytes(words: Mailbox) -> int:
     """Read how much of this rank's messages was matched; return it."""
-    matched = load64_acquire(get(words, OUT_AREA) + _MATCHED)
-    put(words, OUT_MATCHED, matched)
+    matched = load64_acquire(words.out_area + _MATCHED)
+    words.out_matched = matched
     return matched
 
 
 @inline
-def _used_bytes(words):
+def _used_bytes(words: Mailbox) -> int:
     """Return how much of the ring in use may not have been taken yet."""
-    return get(words, OUT_WRITTEN) - max(get(words, OUT_TAIL), get(words, OUT_BASE))
+    return words.out_written - max(words.out_tail, words.out_base)
 
 
 @inline
-def _look_at_tail(words):
-    put(words, OUT_TAIL, load64_acquire(get(words, OUT_AREA) + _TAIL))
+def _look_at_tail(words: Mailbox) -> None:
+    words.out_tail = load64_acquire(words.out_area + _TAIL)
 
 
 @inline
-def publish(context, words, receiver, record, size_bytes, number):
+def publish(
+    context: Context, words: Mailbox, receiver: int, record: Envelope, size_bytes: int, number: int
+) -> None:
     """Give a record to the receiver, after marking the next place as not written."""
-    which = get(words, OUT_RING)
-    start, ring_size = _ring_start(get(words, OUT_AREA), which), _ring_bytes(context, which)
-    offset = record - start + size_bytes
+    which = words.out_ring
+    start, ring_size = _ring_start(words.out_area, which), _ring_bytes(context, which)
+    offset = record.address - start + size_bytes
     if offset == ring_size:
         offset = 0
-    put(words, OUT_OFFSET, offset)
-    put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + size_bytes)
+    words.out_offset = offset
+    words.out_written += size_bytes
     store64(start + offset, 0)
-    exchange64(record, number)
+    exchange64(record.address, number)
     ring_bell(context, receiver)
 
 
 @inline
-def _go_to_start(context, words, record, skipped):
+def _go_to_start(context: Context, words: Mailbox, record: Envelope, skipped: int) -> None:
     """Write a record that sends the reader to the start of this ring."""
-    start = _ring_start(get(words, OUT_AREA), get(words, OUT_RING))
+    start = _ring_start(words.out_area, words.out_ring)
     store64(start, 0)
-    put(record, E_PACKED, TO_START)
-    put(words, OUT_OFFSET, 0)
-    put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + skipped)
-    store64_release(record, 1)  # the bell is rung by the record that follows
+    record.packed = Way.TO_START
+    words.out_offset = 0
+    words.out_written += skipped
+    store64_release(record.address, 1)  # the bell is rung by the record that follows
 
 
 @inline
-def _go_to_other(context, words, record):
+def _go_to_other(context: Context, words: Mailbox, record: Envelope) -> None:
     """Write a record that sends the reader to the other ring; older records will still be taken."""
-    which = get(words, OUT_RING)
-    there = get(words, OUT_OTHER)
-    store64(_ring_start(get(words, OUT_AREA), 1 - which) + there, 0)
-    put(record, E_PACKED, TO_OTHER)
-    after = get(words, OUT_OFFSET) + ENVELOPE_BYTES
-    put(words, OUT_OTHER, 0 if after == _ring_bytes(context, which) else after)
-    put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + ENVELOPE_BYTES)
+    which = words.out_ring
+    there = words.out_other
+    store64(_ring_start(words.out_area, 1 - which) + there, 0)
+    record.packed = Way.TO_OTHER
+    after = words.out_offset + ENVELOPE_BYTES
+    words.out_other = 0 if after == _ring_bytes(context, which) else after
+    words.out_written += ENVELOPE_BYTES
     # One place less: a record like this one may still be where the other ring was left.
-    put(words, OUT_BASE, get(words, OUT_WRITTEN) - ENVELOPE_BYTES)
-    put(words, OUT_OFFSET, there)
-    put(words, OUT_RING, 1 - which)
-    store64_release(record, 1)
+    words.out_base = words.out_written - ENVELOPE_BYTES
+    words.out_offset = there
+    words.out_ring = 1 - which
+    store64_release(record.address, 1)
 
 
 @inline
-def _skipped_bytes(words, which, ring_size, size_bytes, is_part):
+def _skipped_bytes(
+    words: Mailbox, which: int, ring_size: int, size_bytes: int, is_part: int
+) -> int:
     """Return how much is skipped at the end of the ring, so that a record is in one piece.
 
     Parts of a long message return to the start earlier if the receiver keeps up, which keeps them
     in caches.
     """
-    offset = get(words, OUT_OFFSET)
+    offset = words.out_offset
     if offset + size_bytes > ring_size:
         return ring_size - offset
     if is_part and which and offset >= _STREAMED_BYTES:
@@ -291,37 +264,37 @@ def _skipped_bytes(words, which, ring_size, size_bytes, is_part):
 
 
 @inline
-def _may_go_back(words, size_bytes):
+def _may_go_back(words: Mailbox, size_bytes: int) -> bool:
     """Return whether the small ring can be used again: everything ever written was taken."""
     is_small = size_bytes <= (_LARGE - _SMALL) // 2
-    return is_small and get(words, OUT_TAIL) == get(words, OUT_WRITTEN)
+    return is_small and words.out_tail == words.out_written
 
 
 @inline
-def _has_large(table, words):
+def _has_large(table: TransferTable, words: Mailbox) -> bool:
     """Take memory for the large ring unless that was done; return whether it is available."""
-    if get(words, OUT_HAS_LARGE) == 0:
-        context, large = get(table, CONTEXT), _ring_start(get(words, OUT_AREA), 1)
-        if reserve(context, large, get(context, _LARGE_RING_BYTES)) != OK:
-            put(table, NEEDS_ROOM, ASKED)
+    if words.out_has_large == 0:
+        context, large = table.context, _ring_start(words.out_area, 1)
+        if reserve(context, large, context.large_ring_bytes) != Status.OK:
+            table.needs_room = Transfer(ASKED)
             return False
-        put(words, OUT_HAS_LARGE, 1)
+        words.out_has_large = 1
     return True
 
 
 @inline
-def place_record(table, words, size_bytes, is_part):
+def place_record(table: TransferTable, words: Mailbox, size_bytes: int, is_part: int) -> Envelope:
     """Return the place for a record of this size; 0: there is no room for it now."""
-    context = get(table, CONTEXT)
+    context = table.context
     for _ in range(3):
-        which = get(words, OUT_RING)
+        which = words.out_ring
         ring_size = _ring_bytes(context, which)
         skipped = _skipped_bytes(words, which, ring_size, size_bytes, is_part)
         # One place more: the record after this one must be marked as not written.
         needed = skipped + size_bytes + ENVELOPE_BYTES
         if _used_bytes(words) + needed > ring_size or (skipped and which):
             _look_at_tail(words)
-        record = _ring_start(get(words, OUT_AREA), which) + get(words, OUT_OFFSET)
+        record = Envelope(_ring_start(words.out_area, which) + words.out_offset)
         if skipped and which and _may_go_back(words, size_bytes):
             _go_to_other(context, words, record)
         elif _used_bytes(words) + needed <= ring_size:
@@ -329,79 +302,79 @@ def place_record(table, words, size_bytes, is_part):
                 return record
             _go_to_start(context, words, record, skipped)
         elif which:
-            return 0
+            return Envelope(0)
         elif _has_large(table, words):
             _go_to_other(context, words, record)
         else:
-            return 0
-    return 0
+            return Envelope(0)
+    return Envelope(0)
 
 
 @inline
-def take_next_line(words, context):
+def take_next_line(words: Mailbox, context: Context) -> None:
     """Begin to take the cache line of the next record, which the receiver may have read."""
-    take_line(_ring_start(get(words, OUT_AREA), get(words, OUT_RING)) + get(words, OUT_OFFSET))
+    take_line(_ring_start(words.out_area, words.out_ring) + words.out_offset)
 
 
 # --- taking ---------------------------------------------------------------------------------------
 
 
 @inline
-def _open_incoming(context, words, sender):
+def _open_incoming(context: Context, words: Mailbox, sender: int) -> bool:
     """Check whether a rank has begun to send; return whether it has."""
-    me = get(context, RANK)
+    me = context.rank
     if load64_acquire(_opened_word(context, me, sender)) == 0:
         return False
-    put(words, IN_AREA, _area_of(context, me, sender))
+    words.in_area = _area_of(context, me, sender)
     return True
 
 
 @inline
-def _skip(words, offset, taken):
-    put(words, IN_OFFSET, offset)
-    put(words, IN_TAKEN, get(words, IN_TAKEN) + taken)
+def _skip(words: Mailbox, offset: int, taken: int) -> None:
+    words.in_offset = offset
+    words.in_taken += taken
 
 
 @inline
-def written_record(table, words, sender):
+def written_record(table: TransferTable, words: Mailbox, sender: int) -> Envelope:
     """Return the next record of a rank that was not taken yet; 0: none is written."""
-    context = get(table, CONTEXT)
-    if get(words, IN_AREA) == 0 and not _open_incoming(context, words, sender):
-        return 0
+    context = table.context
+    if words.in_area == 0 and not _open_incoming(context, words, sender):
+        return Envelope(0)
     while True:
-        which, offset = get(words, IN_RING), get(words, IN_OFFSET)
-        record = _ring_start(get(words, IN_AREA), which) + offset
-        if load64_acquire(record) == 0:
-            return 0
+        which, offset = words.in_ring, words.in_offset
+        record = Envelope(_ring_start(words.in_area, which) + offset)
+        if load64_acquire(record.address) == 0:
+            return Envelope(0)
         way = way_of(record)
-        if way < TO_START:
+        if way < Way.TO_START:
             return record
-        if way == TO_START:
+        if way == Way.TO_START:
             _skip(words, 0, _ring_bytes(context, which) - offset)
             continue
         after = offset + ENVELOPE_BYTES
-        other = get(words, IN_OTHER)
-        put(words, IN_OTHER, 0 if after == _ring_bytes(context, which) else after)
+        other = words.in_other
+        words.in_other = 0 if after == _ring_bytes(context, which) else after
         _skip(words, other, ENVELOPE_BYTES)
-        put(words, IN_RING, 1 - which)
+        words.in_ring = 1 - which
 
 
 @inline
-def give_back(context, words, sender, size_bytes):
+def give_back(context: Context, words: Mailbox, sender: int, size_bytes: int) -> None:
     """Return the taken record's place to its sender."""
-    offset = get(words, IN_OFFSET) + size_bytes
-    if offset == _ring_bytes(context, get(words, IN_RING)):
+    offset = words.in_offset + size_bytes
+    if offset == _ring_bytes(context, words.in_ring):
         offset = 0
     _skip(words, offset, size_bytes)
-    exchange64(get(words, IN_AREA) + _TAIL, get(words, IN_TAKEN))
+    exchange64(words.in_area + _TAIL, words.in_taken)
     ring_bell(context, sender)
 
 
 @inline
-def note_matched(words, cost):
+def note_matched(words: Mailbox, cost: int) -> None:
     """Report to the sender that a receive matched a message that took so much room."""
-    matched, count = get(words, IN_MATCHED) + cost, get(words, IN_COUNT) + 1
-    put(words, IN_MATCHED, matched)
-    put(words, IN_COUNT, count)
-    store64(get(words, IN_AREA) + _MATCHED_COUNT, count)
-    store64_release(get(words, IN_AREA) + _MATCHED, matched)
+    matched, count = words.in_matched + cost, words.in_count + 1
+    words.in_matched = matched
+    words.in_count = count
+    store64(words.in_area + _MATCHED_COUNT, count)
+    store64_release(words.in_area + _MATCHED, matched)

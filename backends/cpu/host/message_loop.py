@@ -9,42 +9,17 @@ from __future__ import annotations
 
 from gpucoll.backends.cpu.host.mailboxes import ring_bell
 from gpucoll.backends.cpu.host.message_step import drop, lock
-from gpucoll.backends.cpu.host.transfers import (
-    ANY,
-    CALLS,
-    DEADLINE_NS,
-    DONE,
-    DTYPE,
-    EXPIRED,
-    IS_DEAD,
-    KIND,
-    LEFT,
-    MODE,
-    MOVES,
-    NEEDS_ROOM,
-    PEER,
-    PROBE,
-    ROW_BYTES,
-    SIZE_BYTES,
-    STATE,
-    TAG,
-    TIMEOUT_NS,
-    WITHDRAWS,
-    finish,
-    state_of,
-    unlock,
-)
+from gpucoll.backends.cpu.host.transfers import ANY, finish, state_of, unlock
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     add32,
     call_post,
     call_step,
     exchange64,
-    get,
     load64,
     load64_acquire,
     pause,
-    put,
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import (
@@ -63,135 +38,128 @@ from gpucoll.transport.shared.flags import (
     yield_once,
 )
 from gpucoll.transport.shared.layout import Abort, Doing
-from gpucoll.transport.shared.steps import LINE, OK, RANK, SEQUENCE, STATUS_LINES, WORLD_SIZE
-from gpucoll.transport.shared.words import Call, Context, Path, State, Status, TransferTable
+from gpucoll.transport.shared.steps import LINE
+from gpucoll.transport.shared.words import (
+    Call,
+    Context,
+    Kind,
+    Mode,
+    Path,
+    Progress,
+    State,
+    Status,
+    Transfer,
+    TransferTable,
+)
 
-_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
-_IS_STARTED, _UNTIL_NS = int(Call.IS_STARTED), int(Call.UNTIL_NS)
-_LEAVES = int(Call.LEAVES)
-_TABLE, _PATH, _STATE = int(Context.TRANSFERS), int(Context.PATH), int(Context.STATE)
-_STEP, _POST = int(TransferTable.STEP), int(TransferTable.POST)
-_SEEN_NS, _WAITERS = int(TransferTable.SEEN_NS), int(TransferTable.WAITERS)
-_BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
-_D_KIND, _D_PEER, _D_TAG = int(Doing.KIND), int(Doing.PEER), int(Doing.TAG)
-_D_SIZE_BYTES, _D_DTYPE = int(Doing.SIZE_BYTES), int(Doing.DTYPE)
-_D_FURTHER, _D_TIMEOUT_NS = int(Doing.FURTHER), int(Doing.TIMEOUT_NS)
-_SPINS, _YIELDS, _SLEEPY = int(Context.SPINS), int(Context.YIELDS), int(Context.SLEEPY)
-_SLICE_NS, _TIMEOUT_NS = int(Context.SLICE_NS), int(Context.TIMEOUT_NS)
-_LOST_RANK, _CHUNK = int(Context.LOST_RANK), int(Context.CHUNK)
-_EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
+_DOING = layout.BELL_DOING
 _EVENT_WORD, _STATUS_CLOSED = layout.EVENT_WORD, layout.STATUS_CLOSED
-_EVENT, _LOST, _SIGNAL = int(Status.EVENT), int(Status.LOST), int(Status.SIGNAL)
-_MISFIT = int(Status.MISFIT)
-_DEADLINE, _NO_ROOM = int(Status.DEADLINE), int(Status.NO_ROOM)
-_NOT_YET, _MESSAGE, _BUSY = int(Status.NOT_YET), int(Path.MESSAGE), int(State.BUSY)
-_ABORT_LOST, _ABORT_INTERRUPTED = int(Abort.LOST), int(Abort.INTERRUPTED)
-_ABORT_DEADLINE = int(Abort.MESSAGE_DEADLINE)
 _ANSWER_EVEN, _ANSWER_ODD = layout.STATUS_ACKNOWLEDGED
 _AT_ONCE = 1
 _PATIENCE = 3
-"""A message of 256 KiB is copied in 10 us, longer than `Context.YIELDS` cover."""
+"""A message of 256 KiB is copied in 10 us, longer than `Context.yields` cover."""
 _MOVES_BETWEEN_LOOKS = 256
-_LONGEST_SLICE_NS = int(TransferTable.LONGEST_SLICE_NS)
 _SHORTEST_SLICE_NS = 100_000
 
 
 @inline
-def _row_at(rows, place):
-    return rows + place * ROW_BYTES
+def _row_at(rows: Transfer, place: int) -> Transfer:
+    return rows[place]
 
 
 @inline
-def _all_over(rows, count):
+def _all_over(rows: Transfer, count: int) -> bool:
     """Return whether all rows are over."""
     n_over = 0
     for place in range(count):
-        n_over += state_of(_row_at(rows, place)) >= DONE
+        n_over += state_of(_row_at(rows, place)) >= Progress.DONE
     return n_over == count
 
 
 @inline
-def _result(rows, count):
+def _result(rows: Transfer, count: int) -> int:
     """Return OK, or MISFIT if one of these rows, which are over, did not get its message."""
     n_done = 0
     for place in range(count):
-        n_done += get(_row_at(rows, place), STATE) == DONE
-    return OK if n_done == count else _MISFIT
+        n_done += _row_at(rows, place).state == Progress.DONE
+    return Status.OK if n_done == count else Status.MISFIT
 
 
 # --- reporting what this rank waits for -----------------------------------------------------------
 
 
 @inline
-def _note(context, rows, count):
+def _note(context: Context, rows: Transfer, count: int) -> None:
     """Write into the segment what this rank waits for: others read it when a rank gives up."""
-    doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
+    doing = Doing(context.bells + context.rank * LINE + _DOING)
     first, further = -1, 0
     for place in range(count):
-        if state_of(_row_at(rows, place)) < DONE:
+        if state_of(_row_at(rows, place)) < Progress.DONE:
             if first < 0:
                 first = place
             else:
                 further += 1
     row = _row_at(rows, max(first, 0))
-    put(doing, _D_PEER, get(row, PEER))
-    put(doing, _D_TAG, get(row, TAG))
-    put(doing, _D_SIZE_BYTES, get(row, SIZE_BYTES))
-    put(doing, _D_DTYPE, get(row, DTYPE))
-    put(doing, _D_FURTHER, further)
-    put(doing, _D_TIMEOUT_NS, get(row, TIMEOUT_NS))
-    put(doing, _D_KIND, get(row, KIND))
+    doing.peer = row.peer
+    doing.tag = row.tag
+    doing.size_bytes = row.size_bytes
+    doing.dtype = row.dtype
+    doing.further = further
+    doing.timeout_ns = row.timeout_ns
+    doing.kind = row.kind
 
 
 @inline
-def _note_the_end(context):
+def _note_the_end(context: Context) -> None:
     """Note that this rank waits for no message any more; after an abort keep it for the others."""
     if not is_aborted(context):
-        put(get(context, _BELLS) + get(context, RANK) * LINE + _DOING, _D_KIND, 0)
+        Doing(context.bells + context.rank * LINE + _DOING).kind = 0
 
 
 # --- looking around -------------------------------------------------------------------------------
 
 
 @inline
-def _answer(context, calls):
+def _answer(context: Context, calls: Context) -> None:
     """Answer a mismatch of collectives, so that no rank waits for this one.
 
     The other end of a message may have to recover before it can continue. The event stays pending:
     this rank raises it at its next collective. If another thread is in a collective, that thread
     answers.
     """
-    event = load64(get(context, _EVENT_LINE) + _EVENT_WORD)
-    if event == get(calls, _EVENT_SEEN) or get(calls, _STATE) == _BUSY:
+    event = load64(context.event_line + _EVENT_WORD)
+    if event == calls.event_seen or calls.state == State.BUSY:
         return
-    line = get(context, STATUS_LINES) + get(context, RANK) * LINE
-    place = line + (_ANSWER_ODD if event & 1 else _ANSWER_EVEN)
-    if load64(place) != event:
-        put(place, 1, get(calls, SEQUENCE))
-        put(place, 2, get(calls, _CHUNK))
-        exchange64(place, event)
+    line = context.status_lines + context.rank * LINE
+    place = Words(line + (_ANSWER_ODD if event & 1 else _ANSWER_EVEN))
+    if load64(place.address) != event:
+        place[1] = calls.sequence
+        place[2] = calls.chunk
+        exchange64(place.address, event)
 
 
 @inline
-def _has_left(context, table, rank):
+def _has_left(context: Context, table: TransferTable, rank: int) -> bool:
     """Return whether a rank has closed the communicator; on another host, whether it said so."""
-    line = get(context, STATUS_LINES) + rank * LINE
+    line = context.status_lines + rank * LINE
     if load64_acquire(line + _STATUS_CLOSED) != 0:
         return True
-    left = get(table, LEFT)
-    return left != 0 and get(left, rank) != 0
+    left = table.left
+    return bool(left) and left[rank] != 0
 
 
 @inline
-def _closed_peer(context, call, table, rows, count):
+def _closed_peer(
+    context: Context, call: Call, table: TransferTable, rows: Transfer, count: int
+) -> int:
     """Return a rank that has closed while a row still needs it, or -1."""
-    world_size, me = get(context, WORLD_SIZE), get(context, RANK)
+    world_size, me = context.world_size, context.rank
     for place in range(count):
         row = _row_at(rows, place)
-        only_looks = get(call, _UNTIL_NS) == _AT_ONCE and get(row, KIND) == PROBE
-        if only_looks or state_of(row) >= DONE:
+        only_looks = call.until_ns == _AT_ONCE and row.kind == Kind.PROBE
+        if only_looks or state_of(row) >= Progress.DONE:
             continue
-        peer, n_open, closed = get(row, PEER), 0, -1
+        peer, n_open, closed = row.peer, 0, -1
         for rank in range(world_size):
             if (peer == ANY or peer == rank) and rank != me:
                 if _has_left(context, table, rank):
@@ -204,162 +172,166 @@ def _closed_peer(context, call, table, rows, count):
 
 
 @inline
-def _first_deadline(context, rows, count, time_ns):
+def _first_deadline(context: Context, rows: Transfer, count: int, time_ns: int) -> int:
     """Return the first deadline of these rows; deadlines not yet counting count from now."""
     first_ns = 0
     for place in range(count):
         row = _row_at(rows, place)
-        if state_of(row) >= DONE:
+        if state_of(row) >= Progress.DONE:
             continue
-        if get(row, DEADLINE_NS) == 0:
-            if get(row, TIMEOUT_NS) == 0:
-                put(row, TIMEOUT_NS, get(context, _TIMEOUT_NS))
-            put(row, DEADLINE_NS, time_ns + get(row, TIMEOUT_NS))
-        if first_ns == 0 or get(row, DEADLINE_NS) < first_ns:
-            first_ns = get(row, DEADLINE_NS)
+        if row.deadline_ns == 0:
+            if row.timeout_ns == 0:
+                row.timeout_ns = context.timeout_ns
+            row.deadline_ns = time_ns + row.timeout_ns
+        if first_ns == 0 or row.deadline_ns < first_ns:
+            first_ns = row.deadline_ns
     return first_ns
 
 
 @inline
-def _withdraw(context, table, rows, count, time_ns):
+def _withdraw(
+    context: Context, table: TransferTable, rows: Transfer, count: int, time_ns: int
+) -> int:
     """Withdraw rows that no message matched before their own deadline; return how many are late.
 
     A message that is on its way gets the communicator's deadline instead. Otherwise a program that
     polls with a short deadline would break the communicator if a message arrived just before it.
     """
-    call_step(get(table, _STEP), table)  # messages that have arrived by now are not late
+    call_step(table.step, table)  # messages that have arrived by now are not late
     n_late = 0
     lock(table)
     for place in range(count):
         row = _row_at(rows, place)
-        if get(table, IS_DEAD) != 0 or state_of(row) >= DONE or time_ns < get(row, DEADLINE_NS):
+        if table.is_dead != 0 or state_of(row) >= Progress.DONE or time_ns < row.deadline_ns:
             continue
-        if get(row, MODE) & WITHDRAWS == 0:
+        if row.mode & Mode.WITHDRAWS == 0:
             n_late += 1
         elif drop(table, row):
-            finish(table, row, EXPIRED)
+            finish(table, row, Progress.EXPIRED)
         else:
-            put(row, MODE, 0)
-            put(row, TIMEOUT_NS, get(context, _TIMEOUT_NS))
-            put(row, DEADLINE_NS, time_ns + get(row, TIMEOUT_NS))
+            row.mode = 0
+            row.timeout_ns = context.timeout_ns
+            row.deadline_ns = time_ns + row.timeout_ns
     unlock(table)
-    ring_bell(context, get(context, RANK))  # another thread may wait for the same
+    ring_bell(context, context.rank)  # another thread may wait for the same
     return n_late
 
 
 @inline
-def _give_up_for(context, calls, code, rank):
-    put(context, SEQUENCE, get(calls, SEQUENCE))
+def _give_up_for(context: Context, calls: Context, code: int, rank: int) -> None:
+    context.sequence = calls.sequence
     give_up(context, code, rank)
 
 
 @inline
-def _look_around(context, call, table, rows, count, time_ns):
+def _look_around(
+    context: Context, call: Call, table: TransferTable, rows: Transfer, count: int, time_ns: int
+) -> int:
     """Check whether to go on waiting: signals, lost peers, deadlines; return a status."""
-    calls = get(table, CALLS)
-    put(table, _SEEN_NS, time_ns)
-    if get(call, _UNTIL_NS) != _AT_ONCE and python_raised(context):
-        if get(call, _LEAVES) == 0:
+    calls = table.calls
+    table.seen_ns = time_ns
+    if call.until_ns != _AT_ONCE and python_raised(context):
+        if call.leaves == 0:
             _note(context, rows, count)
-            _give_up_for(context, calls, _ABORT_INTERRUPTED, get(context, RANK))
-        return _SIGNAL
+            _give_up_for(context, calls, Abort.INTERRUPTED, context.rank)
+        return Status.SIGNAL
     lost = dead_rank(context)
     if lost < 0:
         lost = _closed_peer(context, call, table, rows, count)
         if lost >= 0:  # messages that it sent before it closed are still there
-            moves = get(table, MOVES)
-            call_step(get(table, _STEP), table)
-            if get(table, MOVES) != moves or _all_over(rows, count):
+            moves = table.moves
+            call_step(table.step, table)
+            if table.moves != moves or _all_over(rows, count):
                 lost = -1
     if lost >= 0:
-        put(context, _LOST_RANK, lost)
+        context.lost_rank = lost
         _note(context, rows, count)
-        _give_up_for(context, calls, _ABORT_LOST, lost)
-        return _LOST
+        _give_up_for(context, calls, Abort.LOST, lost)
+        return Status.LOST
     _answer(context, calls)
     deadline_ns = _first_deadline(context, rows, count, time_ns)
     is_late = deadline_ns != 0 and time_ns >= deadline_ns
     if is_late and _withdraw(context, table, rows, count, time_ns) != 0:
         _note(context, rows, count)
-        _give_up_for(context, calls, _ABORT_DEADLINE, get(context, RANK))
-        return _DEADLINE
-    if get(call, _UNTIL_NS) > _AT_ONCE and time_ns >= get(call, _UNTIL_NS):
-        return _NOT_YET
-    return OK
+        _give_up_for(context, calls, Abort.MESSAGE_DEADLINE, context.rank)
+        return Status.DEADLINE
+    if call.until_ns > _AT_ONCE and time_ns >= call.until_ns:
+        return Status.NOT_YET
+    return Status.OK
 
 
 # --- waiting --------------------------------------------------------------------------------------
 
 
 @inline
-def _may_yield(context):
+def _may_yield(context: Context) -> bool:
     """Return whether a wait may yield to other processes before it sleeps: see `flags`."""
-    sleepy = get(context, _SLEEPY)
+    sleepy = context.sleepy
     if sleepy > 0:
-        put(context, _SLEEPY, sleepy - 1)
+        context.sleepy = sleepy - 1
     return sleepy <= 0
 
 
 @inline
-def _yield_guarded(context):
+def _yield_guarded(context: Context) -> bool:
     """Yield once; return whether another rank ran, rather than a process for a whole slice."""
     before_ns = now_ns(context)
     yield_once()
     if now_ns(context) - before_ns <= TIME_SLICE_NS:
         return True
-    put(context, _SLEEPY, SLEEPY_WAITS)
+    context.sleepy = SLEEPY_WAITS
     return False
 
 
 @inline
-def _sleep(context, call, table, rows, count):
+def _sleep(context: Context, call: Call, table: TransferTable, rows: Transfer, count: int) -> int:
     """Sleep until a mailbox changes or a slice of time is over; return a status."""
     _note(context, rows, count)
-    bell = get(context, _BELLS) + get(context, RANK) * LINE
+    bell = context.bells + context.rank * LINE
     time_ns = now_ns(context)
     until_ns = _first_deadline(context, rows, count, time_ns)
-    if get(call, _UNTIL_NS) > _AT_ONCE:
-        until_ns = min(until_ns, get(call, _UNTIL_NS))
-    slice_ns = min(get(table, _LONGEST_SLICE_NS), until_ns - time_ns)
+    if call.until_ns > _AT_ONCE:
+        until_ns = min(until_ns, call.until_ns)
+    slice_ns = min(table.longest_slice_ns, until_ns - time_ns)
     slice_ns = max(slice_ns, _SHORTEST_SLICE_NS)
-    put(context, _SLICE_NS, slice_ns)
+    context.slice_ns = slice_ns
     seen = begin_to_sleep(bell)
-    moves = get(table, MOVES)
-    call_step(get(table, _STEP), table)
-    is_needed = get(table, MOVES) != moves or get(table, NEEDS_ROOM) != 0
+    moves = table.moves
+    call_step(table.step, table)
+    is_needed = table.moves != moves or bool(table.needs_room)
     if not (is_needed or _all_over(rows, count) or is_aborted(context)):
         sleep_until_rung(context, bell, seen)
     end_sleep(bell)
     time_ns = now_ns(context)
-    if time_ns - get(table, _SEEN_NS) < slice_ns and time_ns < until_ns:
-        return OK
+    if time_ns - table.seen_ns < slice_ns and time_ns < until_ns:
+        return Status.OK
     return _look_around(context, call, table, rows, count, time_ns)
 
 
 @inline
-def _wait(context, call, table, rows, count):
+def _wait(context: Context, call: Call, table: TransferTable, rows: Transfer, count: int) -> int:
     """Wait until these rows are over; return a status."""
-    spins = get(context, _SPINS)
-    yields = spins + _PATIENCE * get(context, _YIELDS)
+    spins = context.spins
+    yields = spins + _PATIENCE * context.yields
     turns = n_moves = 0
-    moves = get(table, MOVES)
+    moves = table.moves
     while True:
-        call_step(get(table, _STEP), table)
+        call_step(table.step, table)
         if _all_over(rows, count):
-            return OK
+            return Status.OK
         if is_aborted(context):
-            return _EVENT
-        if get(table, NEEDS_ROOM) != 0:
-            return _NO_ROOM
-        if get(call, _UNTIL_NS) == _AT_ONCE:
+            return Status.EVENT
+        if table.needs_room:
+            return Status.NO_ROOM
+        if call.until_ns == _AT_ONCE:
             return _poll(context, call, table, rows, count)
         turns += 1
-        if get(table, MOVES) != moves:
-            moves, turns, n_moves = get(table, MOVES), 0, n_moves + 1
+        if table.moves != moves:
+            moves, turns, n_moves = table.moves, 0, n_moves + 1
             if n_moves % _MOVES_BETWEEN_LOOKS == 0:  # messages may move endlessly
                 release_interpreter(context)
                 status = _look_around(context, call, table, rows, count, now_ns(context))
-                if status != OK:
+                if status != Status.OK:
                     return status
             continue
         if turns >= min(FIRST_SPINS, spins):
@@ -374,45 +346,50 @@ def _wait(context, call, table, rows, count):
                 turns = yields
             continue
         status = _sleep(context, call, table, rows, count)
-        if status != OK:
+        if status != Status.OK:
             return status
         turns = spins  # perhaps nothing else happens: a few more yields at most
 
 
 @inline
-def _poll(context, call, table, rows, count):
+def _poll(context: Context, call: Call, table: TransferTable, rows: Transfer, count: int) -> int:
     """Look around at most once per time slice; return a status."""
     time_ns = now_ns(context)
-    if time_ns - get(table, _SEEN_NS) >= get(table, _LONGEST_SLICE_NS):
+    if time_ns - table.seen_ns >= table.longest_slice_ns:
         status = _look_around(context, call, table, rows, count, time_ns)
-        if status != OK:
+        if status != Status.OK:
             return status
-    return OK if _all_over(rows, count) else _NOT_YET
+    return Status.OK if _all_over(rows, count) else Status.NOT_YET
 
 
 @compiled
-def message_loop(context, call):
+def message_loop(context: Context, call: Call) -> int:
     """Start the call's rows unless they were started; wait until all are over; return a status.
 
     No thread touches any row after a status other than OK, MISFIT, NO_ROOM, NOT_YET, or a SIGNAL
     that ends the wait alone.
     """
-    table, rows, count = get(context, _TABLE), get(call, _ROWS), get(call, _N_ROWS)
-    if get(call, _IS_STARTED) == 0:
-        if call_post(get(table, _POST), table, rows, count) == 0:
-            return _EVENT
-        put(get(table, CALLS), _PATH, _MESSAGE)
+    table, rows, count = context.transfers, call.transfers, call.n_transfers
+    if call.is_started == 0:
+        if call_post(table.post, table, rows, count) == 0:
+            return Status.EVENT
+        table.calls.path = Path.MESSAGE
     if _all_over(rows, count):
         return _result(rows, count)
-    add32(table + 8 * _WAITERS, 1)
+    add32(table.at.waiters, 1)
     status = _wait(context, call, table, rows, count)
-    add32(table + 8 * _WAITERS, -1)
-    if get(context, _SLICE_NS) != 0:
-        put(context, _SLICE_NS, 0)
+    add32(table.at.waiters, -1)
+    if context.slice_ns != 0:
+        context.slice_ns = 0
         _note_the_end(context)
-    is_left = status == _SIGNAL and get(call, _LEAVES) != 0
-    if status != OK and status != _NO_ROOM and status != _NOT_YET and not is_left:
+    is_left = status == Status.SIGNAL and call.leaves != 0
+    if (
+        status != Status.OK
+        and status != Status.NO_ROOM
+        and status != Status.NOT_YET
+        and not is_left
+    ):
         lock(table)
-        put(table, IS_DEAD, 1)
+        table.is_dead = 1
         unlock(table)
-    return status if status != OK else _result(rows, count)
+    return status if status != Status.OK else _result(rows, count)

@@ -13,33 +13,25 @@ import numpy.typing as npt
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import SentNumber
-from gpucoll.transport.shared.words import (
-    HELD_WORDS,
-    TRANSFER_WORDS,
-    Held,
-    Kind,
-    Mode,
-    Progress,
-    Transfer,
-)
+from gpucoll.transport.shared.words import Held, Kind, Mode, Progress, Transfer
 from gpucoll.types import DTYPES, dtype_code
 
 # Plain ints: indexing with an enumeration's members takes twice as long.
-_WORDS, _SHOWN = TRANSFER_WORDS, layout.MESSAGE_DIMENSIONS
+_WORDS, _SHOWN = Transfer.n_words, layout.MESSAGE_DIMENSIONS
 _ROW = struct.Struct(f"={_WORDS}q")
-_KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
+_KIND, _PEER, _TAG = int(Transfer.kind), int(Transfer.peer), int(Transfer.tag)
 _ADDRESS, _SIZE_BYTES, _DTYPE = (
-    int(Transfer.ADDRESS),
-    int(Transfer.SIZE_BYTES),
-    int(Transfer.DTYPE),
+    int(Transfer.memory),
+    int(Transfer.size_bytes),
+    int(Transfer.dtype),
 )
-_STATE, _MODE, _NUMBER = int(Transfer.STATE), int(Transfer.MODE), int(Transfer.NUMBER)
-_HELD, _DIMENSIONS = int(Transfer.HELD), int(Transfer.DIMENSIONS)
-_DESCRIPTION, _DESCRIPTION_BYTES = int(Transfer.DESCRIPTION), int(Transfer.DESCRIPTION_BYTES)
-_TIMEOUT_NS, _DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
-_FOUND_PEER, _FOUND_TAG = int(Transfer.FOUND_PEER), int(Transfer.FOUND_TAG)
-_FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE)
-_FOUND_NUMBER = int(Transfer.FOUND_NUMBER)
+_STATE, _MODE, _NUMBER = int(Transfer.state), int(Transfer.mode), int(Transfer.number)
+_HELD, _DIMENSIONS = int(Transfer.held), int(Transfer.n_dimensions)
+_DESCRIPTION, _DESCRIPTION_BYTES = int(Transfer.description), int(Transfer.description_bytes)
+_TIMEOUT_NS, _DEADLINE_NS = int(Transfer.timeout_ns), int(Transfer.deadline_ns)
+_FOUND_PEER, _FOUND_TAG = int(Transfer.found_peer), int(Transfer.found_tag)
+_FOUND_BYTES, _FOUND_DTYPE = int(Transfer.found_bytes), int(Transfer.found_dtype)
+_FOUND_NUMBER = int(Transfer.found_number)
 _KINDS = {int(kind): kind for kind in Kind}
 _SEND, _PROBE, _TAKE = int(Kind.SEND), int(Kind.PROBE), int(Kind.TAKE)
 _DONE, _MISFIT = int(Progress.DONE), int(Progress.MISFIT)
@@ -219,10 +211,10 @@ def address_of(data: bytes) -> int:
 
 def held_words(held: int) -> Any:
     """Return the fields of a held message."""
-    return (ctypes.c_int64 * HELD_WORDS).from_address(held)
+    return (ctypes.c_int64 * Held.n_words).from_address(held)
 
 
 def held_description(held: int) -> bytes:
     """Return a held message's description of its dtype; empty for most messages."""
-    size_bytes = held_words(held)[Held.DESCRIPTION_BYTES]
-    return ctypes.string_at(held + 8 * HELD_WORDS, size_bytes) if size_bytes else b""
+    size_bytes = held_words(held)[Held.description_bytes]
+    return ctypes.string_at(held + Held.n_bytes, size_bytes) if size_bytes else b""

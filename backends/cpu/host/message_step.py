@@ -7,81 +7,26 @@ too.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.held_messages import (
-    H_ACKNOWLEDGEMENT,
-    H_COST,
-    H_NEXT,
-    H_OWNER,
-    H_WAY,
-    release,
-)
-from gpucoll.backends.cpu.host.mailboxes import (
-    IN_TARGET,
-    IN_TARGET_IS_HELD,
-    OUT_TURN,
-    OUT_WAITING,
-    POSTED,
-    mailbox_words,
-    ring_bell,
-)
+from gpucoll.backends.cpu.host.held_messages import release
+from gpucoll.backends.cpu.host.mailboxes import mailbox_words, ring_bell
 from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, want
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, note_room, send_step
-from gpucoll.backends.cpu.host.transfers import (
-    ACKNOWLEDGEMENT,
-    CONTEXT,
-    DONE,
-    DONE_BYTES,
-    DROPPED,
-    FINISHED,
-    FIRST,
-    FIRST_HELD,
-    FIRST_POSTED,
-    IS_DEAD,
-    IS_WAITING,
-    KIND,
-    LAST,
-    LAST_HELD,
-    LAST_POSTED,
-    MOVES,
-    N_WANTED,
-    NEEDS_ROOM,
-    NEXT,
-    NOTED,
-    PEER,
-    PENDING,
-    ROW_BYTES,
-    SEND,
-    STATE,
-    TAG,
-    TURN,
-    WAITING,
-    append,
-    finish,
-    remove,
-    state_of,
-    try_lock,
-    unlock,
-)
+from gpucoll.backends.cpu.host.transfers import append, finish, remove, state_of, try_lock, unlock
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import get, load64_acquire, pause, put
+from gpucoll.kernels.cpu.memory import load64_acquire, pause
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import is_aborted, yield_once
-from gpucoll.transport.shared.layout import Doing
-from gpucoll.transport.shared.steps import LINE, RANK, WORLD_SIZE
-from gpucoll.transport.shared.words import Context
+from gpucoll.transport.shared.layout import Doing, Way
+from gpucoll.transport.shared.steps import LINE
+from gpucoll.transport.shared.words import Held, Kind, LinkedList, Progress, Transfer, TransferTable
 
-_BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
-_D_SENDS, _D_SEND_PEER, _D_SEND_TAG = (
-    int(Doing.SENDS),
-    int(Doing.SEND_PEER),
-    int(Doing.SEND_TAG),
-)
+_DOING = layout.BELL_DOING
 _MOST_PARTS = 8
 _TRIES = 100
 
 
 @inline
-def lock(table):
+def lock(table: TransferTable) -> None:
     """Take the table's lock; a thread that holds it waits for nothing."""
     tries = 0
     while not try_lock(table):
@@ -93,15 +38,15 @@ def lock(table):
 
 
 @inline
-def _is_dead(table):
+def _is_dead(table: TransferTable) -> bool:
     """Return whether nothing may be touched any more; once true, it stays true."""
-    if get(table, IS_DEAD) == 0 and is_aborted(get(table, CONTEXT)):
-        put(table, IS_DEAD, 1)
-    return get(table, IS_DEAD) != 0
+    if table.is_dead == 0 and is_aborted(table.context):
+        table.is_dead = 1
+    return table.is_dead != 0
 
 
 @inline
-def _send_on(table, row):
+def _send_on(table: TransferTable, row: Transfer) -> int:
     """Advance a send as far as there is room; return how it went."""
     went = send_step(table, row)
     if went != MOVED:
@@ -116,36 +61,36 @@ def _send_on(table, row):
 
 
 @inline
-def _step_row(table, row, turn):
+def _step_row(table: TransferTable, row: Transfer, turn: int) -> int:
     """Advance a send, or a receive that fetches, by a step; return how it went.
 
     Of the sends to one rank, only the first that is not yet in the mailbox may advance.
     """
-    if get(row, KIND) != SEND:
+    if row.kind != Kind.SEND:
         return fetch_step(table, row)
-    words = mailbox_words(table, get(row, PEER))
-    if not is_posted(row) and get(words, OUT_TURN) == turn:
+    words = mailbox_words(table, row.peer)
+    if not is_posted(row) and words.out_turn == turn:
         return STAYED
     went = _send_on(table, row)
     if went != OVER and not is_posted(row):
-        put(words, OUT_TURN, turn)
+        words.out_turn = turn
     return went
 
 
 @inline
-def _step_rows(table):
+def _step_rows(table: TransferTable) -> int:
     """Advance all rows that need no record from others; return how many moved."""
-    turn = get(table, TURN) + 1
-    put(table, TURN, turn)
-    moved, before, row = 0, 0, get(table, FIRST)
-    while row != 0:
-        after = get(row, NEXT)
+    turn = table.turn + 1
+    table.turn = turn
+    moved, before, row = 0, Transfer(0), Transfer(table.moving.first)
+    while row:
+        after = row.next
         went = _step_row(table, row, turn)
         if went != STAYED:
             moved += 1
         if went == OVER:
-            remove(table, FIRST, LAST, before, row, NEXT)
-            finish(table, row, DONE)  # from here on the row belongs to its owner
+            remove(table.moving, before.address, row.address, Transfer.next)
+            finish(table, row, Progress.DONE)  # from here on the row belongs to its owner
         else:
             before = row
         row = after
@@ -153,191 +98,191 @@ def _step_rows(table):
 
 
 @inline
-def _note_sends(table):
+def _note_sends(table: TransferTable) -> None:
     """Report the first send that waits to the other ranks, which read it when a rank gives up."""
-    row, noted = get(table, FIRST), 0
-    if row != 0 and get(row, KIND) == SEND:
-        noted = ((get(row, PEER) + 1) << 32) | get(row, TAG)
-    if noted == get(table, NOTED):
+    row, noted = Transfer(table.moving.first), 0
+    if row and row.kind == Kind.SEND:
+        noted = ((row.peer + 1) << 32) | row.tag
+    if noted == table.noted:
         return  # others read that cache line whenever they wake this rank
-    put(table, NOTED, noted)
-    context = get(table, CONTEXT)
-    doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
-    put(doing, _D_SENDS, 1 if noted else 0)
-    put(doing, _D_SEND_PEER, (noted >> 32) - 1)
-    put(doing, _D_SEND_TAG, noted & 0xFFFFFFFF)
+    table.noted = noted
+    context = table.context
+    doing = Doing(context.bells + context.rank * LINE + _DOING)
+    doing.sends = 1 if noted else 0
+    doing.send_peer = (noted >> 32) - 1
+    doing.send_tag = noted & 0xFFFFFFFF
 
 
 @inline
-def _step(table):
+def _step(table: TransferTable) -> None:
     moved = 0
-    if get(table, FIRST) != 0:
+    if table.moving.first != 0:
         moved += _step_rows(table)
-    if get(table, N_WANTED) != 0:
+    if table.n_wanted != 0:
         moved += receive_all(table)
     if moved:
-        put(table, MOVES, get(table, MOVES) + 1)
+        table.moves += 1
 
 
 @inline
-def _post(table, row):
-    if get(row, KIND) != SEND:
+def _post(table: TransferTable, row: Transfer) -> None:
+    if row.kind != Kind.SEND:
         post_receive(table, row)
         return
-    words = mailbox_words(table, get(row, PEER))
-    put(row, IS_WAITING, 1)
-    put(row, DONE_BYTES, 0)
-    put(row, ACKNOWLEDGEMENT, 0)
-    put(words, OUT_WAITING, get(words, OUT_WAITING) + 1)
+    words = mailbox_words(table, row.peer)
+    row.is_waiting = 1
+    row.done_bytes = 0
+    row.acknowledgement = 0
+    words.out_waiting += 1
     went = STAYED
-    if get(words, OUT_WAITING) == 1:
+    if words.out_waiting == 1:
         went = _send_on(table, row)
     if went == OVER:
-        finish(table, row, DONE)
+        finish(table, row, Progress.DONE)
     else:
-        append(table, FIRST, LAST, row, NEXT)
+        append(table.moving, row.address, Transfer.next)
 
 
 @compiled
-def message_step(table):
+def message_step(table: TransferTable) -> int:
     """Advance all pending messages by a step; return how many are pending.
 
     Does nothing if another thread is doing it.
     """
     if not try_lock(table):
-        return load64_acquire(table + 8 * PENDING)
-    finished = get(table, FINISHED)
+        return load64_acquire(table.at.pending)
+    finished = table.finished
     if not _is_dead(table):
         _step(table)
         _note_sends(table)
-    pending, has_finished = get(table, PENDING), get(table, FINISHED) != finished
+    pending, has_finished = table.pending, table.finished != finished
     unlock(table)
     if has_finished:  # another thread may be asleep until one of them is over
-        context = get(table, CONTEXT)
-        ring_bell(context, get(context, RANK))
+        context = table.context
+        ring_bell(context, context.rank)
     return pending
 
 
 @compiled
-def message_post(table, rows, count):
+def message_post(table: TransferTable, rows: Transfer, count: int) -> int:
     """Start sends, receives and probes, after all others; return whether they were started.
 
     Whatever can be done immediately is done. No other thread's requests come between them.
     """
     lock(table)
     is_dead, mine = _is_dead(table), 0
-    finished = get(table, FINISHED)
+    finished = table.finished
     if not is_dead:
-        put(table, PENDING, get(table, PENDING) + count)
+        table.pending += count
         for place in range(count):
-            row = rows + place * ROW_BYTES
-            put(row, STATE, WAITING)
+            row = rows[place]
+            row.state = Progress.WAITING
             _post(table, row)
         _note_sends(table)
-    others = get(table, FINISHED) - finished
+    others = table.finished - finished
     unlock(table)
     for place in range(count):
-        mine += 1 if state_of(rows + place * ROW_BYTES) >= DONE else 0
+        mine += 1 if state_of(rows[place]) >= Progress.DONE else 0
     if others > mine:
-        context = get(table, CONTEXT)
-        ring_bell(context, get(context, RANK))
+        context = table.context
+        ring_bell(context, context.rank)
     return 0 if is_dead else 1
 
 
 @inline
-def _drop_from(table, first, last, row):
+def _drop_from(rows: LinkedList, row: Transfer) -> bool:
     """Remove a row from a list if it is there; return whether it was."""
-    before, found = 0, get(table, first)
-    while found != 0 and found != row:
-        before, found = found, get(found, NEXT)
-    if found != 0:
-        remove(table, first, last, before, row, NEXT)
-    return found != 0
+    before, found = Transfer(0), Transfer(rows.first)
+    while found and found.address != row.address:
+        before, found = found, found.next
+    if found:
+        remove(rows, before.address, row.address, Transfer.next)
+    return bool(found)
 
 
 @inline
-def drop(table, row):
+def drop(table: TransferTable, row: Transfer) -> bool:
     """Remove a row if nothing has begun to move it; return whether that was possible."""
-    if get(row, KIND) == SEND:
-        if not get(row, IS_WAITING) or not _drop_from(table, FIRST, LAST, row):
+    if row.kind == Kind.SEND:
+        if not row.is_waiting or not _drop_from(table.moving, row):
             return False
-        words = mailbox_words(table, get(row, PEER))
-        put(words, OUT_WAITING, get(words, OUT_WAITING) - 1)
+        words = mailbox_words(table, row.peer)
+        words.out_waiting -= 1
         note_room(table, row)
         return True
-    if not _drop_from(table, FIRST_POSTED, LAST_POSTED, row):
+    if not _drop_from(table.posted, row):
         return False
-    want(table, get(row, PEER), -1)
+    want(table, row.peer, -1)
     return True
 
 
 @compiled
-def message_drop(table, row):
+def message_drop(table: TransferTable, row: Transfer) -> int:
     """Withdraw a row; return 1, or 0 if another rank may see it, or row or table is over."""
     lock(table)
-    is_dropped = not _is_dead(table) and state_of(row) < DONE and drop(table, row)
+    is_dropped = not _is_dead(table) and state_of(row) < Progress.DONE and drop(table, row)
     if is_dropped:
-        finish(table, row, DROPPED)
+        finish(table, row, Progress.DROPPED)
     unlock(table)
     return 1 if is_dropped else 0
 
 
 @compiled
-def message_refuse(table):
+def message_refuse(table: TransferTable) -> int:
     """Drop the send for which there is no memory; return 1, or 0 if there is no such send."""
     lock(table)
-    row = get(table, NEEDS_ROOM)
-    put(table, NEEDS_ROOM, 0)
-    is_dropped = row != 0 and not _is_dead(table) and drop(table, row)
+    row = table.needs_room
+    table.needs_room = Transfer(0)
+    is_dropped = bool(row) and not _is_dead(table) and drop(table, row)
     if is_dropped:
-        finish(table, row, DROPPED)
+        finish(table, row, Progress.DROPPED)
     unlock(table)
     if is_dropped:  # the thread that waits for it may be asleep
-        context = get(table, CONTEXT)
-        ring_bell(context, get(context, RANK))
+        context = table.context
+        ring_bell(context, context.rank)
     return 1 if is_dropped else 0
 
 
 @compiled
-def message_end(table):
+def message_end(table: TransferTable) -> int:
     """Make sure that no thread touches anything from here on; return how many rows were pending."""
     lock(table)
-    put(table, IS_DEAD, 1)
-    pending = get(table, PENDING)
+    table.is_dead = 1
+    pending = table.pending
     unlock(table)
     return pending
 
 
 @compiled
-def message_put_back(table, held):
+def message_put_back(table: TransferTable, held: Held) -> int:
     """Release a message reserved for a receive: others can receive it, before later messages."""
     lock(table)
-    if get(held, H_WAY) == POSTED:
-        put(held, H_ACKNOWLEDGEMENT, 0)
-    put(held, H_OWNER, 0)
-    put(held, H_COST, 0)
-    put(held, H_NEXT, get(table, FIRST_HELD))
-    if get(table, FIRST_HELD) == 0:
-        put(table, LAST_HELD, held)
-    put(table, FIRST_HELD, held)
+    if held.way == Way.POSTED:
+        held.acknowledgement = 0
+    held.owner = Transfer(0)
+    held.cost = 0
+    held.next = Held(table.held.first)
+    if table.held.first == 0:
+        table.held.last = held.address
+    table.held.first = held.address
     unlock(table)
     return 1
 
 
 @compiled
-def message_release(table):
+def message_release(table: TransferTable) -> int:
     """Free messages that nobody received; the table is at its end."""
-    world_size = get(get(table, CONTEXT), WORLD_SIZE)
+    world_size = table.context.world_size
     for rank in range(world_size):
         words = mailbox_words(table, rank)
-        target = get(words, IN_TARGET)
-        if target != 0 and get(words, IN_TARGET_IS_HELD) != 0 and get(target, H_OWNER) != 0:
+        target = words.in_target
+        if target != 0 and words.in_target_is_held != 0 and Held(target).owner:
             release(target)  # the other messages are in the list
-        put(words, IN_TARGET, 0)
-    count, held = 0, get(table, FIRST_HELD)
-    put(table, FIRST_HELD, 0)
-    while held != 0:
-        after = get(held, H_NEXT)
+        words.in_target = 0
+    count, held = 0, Held(table.held.first)
+    table.held.first = 0
+    while held:
+        after = held.next
         release(held)
         count, held = count + 1, after
     return count

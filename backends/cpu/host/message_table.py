@@ -32,23 +32,22 @@ from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import (
-    MAILBOX_WORDS,
-    TABLE_WORDS,
     THREAD_MIN_BYTES,
-    TRANSFER_WORDS,
     Call,
     Context,
     Kind,
+    Mailbox,
     Progress,
     State,
     Status,
+    Transfer,
     TransferTable,
 )
 from gpucoll.types import Collective
 from gpucoll.wording import another_thread
 
 _Words = npt.NDArray[np.int64]
-_ROWS_OF_A_CALL, _ROW_BYTES = 2, 8 * TRANSFER_WORDS
+_ROWS_OF_A_CALL, _ROW_BYTES = 2, Transfer.n_bytes
 _LONGEST_SLICE_NS = 20_000_000
 _RECEIVES = 1  # index of the entry that receives, blocking
 _AT_ONCE = 1
@@ -90,10 +89,10 @@ class MessageTable:
         self._ends = group.members.layout.ends
         self.room_error: Exception | None = None
         """Why there was no memory for a mailbox, the last time that it was lacking."""
-        self._words = np.frombuffer(bytearray(8 * TABLE_WORDS), np.int64)
+        self._words = np.frombuffer(bytearray(TransferTable.n_bytes), np.int64)
         self._address = self._words.ctypes.data
-        self._peers = np.frombuffer(bytearray(8 * MAILBOX_WORDS * self._ends), np.int64).reshape(
-            self._ends, MAILBOX_WORDS
+        self._peers = np.frombuffer(bytearray(Mailbox.n_bytes * self._ends), np.int64).reshape(
+            self._ends, Mailbox.n_words
         )
         free = bytearray(8 * layout.ACKNOWLEDGEMENTS)
         self._free_words = np.frombuffer(free, np.int64)
@@ -104,14 +103,14 @@ class MessageTable:
         self._blocking, self._starting = self._new_context(), self._new_context()
         """Contexts of the entries that block, and of those that start or wait for one message."""
         for context in (self._blocking, self._starting):
-            context[Context.TRANSFERS] = self._address
-        self._blocking[Context.MESSAGE_ROWS] = self._rows.address
-        self._turn = self._blocking.ctypes.data + 8 * Context.STATE
+            context[Context.transfers] = self._address
+        self._blocking[Context.message_rows] = self._rows.address
+        self._turn = self._blocking.ctypes.data + 8 * Context.state
         self._entering = threading.Lock()
         self._room = threading.RLock()
         """Held while memory is granted; a signal handler may need some, too."""
         self._granting = self._grant_to_entry
-        self._words[TransferTable.GRANT] = id(self._granting)
+        self._words[TransferTable.grant] = id(self._granting)
         self._waiters: list[Waiter] = []
         self._row_tables: list[MessageEntries] = []
         self.under_way: set[PendingTransfers] = set()
@@ -129,12 +128,12 @@ class MessageTable:
         )
         self._entries[_RECEIVES].wait_by(CallBlock(Collective.SEND, message_loop.address))
         self.receive_row = self._entries[_RECEIVES].entry_of(entry.receive_entry)
-        group.context[Context.MESSAGE_STEP] = message_step.message_step.address
-        group.context[Context.TRANSFERS] = self._address
+        group.context[Context.message_step] = message_step.message_step.address
+        group.context[Context.transfers] = self._address
 
     def _new_context(self) -> _Words:
         context = self._group.context_beside()
-        context[Context.WORLD_SIZE] = self._ends
+        context[Context.world_size] = self._ends
         return context
 
     def _new_rows(self, count: int) -> Rows:
@@ -145,15 +144,15 @@ class MessageTable:
 
     def _set_up(self) -> None:
         words = self._words
-        words[TransferTable.CONTEXT] = self._steps.ctypes.data
-        words[TransferTable.CALLS] = self._group.context_address
-        words[TransferTable.PEERS] = self._peers.ctypes.data
-        words[TransferTable.FREE_WORDS] = self._free_words.ctypes.data
-        words[TransferTable.N_FREE_WORDS] = len(self._free_words)
-        words[TransferTable.LAST_SENDER] = self._ends - 1
-        words[TransferTable.LONGEST_SLICE_NS] = _LONGEST_SLICE_NS
-        words[TransferTable.POST] = message_step.message_post.address
-        words[TransferTable.STEP] = message_step.message_step.address
+        words[TransferTable.context] = self._steps.ctypes.data
+        words[TransferTable.calls] = self._group.context_address
+        words[TransferTable.peers] = self._peers.ctypes.data
+        words[TransferTable.free_words] = self._free_words.ctypes.data
+        words[TransferTable.n_free_words] = len(self._free_words)
+        words[TransferTable.last_sender] = self._ends - 1
+        words[TransferTable.longest_slice_ns] = _LONGEST_SLICE_NS
+        words[TransferTable.post] = message_step.message_post.address
+        words[TransferTable.step] = message_step.message_step.address
 
     def _make_entries(self) -> list[MessageEntries]:
         """Return the entries that send and receive, blocking; then those that only start."""
@@ -185,10 +184,10 @@ class MessageTable:
                 block = CallBlock(
                     Collective.SEND, message_loop.address, dtype=name, item_bytes=size
                 )
-                block.words[Call.TRANSFERS] = self._rows.address
+                block.words[Call.transfers] = self._rows.address
                 if description is not None:
-                    block.words[Call.DESCRIPTION] = address_of(padded)
-                    block.words[Call.DESCRIPTION_BYTES] = len(description)
+                    block.words[Call.description] = address_of(padded)
+                    block.words[Call.description_bytes] = len(description)
                 return block
 
             entries.learn(dtype, None, None, make)
@@ -196,7 +195,7 @@ class MessageTable:
     def hold(self, is_held: bool) -> None:
         """Stop the compiled entries from running calls immediately, or allow it again."""
         for context in (self._blocking, self._starting):
-            context[Context.PENDING] = is_held
+            context[Context.pending] = is_held
 
     def begun(self, row: bytearray) -> PendingTransfers:
         """Return a message that an entry has started, for uses other than waiting for it."""
@@ -263,13 +262,13 @@ class MessageTable:
 
     def _ask_thread(self) -> None:
         """Have the process's background thread advance messages, if there can be one."""
-        if not self._words[TransferTable.THREAD]:
+        if not self._words[TransferTable.thread]:
             keep = self._words, self._peers, self._free_words, self.under_way
             self._group.at_close(partial(_stop_thread, self._address, keep))
             progress = thread()
             if not progress.add(as_messages(self._address)) or not progress.start():
                 return
-            self._words[TransferTable.THREAD] = progress.address
+            self._words[TransferTable.thread] = progress.address
         ask_thread.ctypes(self._address)
 
     def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
@@ -301,7 +300,7 @@ class MessageTable:
                 self._group.check_open()
             status = waiter.run()
             if status == Status.NO_ROOM:
-                waiter.words[Call.IS_STARTED] = 1
+                waiter.words[Call.is_started] = 1
                 self._grant()
             elif status == Status.NOT_YET:
                 return False
@@ -315,14 +314,14 @@ class MessageTable:
     def _grant(self) -> None:
         """Get the memory that a send needs; if there is none, the send fails."""
         with self._room:
-            if not self._words[TransferTable.NEEDS_ROOM]:
+            if not self._words[TransferTable.needs_room]:
                 return  # another thread has done it
             try:
                 make_room(self._steps)
             except SharedMemoryError as error:
                 self.room_error = error
                 _refuse(self._address)
-            self._words[TransferTable.NEEDS_ROOM] = 0
+            self._words[TransferTable.needs_room] = 0
 
     def _grant_to_entry(self) -> None:
         """Get the memory that a send needs, within a blocking entry."""
@@ -429,9 +428,9 @@ class MessageTable:
         kept = rows.fill([request], 0, 0)
         block = CallBlock(Collective.SEND, message_loop.address)
         words = block.words
-        words[Call.CONTEXT] = self._blocking.ctypes.data
-        words[Call.TRANSFERS], words[Call.N_TRANSFERS] = rows.address, 1
-        words[Call.LARGEST_BYTES] = 0 if request.buffer is None else request.buffer.size_bytes
+        words[Call.context] = self._blocking.ctypes.data
+        words[Call.transfers], words[Call.n_transfers] = rows.address, 1
+        words[Call.largest_bytes] = 0 if request.buffer is None else request.buffer.size_bytes
         holder = capsule(words.ctypes.data)
         run: Callable[[], int] = builtin(messages.planned_message.address, METH_NOARGS, holder)
         return run, (rows, kept, block)
@@ -440,11 +439,11 @@ class MessageTable:
 
     def end(self) -> None:
         """Release everything; pending messages will never be over."""
-        if not self._group.is_forked and self._words[TransferTable.IS_DEAD] != 2:
+        if not self._group.is_forked and self._words[TransferTable.is_dead] != 2:
             _end(self._address)
-            self._group.context[Context.TRANSFERS] = 0
+            self._group.context[Context.transfers] = 0
             _release(self._address)
-            self._words[TransferTable.IS_DEAD] = 2
+            self._words[TransferTable.is_dead] = 2
         self.under_way.clear()
 
     def unreceived(self) -> list[tuple[int, int]]:

@@ -16,9 +16,9 @@ from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Context
 from gpucoll.types import Collective
 
-_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
-_IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
-_UNTIL_NS = int(Call.UNTIL_NS)
+_ROWS, _N_ROWS = int(Call.transfers), int(Call.n_transfers)
+_IS_STARTED, _LEAVES = int(Call.is_started), int(Call.leaves)
+_UNTIL_NS = int(Call.until_ns)
 _Words = npt.NDArray[np.int64]
 
 
@@ -26,16 +26,16 @@ class Waiter:
     """A private context and call block for one thread that waits for messages."""
 
     def __init__(self, table: _Words, context: _Words) -> None:
-        context[Context.TRANSFERS] = table.ctypes.data
-        context[Context.SLICE_NS] = 0
+        context[Context.transfers] = table.ctypes.data
+        context[Context.slice_ns] = 0
         self.context = context
         self.block = CallBlock(Collective.SEND, message_loop.address)
         self.words = self.block.words
         self.shown = memoryview(self.words.data)
         """The same words; reading one of them takes a tenth of the time."""
         self.states = memoryview(context.data)
-        self.words[Call.CONTEXT] = context.ctypes.data
-        self.words[Call.LARGEST_BYTES] = layout.NEVER  # other threads run meanwhile
+        self.words[Call.context] = context.ctypes.data
+        self.words[Call.largest_bytes] = layout.NEVER  # other threads run meanwhile
         code = collectives.prepared_call.address
         self.run: Callable[[], int] = builtin(code, METH_NOARGS, capsule(self.words.ctypes.data))
 

@@ -8,65 +8,55 @@ input. The blocks of an input or output may be separate arrays: then a table has
 from __future__ import annotations
 
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, load64
+from gpucoll.kernels.cpu.memory import load64
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.steps import (
-    RANK,
-    SEQUENCE,
-    SOURCE,
-    WORLD_SIZE,
-    payload_of,
-)
-from gpucoll.transport.shared.words import Call
+from gpucoll.transport.shared.steps import payload_of
+from gpucoll.transport.shared.words import Call, Context
 
-IS_SPREAD, PIECES = int(Call.IS_SPREAD), int(Call.PIECES)
-LANDS_APART, LANDINGS = int(Call.LANDS_APART), int(Call.LANDINGS)
-INPUTS = int(Call.INPUTS)
-_BLOCK_BYTES, _OFFSETS = int(Call.BLOCK_BYTES), int(Call.OFFSETS)
 _MORE_THAN_INLINE = layout.INLINE_BYTES + 1  # for such sizes the header gives the input's place
 
 
 @inline
-def block_offset(call, rank):
+def block_offset(call: Call, rank: int) -> int:
     """Return the offset of block `rank` in the larger array."""
-    table = get(call, _OFFSETS)
-    return rank * get(call, _BLOCK_BYTES) if table == 0 else get(table, rank)
+    table = call.offsets
+    return rank * call.block_bytes if not table else table[rank]
 
 
 @inline
-def block_bytes(call, rank):
+def block_bytes(call: Call, rank: int) -> int:
     """Return the size of block `rank`."""
-    table = get(call, _OFFSETS)
-    return get(call, _BLOCK_BYTES) if table == 0 else get(table, rank + 1) - get(table, rank)
+    table = call.offsets
+    return call.block_bytes if not table else table[rank + 1] - table[rank]
 
 
 @inline
-def table_bytes(context):
+def table_bytes(context: Context) -> int:
     """Return the size of a rank's posted tables: of its pieces, and of its inputs."""
-    return 24 * get(context, WORLD_SIZE)
+    return 24 * context.world_size
 
 
 @inline
-def posted_pieces(context, rank):
+def posted_pieces(context: Context, rank: int) -> int:
     """Return the table that `rank` has posted: bytes to each rank, then bytes from each rank."""
     size_bytes = max(table_bytes(context), _MORE_THAN_INLINE)
-    return payload_of(context, get(context, SEQUENCE), rank, size_bytes)
+    return payload_of(context, context.sequence, rank, size_bytes)
 
 
 @inline
-def piece_bytes(context, call, sender, receiver):
+def piece_bytes(context: Context, call: Call, sender: int, receiver: int) -> int:
     """Return how many bytes go from `sender` to `receiver`."""
-    if get(call, PIECES) != 0:
+    if call.pieces:
         return load64(posted_pieces(context, sender) + 8 * receiver)
-    return block_bytes(call, receiver if get(call, IS_SPREAD) else sender)
+    return block_bytes(call, receiver if call.is_spread else sender)
 
 
 @inline
-def piece_offset(context, call, sender, receiver):
+def piece_offset(context: Context, call: Call, sender: int, receiver: int) -> int:
     """Return the offset of the piece for `receiver` in the input of `sender`."""
-    if not get(call, IS_SPREAD):
+    if not call.is_spread:
         return 0
-    if get(call, PIECES) == 0:
+    if not call.pieces:
         return block_offset(call, receiver)
     offset = 0
     for rank in range(receiver):
@@ -75,33 +65,33 @@ def piece_offset(context, call, sender, receiver):
 
 
 @inline
-def input_piece(context, call, receiver):
+def input_piece(context: Context, call: Call, receiver: int) -> int:
     """Return the address of this rank's own piece for `receiver`."""
-    table = get(call, INPUTS)
-    if table != 0:
-        return get(table, receiver)
-    return get(call, SOURCE) + piece_offset(context, call, get(context, RANK), receiver)
+    table = call.inputs
+    if table:
+        return table[receiver]
+    return call.source + piece_offset(context, call, context.rank, receiver)
 
 
 @inline
-def posted_inputs(context, rank):
+def posted_inputs(context: Context, rank: int) -> int:
     """Return the table of addresses that `rank` posted for an input of several arrays."""
-    return posted_pieces(context, rank) + 16 * get(context, WORLD_SIZE)
+    return posted_pieces(context, rank) + 16 * context.world_size
 
 
 @inline
-def landing(call, sender):
+def landing(call: Call, sender: int) -> int:
     """Return the offset of the piece from `sender` in this rank's output."""
-    if not get(call, LANDS_APART):
+    if not call.lands_apart:
         return 0
-    table = get(call, LANDINGS)
-    return block_offset(call, sender) if table == 0 else get(table, sender)
+    table = call.landings
+    return block_offset(call, sender) if not table else table[sender]
 
 
 @inline
-def pieces_agree(context):
+def pieces_agree(context: Context) -> bool:
     """Return whether all ranks expect what the others send them; the same on all ranks."""
-    world_size = get(context, WORLD_SIZE)
+    world_size = context.world_size
     for sender in range(world_size):
         for receiver in range(world_size):
             sent = load64(posted_pieces(context, sender) + 8 * receiver)
@@ -112,10 +102,10 @@ def pieces_agree(context):
 
 
 @inline
-def largest_piece_bytes(context, call):
+def largest_piece_bytes(context: Context, call: Call) -> int:
     """Return the size of the largest piece of all; the same on all ranks."""
-    world_size, largest = get(context, WORLD_SIZE), 0
-    if get(call, PIECES) == 0:
+    world_size, largest = context.world_size, 0
+    if not call.pieces:
         for rank in range(world_size):
             largest = max(largest, block_bytes(call, rank))
         return largest

@@ -8,45 +8,18 @@ their headers, so no further round is needed after all have arrived.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.chunks import (
-    FILLED,
-    READ,
-    count_chunks,
-    keep_up,
-    signal_chunk,
-    wait_chunk,
-)
-from gpucoll.backends.cpu.host.segments import (
-    copy_in,
-    input_at,
-    is_one_piece,
-    output_at,
-    run_bytes,
-)
+from gpucoll.backends.cpu.host.chunks import count_chunks, keep_up, signal_chunk, wait_chunk
+from gpucoll.backends.cpu.host.segments import copy_in, input_at, is_one_piece, output_at, run_bytes
 from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
-from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
+from gpucoll.backends.cpu.host.tables import n_inputs, reduce_inputs
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
+from gpucoll.kernels.cpu.memory import call_copy, store64
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
-    ARENA_BYTES,
-    COLLECTIVE,
-    DESTINATION,
     HEADER_ADDRESS,
-    IDENTITY,
-    ITEM_BYTES,
-    NOT_RUN,
     NOT_SHARED,
-    OK,
-    PATH,
-    RANK,
-    ROOT,
-    SEQUENCE,
-    SIZE_BYTES,
-    SOURCE,
-    WORLD_SIZE,
     arena_offset,
     begin,
     begin_ahead,
@@ -64,29 +37,21 @@ from gpucoll.transport.shared.steps import (
     wait_all_done,
     wait_arrived,
 )
-from gpucoll.transport.shared.words import Call, Context, Path
+from gpucoll.transport.shared.words import Call, Context, Path, Status
 from gpucoll.types import Collective
 
-_ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)
-_COPY_PLAIN, _PREFETCH_BYTES = int(Context.COPY_PLAIN), int(Context.PREFETCH_BYTES)
-_SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
-_LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
-_STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
-_SINGLE_COPY, PREPARES = int(Path.SINGLE_COPY), int(Call.PREPARES)
-_REDUCE, _SCAN = int(Collective.REDUCE), int(Collective.SCAN)
-_EXCLUSIVE_SCAN = int(Collective.EXCLUSIVE_SCAN)
 _PATTERN_BYTES = 16 << 10
 _SHIFT_BYTES = 128 << 10
 """Size of the parts in which rank 1 reads an exclusive_scan and rank 0 overwrites what was read."""
 
 
 @inline
-def _fill_with_identity(context, call, start, stop):
+def _fill_with_identity(context: Context, call: Call, start: int, stop: int) -> None:
     """Fill a part of the destination with the op's identity; everything before it is filled."""
-    destination, copy = get(call, DESTINATION), get(context, _COPY_PLAIN)
+    destination, copy = call.destination, context.copy_plain
     if start == 0:
-        start = min(get(call, ITEM_BYTES), stop)
-        call_copy(copy, destination, get(call, IDENTITY), start, 0)
+        start = min(call.item_bytes, stop)
+        call_copy(copy, destination, call.identity, start, 0)
     while start < stop:
         step = min(start, _PATTERN_BYTES, stop - start)  # from memory that is still in the caches
         call_copy(copy, destination + start, destination, step, 0)
@@ -94,16 +59,16 @@ def _fill_with_identity(context, call, start, stop):
 
 
 @inline
-def _fill_all_with_identity(context, call):
+def _fill_all_with_identity(context: Context, call: Call) -> None:
     """Fill the destination with the op's identity: the result of no inputs."""
-    _fill_with_identity(context, call, 0, get(call, SIZE_BYTES))
+    _fill_with_identity(context, call, 0, call.size_bytes)
 
 
 @inline
-def _reduce_slots(context, call, count):
+def _reduce_slots(context: Context, call: Call, count: int) -> None:
     """Reduce the first `count` ranks' payloads of this call, in order, into the destination."""
-    size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
-    sources, me = get(context, SOURCES), get(context, RANK)
+    size_bytes, sequence = call.size_bytes, context.sequence
+    sources, me = context.sources, context.rank
     segment = done = 0
     while True:
         step = run_bytes(call, segment, done, size_bytes - done)
@@ -112,8 +77,8 @@ def _reduce_slots(context, call, count):
             store64(sources + 8 * rank, payload + done)
         if me < count:
             store64(sources + 8 * me, input_at(call, segment, done))
-        store64(get(context, DESTINATIONS), output_at(call, segment, done))
-        reduce_inputs(context, call, get(context, DESTINATIONS), count, step, 0)
+        store64(context.destinations, output_at(call, segment, done))
+        reduce_inputs(context, call, context.destinations, count, step, 0)
         done += step
         segment += 1
         if done >= size_bytes:
@@ -121,12 +86,12 @@ def _reduce_slots(context, call, count):
 
 
 @inline
-def _n_symmetric(context, call):
+def _n_symmetric(context: Context, call: Call) -> int:
     """Return how many ranks posted shared memory for their input and, if any, their output."""
-    count, kind = 0, get(call, COLLECTIVE)
-    for rank in range(get(context, WORLD_SIZE)):
-        has_none = kind == _REDUCE and rank != get(call, ROOT)
-        fills_itself = kind == _EXCLUSIVE_SCAN and rank == 0
+    count, kind = 0, call.collective
+    for rank in range(context.world_size):
+        has_none = kind == Collective.REDUCE and rank != call.root
+        fills_itself = kind == Collective.EXCLUSIVE_SCAN and rank == 0
         needs_destination = not (has_none or fills_itself)
         has_destination = posted_destination(context, rank) != NOT_SHARED
         if posted_source(context, rank) != NOT_SHARED and (
@@ -137,125 +102,129 @@ def _n_symmetric(context, call):
 
 
 @inline
-def _alone(context, call):
+def _alone(context: Context, call: Call) -> None:
     """Reduce over one rank: the op's preparation and finish, without any traffic."""
-    put(context, PATH, _LOCAL)
-    if get(call, COLLECTIVE) == _EXCLUSIVE_SCAN:
+    context.path = Path.LOCAL
+    if call.collective == Collective.EXCLUSIVE_SCAN:
         _fill_all_with_identity(context, call)
         return
     _reduce_slots(context, call, 1)
 
 
 @inline
-def _is_plain_shift(context, call):
+def _is_plain_shift(context: Context, call: Call) -> bool:
     """Return whether the call only gives rank 0's input to rank 1; the same on all ranks."""
-    if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
+    if call.collective != Collective.EXCLUSIVE_SCAN or context.world_size != 2:
         return False
-    return get(call, SIZE_BYTES) > get(context, _ONE_SHOT_BYTES) and get(call, PREPARES) == 0
+    return call.size_bytes > context.one_shot_bytes and call.prepares == 0
 
 
 @inline
-def _give_shifted(context, call):
+def _give_shifted(context: Context, call: Call) -> int:
     """Read rank 0's input from its process, part by part, and report progress; on rank 1."""
-    size_bytes, source = get(call, SIZE_BYTES), posted_address(context, 0)
+    size_bytes, source = call.size_bytes, posted_address(context, 0)
     done = place = 0
     while done < size_bytes:
         step = min(_SHIFT_BYTES, size_bytes - done)
-        status = read_from(context, 0, get(call, DESTINATION) + done, source + done, step)
-        if status != OK:
+        status = read_from(context, 0, call.destination + done, source + done, step)
+        if status != Status.OK:
             return status
-        signal_chunk(context, READ, place)
+        signal_chunk(context, context.read, place)
         done += step
         place += 1
-    return OK
+    return Status.OK
 
 
 @inline
-def _fill_shifted(context, call):
+def _fill_shifted(context: Context, call: Call) -> int:
     """Fill rank 0's result: in place right behind the reader, otherwise meanwhile."""
-    size_bytes, is_in_place = get(call, SIZE_BYTES), get(call, SOURCE) == get(call, DESTINATION)
+    size_bytes, is_in_place = call.size_bytes, call.source == call.destination
     done = place = 0
     while done < size_bytes:
         if is_in_place:
-            status = wait_chunk(context, READ, place, 1)
-            if status != OK:
+            status = wait_chunk(context, context.read, place, 1)
+            if status != Status.OK:
                 return status
         step = min(_SHIFT_BYTES, size_bytes - done)
         _fill_with_identity(context, call, done, done + step)
         done += step
         place += 1
-    return OK
+    return Status.OK
 
 
 @inline
-def _shift(context, call):
+def _shift(context: Context, call: Call) -> int:
     """Give rank 0's input to rank 1, and rank 0 the identity; return a status."""
-    if get(context, RANK) == 1:
+    if context.rank == 1:
         status = _give_shifted(context, call)
     else:
         status = _fill_shifted(context, call)
-    if status != OK:
+    if status != Status.OK:
         return status
-    count_chunks(context, (get(call, SIZE_BYTES) + _SHIFT_BYTES - 1) // _SHIFT_BYTES)
-    keep_up(context, FILLED)
-    keep_up(context, READ)
+    count_chunks(context, (call.size_bytes + _SHIFT_BYTES - 1) // _SHIFT_BYTES)
+    keep_up(context, context.filled)
+    keep_up(context, context.read)
     signal_done(context)
-    return wait_all_done(context, get(context, SEQUENCE))
+    return wait_all_done(context, context.sequence)
 
 
 @inline
-def _waits_for_few(context, call, count):
+def _waits_for_few(context: Context, call: Call, count: int) -> bool:
     """Return whether this rank only needs the first `count` ranks, which need not wait for it."""
-    kind = get(call, COLLECTIVE)
-    is_small = get(call, SIZE_BYTES) <= get(context, _ONE_SHOT_BYTES)
-    is_one_sided = kind == _SCAN or kind == _EXCLUSIVE_SCAN or (kind == _REDUCE and count == 0)
+    kind = call.collective
+    is_small = call.size_bytes <= context.one_shot_bytes
+    is_one_sided = (
+        kind == Collective.SCAN
+        or kind == Collective.EXCLUSIVE_SCAN
+        or (kind == Collective.REDUCE and count == 0)
+    )
     return is_small and is_one_sided
 
 
 @inline
-def _reduce_few(context, call, count):
+def _reduce_few(context: Context, call: Call, count: int) -> int:
     """Reduce the payloads of the first `count` ranks, waiting for no others; return a status."""
-    put(context, PATH, _ONE_SHOT)
+    context.path = Path.ONE_SHOT
     for rank in range(count):
         status = wait_arrived(context, call, rank)
-        if status != OK:
+        if status != Status.OK:
             return status
     if count > 0:
         _reduce_slots(context, call, count)
-    return OK
+    return Status.OK
 
 
 @inline
-def _post_input(context, call, source, destination, shared):
+def _post_input(context: Context, call: Call, source: int, destination: int, shared: int) -> None:
     """Post this rank's header, with the input in its slot if it is small and not shared."""
-    size_bytes = get(call, SIZE_BYTES)
-    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    size_bytes = call.size_bytes
+    is_small = size_bytes <= context.one_shot_bytes
     if _waits_for_few(context, call, n_inputs(context, call)):
         goes_ahead(context)
     if is_small and not shared:
         copy_in(
             call,
-            get(context, _COPY_POSTED),
-            payload_of(context, get(context, SEQUENCE), get(context, RANK), size_bytes),
+            context.copy_posted,
+            payload_of(context, context.sequence, context.rank, size_bytes),
             0,
             size_bytes,
-            get(context, _PREFETCH_BYTES),
+            context.prefetch_bytes,
         )
-    slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
+    slot = slot_of(context, context.sequence, context.rank)
     if not is_small:
-        store64(slot + HEADER_ADDRESS, get(call, SOURCE))
+        store64(slot + HEADER_ADDRESS, call.source)
     post(context, call, source, destination)
 
 
 @inline
-def _move(context, call, source, destination, posts):
+def _move(context: Context, call: Call, source: int, destination: int, posts: int) -> int:
     """Post, wait for the others and reduce by the path that all have chosen; return a status.
 
     `posts` is False if the call was posted ahead.
     """
-    size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
+    size_bytes, count = call.size_bytes, n_inputs(context, call)
     shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
-    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    is_small = size_bytes <= context.one_shot_bytes
     is_shift = _is_plain_shift(context, call)
     if posts:
         _post_input(context, call, source, destination, shared)
@@ -265,93 +234,93 @@ def _move(context, call, source, destination, posts):
     elif _waits_for_few(context, call, count):
         return _reduce_few(context, call, count)
     status = wait_all_arrived(context, call)
-    if status != OK:
+    if status != Status.OK:
         return status
     n_shared = _n_symmetric(context, call)
-    if n_shared == get(context, WORLD_SIZE):
-        put(context, PATH, _SYMMETRIC)
+    if n_shared == context.world_size:
+        context.path = Path.SYMMETRIC
         return reduce_symmetric(context, call)
     if is_small and n_shared == 0:
-        put(context, PATH, _ONE_SHOT)
+        context.path = Path.ONE_SHOT
         _reduce_slots(context, call, count)
-        return OK
+        return Status.OK
     if is_shift and can_copy_once(context):
-        put(context, PATH, _SINGLE_COPY)
+        context.path = Path.SINGLE_COPY
         return _shift(context, call)
     if not staged_ahead:
         status = have_stages(context)
-        if status != OK:
+        if status != Status.OK:
             return status
         stage_first_chunk(context, call)
-    put(context, PATH, _STAGED)
+    context.path = Path.STAGED
     return reduce_staged(context, call)
 
 
 @inline
-def _shared_offset(context, call, address):
+def _shared_offset(context: Context, call: Call, address: int) -> int:
     """Return an array's offset in this rank's arena if it is worth using, or NOT_SHARED."""
-    size_bytes, kind = get(call, SIZE_BYTES), get(call, COLLECTIVE)
-    least_bytes = get(context, _SYMMETRIC_MIN_BYTES)
+    size_bytes, kind = call.size_bytes, call.collective
+    least_bytes = context.symmetric_min_bytes
     # Small inputs go through slots, so that ranks wait only for the ranks whose input they need.
-    if kind == _REDUCE or kind == _SCAN or kind == _EXCLUSIVE_SCAN:
-        least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
-    if size_bytes < least_bytes or get(context, ARENA_BYTES) == 0 or not is_one_piece(call):
+    if kind == Collective.REDUCE or kind == Collective.SCAN or kind == Collective.EXCLUSIVE_SCAN:
+        least_bytes = max(least_bytes, context.one_shot_bytes + 1)
+    if size_bytes < least_bytes or context.arena_bytes == 0 or not is_one_piece(call):
         return NOT_SHARED
     return arena_offset(context, address, size_bytes)
 
 
 @inline
-def _together(context, call, posts):
-    kind = get(call, COLLECTIVE)
-    source = _shared_offset(context, call, get(call, SOURCE))
-    destination = _shared_offset(context, call, get(call, DESTINATION))
+def _together(context: Context, call: Call, posts: int) -> int:
+    kind = call.collective
+    source = _shared_offset(context, call, call.source)
+    destination = _shared_offset(context, call, call.destination)
     status = _move(context, call, source, destination, posts)
-    is_empty = kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0
-    if status == OK and is_empty and get(context, PATH) != _SINGLE_COPY:
+    is_empty = kind == Collective.EXCLUSIVE_SCAN and context.rank == 0
+    if status == Status.OK and is_empty and context.path != Path.SINGLE_COPY:
         _fill_all_with_identity(context, call)
     return status
 
 
 @compiled
-def reduction_loop(context, call):
+def reduction_loop(context: Context, call: Call) -> int:
     """Run the reduction in the call block; return a status."""
-    status = make_ready(context, get(call, SIZE_BYTES), get(context, _ONE_SHOT_BYTES))
-    if status == OK:
+    status = make_ready(context, call.size_bytes, context.one_shot_bytes)
+    if status == Status.OK:
         status = begin(context, call)
-    if status != OK:
+    if status != Status.OK:
         return status
-    if get(context, WORLD_SIZE) == 1:
+    if context.world_size == 1:
         _alone(context, call)
     else:
         status = _together(context, call, True)
-        if status != OK:
+        if status != Status.OK:
             return status
     close_record(context)
-    return OK
+    return Status.OK
 
 
 @compiled
-def reduction_post(context, call):
+def reduction_post(context: Context, call: Call) -> int:
     """Post a reduction ahead, without waiting; NOT_RUN if that is not possible."""
-    size_bytes = get(call, SIZE_BYTES)
-    if size_bytes > get(context, _ONE_SHOT_BYTES) or get(context, WORLD_SIZE) == 1:
-        return NOT_RUN
+    size_bytes = call.size_bytes
+    if size_bytes > context.one_shot_bytes or context.world_size == 1:
+        return Status.NOT_RUN
     # The others may write shared memory as soon as all have posted.
-    source = _shared_offset(context, call, get(call, SOURCE))
-    if source != NOT_SHARED or _shared_offset(context, call, get(call, DESTINATION)) != NOT_SHARED:
-        return NOT_RUN
-    if make_ready(context, size_bytes, get(context, _ONE_SHOT_BYTES)) != OK:
-        return NOT_RUN  # Python handles it when the call is run
+    source = _shared_offset(context, call, call.source)
+    if source != NOT_SHARED or _shared_offset(context, call, call.destination) != NOT_SHARED:
+        return Status.NOT_RUN
+    if make_ready(context, size_bytes, context.one_shot_bytes) != Status.OK:
+        return Status.NOT_RUN  # Python handles it when the call is run
     status = begin_ahead(context, call)
-    if status == OK:
+    if status == Status.OK:
         _post_input(context, call, NOT_SHARED, NOT_SHARED, False)
     return status
 
 
 @compiled
-def reduction_finish(context, call):
+def reduction_finish(context: Context, call: Call) -> int:
     """Complete the call that `reduction_post` began; return a status."""
     status = _together(context, call, False)
-    if status == OK:
+    if status == Status.OK:
         close_record(context)
     return status

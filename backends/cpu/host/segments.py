@@ -8,23 +8,17 @@ without a table has one piece.
 from __future__ import annotations
 
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, get
-from gpucoll.transport.shared.steps import DESTINATION, SOURCE
+from gpucoll.kernels.cpu.memory import call_copy
 from gpucoll.transport.shared.words import Call
-
-SEGMENTS, N_SEGMENTS = int(Call.SEGMENTS), int(Call.N_SEGMENTS)
-SEGMENT_BYTES = 24
-_END, _INPUT, _OUTPUT = 0, 1, 2
 
 
 @inline
-def segment_at(call, offset):
+def segment_at(call: Call, offset: int) -> int:
     """Return the number of the piece that contains this offset in the whole."""
-    low, high = 0, get(call, N_SEGMENTS)
-    table = get(call, SEGMENTS)
+    low, high = 0, call.n_segments
     while low < high:
         middle = (low + high) // 2
-        if get(table + middle * SEGMENT_BYTES, _END) > offset:
+        if call.segments[middle].end > offset:
             high = middle
         else:
             low = middle + 1
@@ -32,31 +26,33 @@ def segment_at(call, offset):
 
 
 @inline
-def run_bytes(call, segment, offset, most_bytes):
+def run_bytes(call: Call, segment: int, offset: int, most_bytes: int) -> int:
     """Return how much of the whole is contiguous from this offset on, at most `most_bytes`."""
-    if get(call, SEGMENTS) == 0:
+    if not call.segments:
         return most_bytes
-    return min(get(get(call, SEGMENTS) + segment * SEGMENT_BYTES, _END) - offset, most_bytes)
+    return min(call.segments[segment].end - offset, most_bytes)
 
 
 @inline
-def input_at(call, segment, offset):
+def input_at(call: Call, segment: int, offset: int) -> int:
     """Return the address of an offset of the whole input."""
-    if get(call, SEGMENTS) == 0:
-        return get(call, SOURCE) + offset
-    return get(get(call, SEGMENTS) + segment * SEGMENT_BYTES, _INPUT) + offset
+    if not call.segments:
+        return call.source + offset
+    return call.segments[segment].input + offset
 
 
 @inline
-def output_at(call, segment, offset):
+def output_at(call: Call, segment: int, offset: int) -> int:
     """Return the address of an offset of the whole output."""
-    if get(call, SEGMENTS) == 0:
-        return get(call, DESTINATION) + offset
-    return get(get(call, SEGMENTS) + segment * SEGMENT_BYTES, _OUTPUT) + offset
+    if not call.segments:
+        return call.destination + offset
+    return call.segments[segment].output + offset
 
 
 @inline
-def copy_in(call, kernel, destination, offset, size_bytes, ahead):
+def copy_in(
+    call: Call, kernel: int, destination: int, offset: int, size_bytes: int, ahead: int
+) -> None:
     """Copy a part of the whole input to contiguous memory."""
     segment, done = segment_at(call, offset), 0
     while done < size_bytes:
@@ -67,7 +63,9 @@ def copy_in(call, kernel, destination, offset, size_bytes, ahead):
 
 
 @inline
-def copy_out(call, kernel, source, offset, size_bytes, ahead):
+def copy_out(
+    call: Call, kernel: int, source: int, offset: int, size_bytes: int, ahead: int
+) -> None:
     """Copy contiguous memory to a part of the whole output."""
     segment, done = segment_at(call, offset), 0
     while done < size_bytes:
@@ -78,6 +76,6 @@ def copy_out(call, kernel, source, offset, size_bytes, ahead):
 
 
 @inline
-def is_one_piece(call):
+def is_one_piece(call: Call) -> bool:
     """Return whether input and output are one array each."""
-    return get(call, SEGMENTS) == 0
+    return not call.segments

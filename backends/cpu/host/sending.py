@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpucoll.backends.cpu.host.mailboxes import (
     ASKED,
-    E_DTYPE,
-    E_FIRST_LENGTH,
-    E_PACKED,
-    E_PLACE,
-    E_SIZE_BYTES,
-    E_TAG,
-    EAGER_BYTES,
     ENVELOPE_BYTES,
-    IN_ARENA,
-    IN_PROCESS,
     MANY_DIMENSIONS,
-    OUT_AREA,
-    OUT_MATCHED,
-    OUT_NUMBER,
-    OUT_SENT,
-    OUT_WAITING,
-    PART,
     POST_BYTES,
-    POSTED,
     SHAPE_BYTES,
     copy_posted,
     data_place,
@@ -38,40 +20,14 @@ from gpucoll.backends.cpu.host.mailboxes import (
     record_bytes,
 )
 from gpucoll.backends.cpu.host.single_copy import can_read
-from gpucoll.backends.cpu.host.transfers import (
-    ACKNOWLEDGEMENT,
-    ADDRESS,
-    CONTEXT,
-    DESCRIPTION,
-    DESCRIPTION_BYTES,
-    DIMENSION,
-    DIMENSIONS,
-    DONE_BYTES,
-    DTYPE,
-    FREE_WORDS,
-    IS_WAITING,
-    MODE,
-    N_FREE_WORDS,
-    NEEDS_ROOM,
-    PEER,
-    PENDING,
-    PLACE,
-    SIZE_BYTES,
-    STATE,
-    SYNCHRONOUS,
-    TAG,
-    UNDER_WAY,
-    WAY,
-)
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, load64_acquire, put, store64
+from gpucoll.kernels.cpu.memory import load64_acquire, store64
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.steps import NOT_SHARED, RANK, arena_offset
-from gpucoll.transport.shared.words import Context
+from gpucoll.transport.shared.layout import Envelope, Way
+from gpucoll.transport.shared.steps import NOT_SHARED, arena_offset
+from gpucoll.transport.shared.words import Context, Mailbox, Mode, Progress, Transfer, TransferTable
 
-_SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
-_ACKNOWLEDGED = int(Context.ACKNOWLEDGED)
-_EAGER_ROOM_BYTES = int(Context.EAGER_ROOM_BYTES)
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
 _MOST_SHOWN = layout.MESSAGE_DIMENSIONS
 STAYED, MOVED, OVER = 0, 1, 2
@@ -82,208 +38,208 @@ STAYED, MOVED, OVER = 0, 1, 2
 
 
 @inline
-def acknowledgement_word(context, sender, acknowledgement):
+def acknowledgement_word(context: Context, sender: int, acknowledgement: int) -> int:
     """Return the address of the word that tells a sender that its message was taken."""
     place = sender * _ACKNOWLEDGEMENTS + acknowledgement - 1
-    return get(context, _ACKNOWLEDGED) + 8 * place
+    return context.acknowledged + 8 * place
 
 
 @inline
-def _take_word(table):
+def _take_word(table: TransferTable) -> int:
     """Return 1 + the index of a free acknowledgement word; 0: none is free."""
-    count = get(table, N_FREE_WORDS)
+    count = table.n_free_words
     if count == 0:
         return 0
-    put(table, N_FREE_WORDS, count - 1)
-    acknowledgement = get(get(table, FREE_WORDS), count - 1)
-    context = get(table, CONTEXT)
-    store64(acknowledgement_word(context, get(context, RANK), acknowledgement), 0)
+    table.n_free_words = count - 1
+    acknowledgement = table.free_words[count - 1]
+    context = table.context
+    store64(acknowledgement_word(context, context.rank, acknowledgement), 0)
     return acknowledgement
 
 
 @inline
-def _is_acknowledged(table, row):
-    context = get(table, CONTEXT)
-    word = acknowledgement_word(context, get(context, RANK), get(row, ACKNOWLEDGEMENT))
+def _is_acknowledged(table: TransferTable, row: Transfer) -> bool:
+    context = table.context
+    word = acknowledgement_word(context, context.rank, row.acknowledgement)
     return load64_acquire(word) != 0
 
 
 @inline
-def _give_word_back(table, row):
-    count = get(table, N_FREE_WORDS)
-    put(get(table, FREE_WORDS), count, get(row, ACKNOWLEDGEMENT))
-    put(table, N_FREE_WORDS, count + 1)
+def _give_word_back(table: TransferTable, row: Transfer) -> None:
+    count = table.n_free_words
+    table.free_words[count] = row.acknowledgement
+    table.n_free_words = count + 1
 
 
 # --- the message ----------------------------------------------------------------------------------
 
 
 @inline
-def _is_fetched(context, row, is_alone):
+def _is_fetched(context: Context, row: Transfer, is_alone: int) -> bool:
     """Return whether the receiver reads the data directly from this process.
 
     If each rank has a CPU, two processes stream very large data faster than one copies it, provided
     that they have nothing else to do: with messages in both directions each copies one.
     """
-    receiver, most_bytes = get(row, PEER), get(context, _SINGLE_COPY_MAX_BYTES)
-    if receiver == get(context, RANK):
+    receiver, most_bytes = row.peer, context.single_copy_max_bytes
+    if receiver == context.rank:
         return True
     if not can_read(context, receiver):
         return False
-    return not is_alone or most_bytes == 0 or get(row, SIZE_BYTES) <= 2 * most_bytes
+    return not is_alone or most_bytes == 0 or row.size_bytes <= 2 * most_bytes
 
 
 @inline
-def _choose_way(table, row):
+def _choose_way(table: TransferTable, row: Transfer) -> None:
     """Choose the path of a message, and the word that acknowledges it if it needs one."""
-    context, size_bytes = get(table, CONTEXT), get(row, SIZE_BYTES)
-    put(row, WAY, POSTED)
-    if size_bytes <= get(context, EAGER_BYTES) or get(table, N_FREE_WORDS) == 0:
+    context, size_bytes = table.context, row.size_bytes
+    row.way = Way.POSTED
+    if size_bytes <= context.eager_bytes or table.n_free_words == 0:
         return
-    offset = arena_offset(context, get(row, ADDRESS), size_bytes)
+    offset = arena_offset(context, row.memory, size_bytes)
     if offset != NOT_SHARED:
-        put(row, WAY, IN_ARENA)
-        put(row, PLACE, offset)
-    elif _is_fetched(context, row, get(table, PENDING) == 1):
-        put(row, WAY, IN_PROCESS)
-        put(row, PLACE, get(row, ADDRESS))
+        row.way = Way.IN_ARENA
+        row.place = offset
+    elif _is_fetched(context, row, table.pending == 1):
+        row.way = Way.IN_PROCESS
+        row.place = row.memory
 
 
 @inline
-def _needs_word(table, words, row, size_bytes):
+def _needs_word(table: TransferTable, words: Mailbox, row: Transfer, size_bytes: int) -> bool:
     """Return whether the sender waits until its message is taken or, if small, matched."""
-    if get(row, WAY) != POSTED or get(row, MODE) & SYNCHRONOUS:
+    if row.way != Way.POSTED or row.mode & Mode.SYNCHRONOUS:
         return True
-    context = get(table, CONTEXT)
-    if get(row, SIZE_BYTES) > get(context, EAGER_BYTES):
+    context = table.context
+    if row.size_bytes > context.eager_bytes:
         return False  # it waits for its parts to be taken
-    room, sent = get(context, _EAGER_ROOM_BYTES), get(words, OUT_SENT) + size_bytes
-    return sent - get(words, OUT_MATCHED) > room and sent - matched_bytes(words) > room
+    room, sent = context.eager_room_bytes, words.out_sent + size_bytes
+    return sent - words.out_matched > room and sent - matched_bytes(words) > room
 
 
 @inline
-def _write_extra(record, row):
+def _write_extra(record: Envelope, row: Transfer) -> None:
     """Write a shape of more than one dimension, and a description."""
     for place in range(_MOST_SHOWN):
-        put(record + ENVELOPE_BYTES, place, get(row, DIMENSION + place))
-    size_bytes = get(row, DESCRIPTION_BYTES)
-    start, source = record + ENVELOPE_BYTES + SHAPE_BYTES, get(row, DESCRIPTION)
+        Words(record.address + ENVELOPE_BYTES)[place] = row.dimensions[place]
+    size_bytes = row.description_bytes
+    start, source = Words(record.address + ENVELOPE_BYTES + SHAPE_BYTES), row.description
     for place in range((size_bytes + 7) >> 3):  # whole words: it is padded
-        put(start, place, get(source, place))
+        start[place] = source[place]
 
 
 @inline
-def _write_envelope(record, row, extra):
+def _write_envelope(record: Envelope, row: Transfer, extra: int) -> None:
     """Write a message's envelope except its number."""
-    put(record, E_SIZE_BYTES, get(row, SIZE_BYTES))
-    put(record, E_TAG, get(row, TAG))
-    put(record, E_DTYPE, get(row, DTYPE))
-    way, dimensions = get(row, WAY), min(get(row, DIMENSIONS), MANY_DIMENSIONS)
-    description_bytes = get(row, DESCRIPTION_BYTES)
-    packed = pack(way, get(row, MODE), dimensions, get(row, ACKNOWLEDGEMENT), description_bytes)
-    put(record, E_PACKED, packed)
-    if way == POSTED:
-        put(record, E_PLACE, get(row, DIMENSION))
+    record.size_bytes = row.size_bytes
+    record.tag = row.tag
+    record.dtype = row.dtype
+    way, dimensions = row.way, min(row.n_dimensions, MANY_DIMENSIONS)
+    description_bytes = row.description_bytes
+    packed = pack(way, row.mode, dimensions, row.acknowledgement, description_bytes)
+    record.packed = packed
+    if way == Way.POSTED:
+        record.place = row.dimensions[0]
     else:
-        put(record, E_PLACE, get(row, PLACE))
-        put(record, E_FIRST_LENGTH, get(row, DIMENSION))
+        record.place = row.place
+        record.first_length = row.dimensions[0]
     if extra:
         _write_extra(record, row)
 
 
 @inline
-def _note_need(table, row):
+def _note_need(table: TransferTable, row: Transfer) -> None:
     """Note the send for which memory was just requested in vain, if there is one."""
-    if get(table, NEEDS_ROOM) == ASKED:
-        put(table, NEEDS_ROOM, row)
+    if table.needs_room.address == ASKED:
+        table.needs_room = row
 
 
 @inline
-def note_room(table, row):
+def note_room(table: TransferTable, row: Transfer) -> None:
     """Note that a send needs no memory any more: its row may soon be gone."""
-    if get(table, NEEDS_ROOM) == row:
-        put(table, NEEDS_ROOM, 0)
+    if table.needs_room.address == row.address:
+        table.needs_room = Transfer(0)
 
 
 @inline
-def _begin_send(table, words, row):
+def _begin_send(table: TransferTable, words: Mailbox, row: Transfer) -> bool:
     """Write the first record of a message; return whether there was room."""
-    context, receiver = get(table, CONTEXT), get(row, PEER)
-    if get(words, OUT_AREA) == 0 and not open_mailbox(table, words, receiver):
+    context, receiver = table.context, row.peer
+    if words.out_area == 0 and not open_mailbox(table, words, receiver):
         _note_need(table, row)
         return False
     _choose_way(table, row)
-    posted_bytes = min(get(row, SIZE_BYTES), POST_BYTES) if get(row, WAY) == POSTED else 0
-    extra = extra_bytes(get(row, DIMENSIONS), get(row, DESCRIPTION_BYTES))
+    posted_bytes = min(row.size_bytes, POST_BYTES) if row.way == Way.POSTED else 0
+    extra = extra_bytes(row.n_dimensions, row.description_bytes)
     size_bytes = record_bytes(extra, posted_bytes)
-    if get(row, WAY) != POSTED:
+    if row.way != Way.POSTED:
         size_bytes = ENVELOPE_BYTES + extra
     needs_word = _needs_word(table, words, row, size_bytes)
-    if needs_word and get(table, N_FREE_WORDS) == 0:
+    if needs_word and table.n_free_words == 0:
         return False
     record = place_record(table, words, size_bytes, posted_bytes == POST_BYTES)
-    if record == 0:
+    if not record:
         _note_need(table, row)
         return False
     note_room(table, row)
-    put(row, ACKNOWLEDGEMENT, _take_word(table) if needs_word else 0)
+    row.acknowledgement = _take_word(table) if needs_word else 0
     _write_envelope(record, row, extra)
     if posted_bytes:
-        place = data_place(record, extra, get(row, SIZE_BYTES))
-        copy_posted(context, place, get(row, ADDRESS), posted_bytes)
-    put(row, DONE_BYTES, posted_bytes)
-    put(row, IS_WAITING, 0)
-    number = get(words, OUT_NUMBER) + 1
-    put(words, OUT_NUMBER, number)
-    put(words, OUT_SENT, get(words, OUT_SENT) + size_bytes)
+        place = data_place(record, extra, row.size_bytes)
+        copy_posted(context, place, row.memory, posted_bytes)
+    row.done_bytes = posted_bytes
+    row.is_waiting = 0
+    number = words.out_number + 1
+    words.out_number = number
+    words.out_sent += size_bytes
     publish(context, words, receiver, record, size_bytes, number)
     return True
 
 
 @inline
-def _send_part(table, words, row):
+def _send_part(table: TransferTable, words: Mailbox, row: Transfer) -> bool:
     """Write one more part of a message; return whether there was room."""
-    context, done = get(table, CONTEXT), get(row, DONE_BYTES)
-    part_bytes = min(POST_BYTES, get(row, SIZE_BYTES) - done)
+    context, done = table.context, row.done_bytes
+    part_bytes = min(POST_BYTES, row.size_bytes - done)
     size_bytes = record_bytes(0, part_bytes)
     record = place_record(table, words, size_bytes, True)
-    if record == 0:
+    if not record:
         return False
-    put(record, E_SIZE_BYTES, part_bytes)
-    put(record, E_PACKED, PART)
+    record.size_bytes = part_bytes
+    record.packed = Way.PART
     place = data_place(record, 0, part_bytes)
-    copy_posted(context, place, get(row, ADDRESS) + done, part_bytes)
-    put(row, DONE_BYTES, done + part_bytes)
-    publish(context, words, get(row, PEER), record, size_bytes, get(words, OUT_NUMBER))
+    copy_posted(context, place, row.memory + done, part_bytes)
+    row.done_bytes = done + part_bytes
+    publish(context, words, row.peer, record, size_bytes, words.out_number)
     return True
 
 
 @inline
-def is_posted(row):
+def is_posted(row: Transfer) -> bool:
     """Return whether a send's whole message is in the mailbox."""
-    if get(row, IS_WAITING):
+    if row.is_waiting:
         return False
-    return get(row, WAY) != POSTED or get(row, DONE_BYTES) >= get(row, SIZE_BYTES)
+    return row.way != Way.POSTED or row.done_bytes >= row.size_bytes
 
 
 @inline
-def send_step(table, row):
+def send_step(table: TransferTable, row: Transfer) -> int:
     """Advance a send, the first one to its rank, by a step; return how it went.
 
     When its whole message is in the mailbox, it only waits for the acknowledgement.
     """
-    words = mailbox_words(table, get(row, PEER))
-    has_moved = np.int64(STAYED)
+    words = mailbox_words(table, row.peer)
+    has_moved = STAYED
     if not is_posted(row):
-        if get(row, IS_WAITING):
-            has_moved = np.int64(_begin_send(table, words, row))
+        if row.is_waiting:
+            has_moved = _begin_send(table, words, row)
         else:
-            has_moved = np.int64(_send_part(table, words, row))
+            has_moved = _send_part(table, words, row)
         if not has_moved or not is_posted(row):
             return has_moved
-        put(words, OUT_WAITING, get(words, OUT_WAITING) - 1)
-        put(row, STATE, UNDER_WAY)
-    if get(row, ACKNOWLEDGEMENT) != 0:
+        words.out_waiting -= 1
+        row.state = Progress.UNDER_WAY
+    if row.acknowledgement != 0:
         if not _is_acknowledged(table, row):
             return has_moved
         _give_word_back(table, row)

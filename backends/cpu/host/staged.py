@@ -17,9 +17,6 @@ fill(k+2), with three stages; source and destination may be the same array. Meas
 from __future__ import annotations
 
 from gpucoll.backends.cpu.host.chunks import (
-    CHUNK_BYTES,
-    FILLED,
-    READ,
     count_chunks,
     signal_chunk,
     stage_of,
@@ -36,26 +33,20 @@ from gpucoll.backends.cpu.host.segments import (
     segment_at,
 )
 from gpucoll.backends.cpu.host.symmetric import slice_bytes
-from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, n_inputs, reduce_for_all
+from gpucoll.backends.cpu.host.tables import n_inputs, reduce_for_all
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, call_refill, get, store64
+from gpucoll.kernels.cpu.memory import call_copy, call_refill, store64
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.steps import DESTINATION, OK, RANK, SIZE_BYTES, SOURCE, WORLD_SIZE
-from gpucoll.transport.shared.words import Context
-
-_COPY_POSTED = int(Context.COPY_POSTED)
-_COPY_IN, _COPY_OUT = int(Context.COPY_IN), int(Context.COPY_OUT)
-_REFILL = int(Context.REFILL)
-_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
+from gpucoll.transport.shared.words import Call, Context, Status
 
 
 @inline
-def _fill(context, call, place):
+def _fill(context: Context, call: Call, place: int) -> None:
     """Copy the others' slices of chunk `place` of my source into my stage."""
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes = get(context, CHUNK_BYTES)
+    me, world_size = context.rank, context.world_size
+    chunk_bytes = context.chunk_bytes
     offset = place * chunk_bytes
-    size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
+    size_bytes = min(chunk_bytes, call.size_bytes - offset)
     share = slice_bytes(size_bytes, world_size)
     stage = stage_of(context, place, me)
     for step in range(1, world_size):
@@ -64,34 +55,36 @@ def _fill(context, call, place):
         if stop > start:
             copy_in(
                 call,
-                get(context, _COPY_IN),
+                context.copy_in,
                 stage + start,
                 offset + start,
                 stop - start,
-                get(context, _PREFETCH_BYTES),
+                context.prefetch_bytes,
             )
 
 
 @inline
-def _set_tables(context, call, place, segment, offset, start):
+def _set_tables(
+    context: Context, call: Call, place: int, segment: int, offset: int, start: int
+) -> None:
     """Set the addresses of each rank's input and result, from `start` in a chunk on."""
-    sources, results = get(context, SOURCES), get(context, DESTINATIONS)
-    for rank in range(get(context, WORLD_SIZE)):
+    sources, results = context.sources, context.destinations
+    for rank in range(context.world_size):
         stage = stage_of(context, place, rank) + start
         store64(sources + 8 * rank, stage)
         store64(results + 8 * rank, stage)
-    mine = 8 * get(context, RANK)
+    mine = 8 * context.rank
     store64(sources + mine, input_at(call, segment, offset + start))
     store64(results + mine, output_at(call, segment, offset + start))
 
 
 @inline
-def _reduce(context, call, place):
+def _reduce(context: Context, call: Call, place: int) -> None:
     """Reduce my slice of chunk `place` into my destination and into other ranks' stages."""
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes = get(context, CHUNK_BYTES)
+    me, world_size = context.rank, context.world_size
+    chunk_bytes = context.chunk_bytes
     offset = place * chunk_bytes
-    size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
+    size_bytes = min(chunk_bytes, call.size_bytes - offset)
     share = slice_bytes(size_bytes, world_size)
     start = me * share
     stop = min(start + share, size_bytes)
@@ -101,30 +94,30 @@ def _reduce(context, call, place):
     while done < stop:
         step = run_bytes(call, segment, offset + done, stop - done)
         _set_tables(context, call, place, segment, offset, done)
-        reduce_for_all(context, call, step, get(context, _PREFETCH_BYTES))
+        reduce_for_all(context, call, step, context.prefetch_bytes)
         done += step
         segment += 1
 
 
 @inline
-def _drain(context, call, place, refills):
+def _drain(context: Context, call: Call, place: int, refills: int) -> int:
     """Copy each other rank's slice of chunk `place` out of my stage as soon as it is reduced.
 
     With `refills`, chunk ``place + STAGES`` goes into the stage in the same pass.
     """
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes, ahead = get(context, CHUNK_BYTES), get(context, _PREFETCH_BYTES)
+    me, world_size = context.rank, context.world_size
+    chunk_bytes, ahead = context.chunk_bytes, context.prefetch_bytes
     offset = place * chunk_bytes
-    size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
+    size_bytes = min(chunk_bytes, call.size_bytes - offset)
     share = slice_bytes(size_bytes, world_size)
     has_result = n_inputs(context, call) > 0
     stage = stage_of(context, place, me)
-    destination = get(call, DESTINATION) + offset
-    refill = get(call, SOURCE) + offset + layout.STAGES * chunk_bytes
+    destination = call.destination + offset
+    refill = call.source + offset + layout.STAGES * chunk_bytes
     for step in range(1, world_size):
         rank = (me + step) % world_size
-        status = wait_chunk(context, READ, place, rank)
-        if status != OK:
+        status = wait_chunk(context, context.read, place, rank)
+        if status != Status.OK:
             return status
         start = rank * share
         size = min(start + share, size_bytes) - start
@@ -132,59 +125,54 @@ def _drain(context, call, place, refills):
             continue
         if not has_result:
             if refills:
-                call_copy(get(context, _COPY_POSTED), stage + start, refill + start, size, ahead)
+                call_copy(context.copy_posted, stage + start, refill + start, size, ahead)
         elif refills:
             call_refill(
-                get(context, _REFILL),
-                destination + start,
-                stage + start,
-                refill + start,
-                size,
-                ahead,
+                context.refill, destination + start, stage + start, refill + start, size, ahead
             )
         else:
-            kernel = get(context, _COPY_OUT)
+            kernel = context.copy_out
             copy_out(call, kernel, stage + start, offset + start, size, ahead)
-    return OK
+    return Status.OK
 
 
 @inline
-def stage_first_chunk(context, call):
+def stage_first_chunk(context: Context, call: Call) -> None:
     """Fill the first chunk without signalling it: perhaps no rank needs it."""
     _fill(context, call, 0)
 
 
 @inline
-def _fill_and_signal(context, call, place):
+def _fill_and_signal(context: Context, call: Call, place: int) -> None:
     _fill(context, call, place)
-    signal_chunk(context, FILLED, place)
+    signal_chunk(context, context.filled, place)
 
 
 @inline
-def reduce_staged(context, call):
+def reduce_staged(context: Context, call: Call) -> int:
     """Reduce chunk by chunk, with the first chunk already filled; return a status."""
-    size_bytes, chunk_bytes = get(call, SIZE_BYTES), get(context, CHUNK_BYTES)
+    size_bytes, chunk_bytes = call.size_bytes, context.chunk_bytes
     chunks = (size_bytes + chunk_bytes - 1) // chunk_bytes
-    signal_chunk(context, FILLED, 0)
+    signal_chunk(context, context.filled, 0)
     for place in range(1, min(chunks, layout.STAGES)):
         _fill_and_signal(context, call, place)
     for place in range(chunks + 1):
         if place < chunks:
-            status = wait_chunk_of_all(context, FILLED, place)
-            if status != OK:
+            status = wait_chunk_of_all(context, context.filled, place)
+            if status != Status.OK:
                 return status
             _reduce(context, call, place)
-            signal_chunk(context, READ, place)
+            signal_chunk(context, context.read, place)
         if place > 0:
             following = place - 1 + layout.STAGES
             # In whole chunks the slices match; in a single array the pieces do.
             refills = (following + 1) * chunk_bytes <= size_bytes and is_one_piece(call)
             status = _drain(context, call, place - 1, refills)
-            if status != OK:
+            if status != Status.OK:
                 return status
             if refills:
-                signal_chunk(context, FILLED, following)
+                signal_chunk(context, context.filled, following)
             elif following < chunks:
                 _fill_and_signal(context, call, following)
     count_chunks(context, chunks)
-    return OK
+    return Status.OK

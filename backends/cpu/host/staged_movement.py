@@ -8,9 +8,6 @@ is read and the stage of k-2 is given back.
 from __future__ import annotations
 
 from gpucoll.backends.cpu.host.chunks import (
-    CHUNK_BYTES,
-    FILLED,
-    READ,
     count_chunks,
     keep_up,
     signal_chunk,
@@ -18,54 +15,42 @@ from gpucoll.backends.cpu.host.chunks import (
     wait_chunk,
     wait_chunk_of_all,
 )
-from gpucoll.backends.cpu.host.pieces import (
-    IS_SPREAD,
-    input_piece,
-    landing,
-    largest_piece_bytes,
-    piece_bytes,
-)
-from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
+from gpucoll.backends.cpu.host.pieces import input_piece, landing, largest_piece_bytes, piece_bytes
+from gpucoll.backends.cpu.host.tables import reduce_inputs
 from gpucoll.backends.cpu.host.tuning import LANE_BYTES
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, get, store64
+from gpucoll.kernels.cpu.memory import call_copy, store64
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.steps import DESTINATION, KERNEL, OK, RANK, ROOT, SOURCE, WORLD_SIZE
-from gpucoll.transport.shared.words import Call, Context, Flow
-
-_COPY_POSTED, _COPY_TAKE = int(Context.COPY_POSTED), int(Context.COPY_TAKE)
-_COPY_EXCHANGED = int(Context.COPY_EXCHANGED)
-_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
-_FLOW = int(Call.FLOW)
-_ALL = int(Flow.ALL)
-_FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
+from gpucoll.transport.shared.words import Call, Context, Flow, Status
 
 
 @inline
-def _lane_bytes(context, call):
+def _lane_bytes(context: Context, call: Call) -> int:
     """Return how much of each piece a chunk carries: a spread stage has a lane for each rank."""
-    if not get(call, IS_SPREAD):
-        return get(context, CHUNK_BYTES)
-    share = get(context, CHUNK_BYTES) // get(context, WORLD_SIZE)
+    if not call.is_spread:
+        return context.chunk_bytes
+    share = context.chunk_bytes // context.world_size
     return share & ~(LANE_BYTES - 1)
 
 
 @inline
-def _part_bytes(context, call, sender, receiver, place, lane_bytes):
+def _part_bytes(
+    context: Context, call: Call, sender: int, receiver: int, place: int, lane_bytes: int
+) -> int:
     """Return how much of a piece chunk `place` carries; zero or less after the piece's end."""
     return min(lane_bytes, piece_bytes(context, call, sender, receiver) - place * lane_bytes)
 
 
 @inline
-def _fill(context, call, place, lane_bytes):
+def _fill(context: Context, call: Call, place: int, lane_bytes: int) -> None:
     """Copy the next part of each piece that this rank sends into its stage, and signal."""
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    me, world_size = context.rank, context.world_size
     stage, start = stage_of(context, place, me), place * lane_bytes
-    copy, ahead = get(context, _COPY_POSTED), get(context, _PREFETCH_BYTES)
-    if not get(call, IS_SPREAD):
+    copy, ahead = context.copy_posted, context.prefetch_bytes
+    if not call.is_spread:
         size_bytes = _part_bytes(context, call, me, me, place, lane_bytes)
         if size_bytes > 0:
-            call_copy(copy, stage, get(call, SOURCE) + start, size_bytes, ahead)
+            call_copy(copy, stage, call.source + start, size_bytes, ahead)
     else:
         for step in range(1, world_size):
             rank = (me + step) % world_size
@@ -73,84 +58,79 @@ def _fill(context, call, place, lane_bytes):
             if size_bytes > 0:
                 source = input_piece(context, call, rank) + start
                 call_copy(copy, stage + rank * lane_bytes, source, size_bytes, ahead)
-    signal_chunk(context, FILLED, place)
+    signal_chunk(context, context.filled, place)
 
 
 @inline
-def _part_in_stage(context, call, rank, place, lane_bytes):
+def _part_in_stage(context: Context, call: Call, rank: int, place: int, lane_bytes: int) -> int:
     """Return the address of this rank's part in the stage of `rank`."""
-    lane = get(context, RANK) * lane_bytes if get(call, IS_SPREAD) else 0
+    lane = context.rank * lane_bytes if call.is_spread else 0
     return stage_of(context, place, rank) + lane
 
 
 @inline
-def _copy_parts(context, call, place, lane_bytes):
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    copy = get(context, _COPY_EXCHANGED if get(call, _FLOW) == _ALL else _COPY_TAKE)
+def _copy_parts(context: Context, call: Call, place: int, lane_bytes: int) -> int:
+    me, world_size = context.rank, context.world_size
+    copy = context.copy_exchanged if call.flow == Flow.ALL else context.copy_take
     for step in range(1, world_size):
         rank = (me + step) % world_size
-        if get(call, _FLOW) == _FROM_ROOT and rank != get(call, ROOT):
+        if call.flow == Flow.FROM_ROOT and rank != call.root:
             continue
-        status = wait_chunk(context, FILLED, place, rank)
-        if status != OK:
+        status = wait_chunk(context, context.filled, place, rank)
+        if status != Status.OK:
             return status
         size_bytes = _part_bytes(context, call, rank, me, place, lane_bytes)
         if size_bytes > 0:
             call_copy(
                 copy,
-                get(call, DESTINATION) + landing(call, rank) + place * lane_bytes,
+                call.destination + landing(call, rank) + place * lane_bytes,
                 _part_in_stage(context, call, rank, place, lane_bytes),
                 size_bytes,
-                get(context, _PREFETCH_BYTES),
+                context.prefetch_bytes,
             )
-    return OK
+    return Status.OK
 
 
 @inline
-def _reduce_parts(context, call, place, lane_bytes):
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    status = wait_chunk_of_all(context, FILLED, place)
+def _reduce_parts(context: Context, call: Call, place: int, lane_bytes: int) -> int:
+    me, world_size = context.rank, context.world_size
+    status = wait_chunk_of_all(context, context.filled, place)
     size_bytes = _part_bytes(context, call, me, me, place, lane_bytes)
-    if status != OK or size_bytes <= 0:
+    if status != Status.OK or size_bytes <= 0:
         return status
-    sources, start = get(context, SOURCES), place * lane_bytes
+    sources, start = context.sources, place * lane_bytes
     for rank in range(world_size):
         store64(sources + 8 * rank, _part_in_stage(context, call, rank, place, lane_bytes))
     store64(sources + 8 * me, input_piece(context, call, me) + start)
-    store64(get(context, DESTINATIONS), get(call, DESTINATION) + start)
+    store64(context.destinations, call.destination + start)
     reduce_inputs(
-        context,
-        call,
-        get(context, DESTINATIONS),
-        world_size,
-        size_bytes,
-        get(context, _PREFETCH_BYTES),
+        context, call, context.destinations, world_size, size_bytes, context.prefetch_bytes
     )
-    return OK
+    return Status.OK
 
 
 @inline
-def _read(context, call, place, lane_bytes):
+def _read(context: Context, call: Call, place: int, lane_bytes: int) -> int:
     """Take this rank's parts of chunk `place` out of the others' stages, and signal."""
-    if get(call, KERNEL) != 0:
+    if call.kernel != 0:
         status = _reduce_parts(context, call, place, lane_bytes)
     else:
         status = _copy_parts(context, call, place, lane_bytes)
-    if status == OK:
-        signal_chunk(context, READ, place)
+    if status == Status.OK:
+        signal_chunk(context, context.read, place)
     return status
 
 
 @inline
-def _wait_read(context, call, place):
+def _wait_read(context: Context, call: Call, place: int) -> int:
     """Wait until all ranks that need chunk `place` of this rank's stage have read it."""
-    if get(call, _FLOW) == _TO_ROOT:
-        return wait_chunk(context, READ, place, get(call, ROOT))
-    return wait_chunk_of_all(context, READ, place)
+    if call.flow == Flow.TO_ROOT:
+        return wait_chunk(context, context.read, place, call.root)
+    return wait_chunk_of_all(context, context.read, place)
 
 
 @inline
-def move_staged(context, call, sends, receives):
+def move_staged(context: Context, call: Call, sends: int, receives: int) -> int:
     """Move chunk by chunk; return a status. After that no rank reads this rank's stages."""
     lane_bytes = _lane_bytes(context, call)
     chunks = (largest_piece_bytes(context, call) + lane_bytes - 1) // lane_bytes
@@ -160,18 +140,18 @@ def move_staged(context, call, sends, receives):
     for place in range(chunks + 1):
         if receives and place < chunks:
             status = _read(context, call, place, lane_bytes)
-            if status != OK:
+            if status != Status.OK:
                 return status
         if sends and place > 0:
             status = _wait_read(context, call, place - 1)
-            if status != OK:
+            if status != Status.OK:
                 return status
             following = place - 1 + layout.STAGES
             if following < chunks:
                 _fill(context, call, following, lane_bytes)
     count_chunks(context, chunks)
     if not sends:
-        keep_up(context, FILLED)
+        keep_up(context, context.filled)
     if not receives:
-        keep_up(context, READ)
-    return OK
+        keep_up(context, context.read)
+    return Status.OK

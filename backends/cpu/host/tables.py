@@ -6,69 +6,57 @@ The tables are by rank: the address of each rank's input, and that of its result
 from __future__ import annotations
 
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_reduce, get
-from gpucoll.transport.shared.steps import (
-    COLLECTIVE,
-    KERNEL,
-    PARAMETER,
-    PART_BYTES,
-    RANK,
-    ROOT,
-    WORLD_SIZE,
-)
+from gpucoll.kernels.cpu.memory import call_reduce
 from gpucoll.transport.shared.words import Call, Context
 from gpucoll.types import Collective
 
-SOURCES, DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
-SCAN_KERNEL, PARAMETER_STRIDE = int(Call.SCAN_KERNEL), int(Call.PARAMETER_STRIDE)
-_REDUCE = int(Collective.REDUCE)
-_SCAN, _EXCLUSIVE_SCAN = int(Collective.SCAN), int(Collective.EXCLUSIVE_SCAN)
-
 
 @inline
-def n_inputs(context, call):
+def n_inputs(context: Context, call: Call) -> int:
     """Return how many ranks' inputs, from rank 0 on, make up this rank's result; 0: no result."""
-    kind = get(call, COLLECTIVE)
-    if kind == _SCAN:
-        return get(context, RANK) + 1
-    if kind == _EXCLUSIVE_SCAN:
-        return get(context, RANK)
-    if kind == _REDUCE and get(context, RANK) != get(call, ROOT):
+    kind = call.collective
+    if kind == Collective.SCAN:
+        return context.rank + 1
+    if kind == Collective.EXCLUSIVE_SCAN:
+        return context.rank
+    if kind == Collective.REDUCE and context.rank != call.root:
         return 0
-    return get(context, WORLD_SIZE)
+    return context.world_size
 
 
 @inline
-def reduce_inputs(context, call, destination, n_sources, size_bytes, ahead):
+def reduce_inputs(
+    context: Context, call: Call, destination: int, n_sources: int, size_bytes: int, ahead: int
+) -> None:
     """Reduce the first `n_sources` inputs of the table, in order, into one destination."""
     call_reduce(
-        get(call, KERNEL),
+        call.kernel,
         destination,
         1,
-        get(context, SOURCES),
+        context.sources,
         n_sources,
-        size_bytes // get(call, PART_BYTES),
-        get(call, PARAMETER) + (n_sources - 1) * get(call, PARAMETER_STRIDE),
+        size_bytes // call.part_bytes,
+        call.parameter + (n_sources - 1) * call.parameter_stride,
         ahead,
     )
 
 
 @inline
-def reduce_for_all(context, call, size_bytes, ahead):
+def reduce_for_all(context: Context, call: Call, size_bytes: int, ahead: int) -> None:
     """Reduce all inputs of the table for every rank that gets a result."""
-    world_size, results = get(context, WORLD_SIZE), get(context, DESTINATIONS)
-    if get(call, COLLECTIVE) == _REDUCE:
-        root = results + 8 * get(call, ROOT)
+    world_size, results = context.world_size, context.destinations
+    if call.collective == Collective.REDUCE:
+        root = results + 8 * call.root
         reduce_inputs(context, call, root, world_size, size_bytes, ahead)
         return
-    scans = get(call, SCAN_KERNEL)
+    scans = call.scan_kernel
     call_reduce(
-        get(call, KERNEL) if scans == 0 else scans,
+        call.kernel if scans == 0 else scans,
         results,
         world_size,
-        get(context, SOURCES),
+        context.sources,
         world_size,
-        size_bytes // get(call, PART_BYTES),
-        get(call, PARAMETER),
+        size_bytes // call.part_bytes,
+        call.parameter,
         ahead,
     )

@@ -12,17 +12,8 @@ import numpy as np
 
 from gpucoll.backends.cpu.host.held_messages import message_record_bytes
 from gpucoll.backends.cpu.host.mailboxes import (
-    E_DTYPE,
-    E_PACKED,
-    E_PLACE,
-    E_SIZE_BYTES,
     ENVELOPE_BYTES,
-    ON_ANOTHER_HOST,
-    OUT_AREA,
-    OUT_NUMBER,
-    PART,
     POST_BYTES,
-    POSTED,
     acknowledgement_of,
     description_bytes_of,
     mailbox_words,
@@ -33,43 +24,8 @@ from gpucoll.backends.cpu.host.mailboxes import (
     way_of,
 )
 from gpucoll.backends.cpu.host.sending import acknowledgement_word
-from gpucoll.backends.cpu.host.transfers import (
-    ADDRESS,
-    CONTEXT,
-    DONE_BYTES,
-    FOUND_BYTES,
-    NEEDS_ROOM,
-    SYNCHRONOUS,
-    WIRES,
-)
 from gpucoll.backends.cpu.wires.sending import served
 from gpucoll.backends.cpu.wires.state import (
-    CAME_BYTES,
-    CAME_COST,
-    CARRIER,
-    CARRY_HERE,
-    END,
-    ENDED,
-    F_ASK,
-    F_BYE,
-    F_CREDIT,
-    F_DATA,
-    F_HELLO,
-    F_RECORD,
-    F_SEALED,
-    F_TAKEN,
-    FD,
-    FETCHES,
-    GRANTED_BYTES,
-    HAS_BYE,
-    MAY_SEND,
-    N_TAKEN,
-    OPEN,
-    SAYS_BYE,
-    SERVE_LAST,
-    SERVES,
-    STATE,
-    TAKEN,
     area_of,
     fail,
     failed_call,
@@ -77,7 +33,7 @@ from gpucoll.backends.cpu.wires.state import (
     must_seal,
     opened_word,
     own_rank,
-    push,
+    put_at,
     seals_data,
     seen_mailbox,
     wake_python,
@@ -91,39 +47,30 @@ from gpucoll.backends.cpu.wires.words import (
     SAID_BYE,
     SEAL_BYTES,
     Announced,
-    Served,
+    Frame,
     Wire,
+    Wires,
+    WireState,
 )
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import (
     call_post,
     exchange64,
-    get,
     load64_acquire,
-    put,
     store64,
     store64_release,
 )
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.room import reserve
-from gpucoll.transport.shared.steps import OK
-from gpucoll.transport.shared.words import Context
+from gpucoll.transport.shared.words import Mode, Status, Transfer, TransferTable
 
-_BUFFER, _START, _STOP = int(Wire.IN_BUFFER), int(Wire.IN_START), int(Wire.IN_STOP)
-_IS_EMPTY = int(Wire.CARRIER_IS_EMPTY)
-_BODY_LEFT, _BODY_AT = int(Wire.BODY_LEFT), int(Wire.BODY_AT)
-_BODY_OF, _PARTS_LEFT = int(Wire.BODY_OF), int(Wire.PARTS_LEFT)
-_OPEN, _OPENED, _OPEN_BYTES = int(Wire.OPEN), int(Wire.OPENED), int(Wire.OPEN_BYTES)
-_OPEN_BUFFER, _OPENED_BUFFER = int(Wire.OPEN_BUFFER), int(Wire.OPENED_BUFFER)
-_OPENS_PARTS, _WIRE_NEEDS_ROOM = int(Wire.OPENS_PARTS), int(Wire.NEEDS_ROOM)
-_S_ADDRESS, _S_DONE_BYTES, _S_END = int(Served.ADDRESS), int(Served.DONE_BYTES), int(Served.END)
-_PLAIN, _SEALED_MESSAGE = int(Announced.PLAIN), int(Announced.SEALED)
 _MATCHED, _MATCHED_COUNT = layout.MAILBOX_MATCHED, layout.MAILBOX_MATCHED_COUNT
 _SMALL_BYTES = layout.MAILBOX_LARGE
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
 _MOST_DESCRIPTION_BYTES = layout.MOST_DESCRIPTION_BYTES
 _MOST_SEALED_BYTES = SEAL_BYTES - HEADER_BYTES
-_EAGER_ROOM_BYTES = int(Context.EAGER_ROOM_BYTES)
 _WORD_BITS = 0xFFFF << 24  # the acknowledgement in `PACKED`
 _MSG_DONTWAIT = 0x40
 _MOST_FRAMES = 64
@@ -139,118 +86,117 @@ _recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
 
 
 @inline
-def _is_message(wire, record, size_bytes, is_sealed):
+def _is_message(wire: Wire, record: Envelope, size_bytes: int, is_sealed: int) -> bool:
     """Return whether a message's first record is one that a rank could have written."""
     way, acknowledgement = way_of(record), acknowledgement_of(record)
-    data_bytes, description_bytes = get(record, E_SIZE_BYTES), description_bytes_of(record)
-    if way != POSTED and way != ON_ANOTHER_HOST:
+    data_bytes, description_bytes = record.size_bytes, description_bytes_of(record)
+    if way != Way.POSTED and way != Way.ON_ANOTHER_HOST:
         return False
     if data_bytes < 0 or description_bytes < 0 or description_bytes > _MOST_DESCRIPTION_BYTES:
         return False
     if acknowledgement > _ACKNOWLEDGEMENTS or message_record_bytes(record) != size_bytes:
         return False
-    if must_seal(get(record, E_DTYPE), mode_of(record), description_bytes) and not is_sealed:
+    if must_seal(record.dtype, mode_of(record), description_bytes) and not is_sealed:
         return False
-    if get(record, 0) != get(seen_mailbox(wire), OUT_NUMBER) + 1 or get(wire, _PARTS_LEFT) != 0:
+    if record.number != seen_mailbox(wire).out_number + 1 or wire.parts_left != 0:
         return False
-    if way == POSTED:
+    if way == Way.POSTED:
         return True
-    return data_bytes > 0 and acknowledgement > 0 and get(wire, FETCHES + acknowledgement) == 0
+    return data_bytes > 0 and acknowledgement > 0 and wire.fetches[acknowledgement] == 0
 
 
 @inline
-def _is_part(wire, record, size_bytes, is_sealed):
+def _is_part(wire: Wire, record: Envelope, size_bytes: int, is_sealed: int) -> bool:
     """Return whether a further record belongs to the message being received."""
-    left, part_bytes = get(wire, _PARTS_LEFT), get(record, E_SIZE_BYTES)
+    left, part_bytes = wire.parts_left, record.size_bytes
     if left == 0 or part_bytes != min(left, POST_BYTES):
         return False
-    if get(wire, _OPENS_PARTS) != 0 and not is_sealed:
+    if wire.opens_parts != 0 and not is_sealed:
         return False
     return record_bytes(0, part_bytes) == size_bytes
 
 
 @inline
-def _have_mailbox(table, wire):
+def _have_mailbox(table: TransferTable, wire: Wire) -> bool:
     """Take memory for the mailbox from the other end; return whether it is available."""
-    context, words, me = get(table, CONTEXT), seen_mailbox(wire), own_rank(table)
-    if get(words, OUT_AREA) != 0:
+    context, words, me = table.context, seen_mailbox(wire), own_rank(table)
+    if words.out_area != 0:
         return True
-    area = area_of(context, me, get(wire, END))
-    if reserve(context, area, _SMALL_BYTES) != OK:
+    area = area_of(context, me, wire.end)
+    if reserve(context, area, _SMALL_BYTES) != Status.OK:
         return False
-    put(words, OUT_AREA, area)
-    exchange64(opened_word(context, me, get(wire, END)), 1)
+    words.out_area = area
+    exchange64(opened_word(context, me, wire.end), 1)
     return True
 
 
 @inline
-def _place(table, wire, size_bytes):
+def _place(table: TransferTable, wire: Wire, size_bytes: int) -> Envelope:
     """Return the place for a record; 0: there is no room, or no memory, which Python then gets."""
-    needed, place = get(table, NEEDS_ROOM), 0
-    put(table, NEEDS_ROOM, 0)
+    needed, place = table.needs_room, Envelope(0)
+    table.needs_room = Transfer(0)
     is_open = _have_mailbox(table, wire)
     if is_open:
         place = place_record(table, seen_mailbox(wire), size_bytes, False)
-    if not is_open or get(table, NEEDS_ROOM) != 0:
-        put(wire, _WIRE_NEEDS_ROOM, 1)
+    if not is_open or table.needs_room:
+        wire.needs_room = 1
         wake_python(table)
-    put(table, NEEDS_ROOM, needed)  # the note for this rank's own sends
+    table.needs_room = needed  # the note for this rank's own sends
     return place
 
 
 @inline
-def _note_message(table, wire, record, is_sealed):
+def _note_message(table: TransferTable, wire: Wire, record: Envelope, is_sealed: int) -> int:
     """Note the facts about a message that arrived; return its word `PACKED`."""
-    context, end = get(table, CONTEXT), get(wire, END)
-    packed, acknowledgement = get(record, E_PACKED), acknowledgement_of(record)
-    data_bytes, is_object = (
-        get(record, E_SIZE_BYTES),
-        seals_data(get(record, E_DTYPE), mode_of(record)),
-    )
-    put(wire, CAME_COST, get(wire, CAME_COST) + message_record_bytes(record))
-    if way_of(record) == ON_ANOTHER_HOST:
-        put(wire, FETCHES + acknowledgement, _SEALED_MESSAGE if is_object else _PLAIN)
+    context, end = table.context, wire.end
+    packed, acknowledgement = record.packed, acknowledgement_of(record)
+    data_bytes, is_object = (record.size_bytes, seals_data(record.dtype, mode_of(record)))
+    wire.came_cost += message_record_bytes(record)
+    if way_of(record) == Way.ON_ANOTHER_HOST:
+        wire.fetches[acknowledgement] = Announced.SEALED if is_object else Announced.PLAIN
         return packed
-    put(wire, _OPENS_PARTS, 1 if is_object else 0)
-    put(wire, _PARTS_LEFT, data_bytes - min(data_bytes, POST_BYTES))
+    wire.opens_parts = 1 if is_object else 0
+    wire.parts_left = data_bytes - min(data_bytes, POST_BYTES)
     if acknowledgement == 0:
         return packed
     # Its sender learns late what was matched, and so may wait although there was room.
-    matched = load64_acquire(get(seen_mailbox(wire), OUT_AREA) + _MATCHED)
-    is_due = mode_of(record) & SYNCHRONOUS == 0
-    is_due = is_due and get(wire, CAME_COST) - matched <= get(context, _EAGER_ROOM_BYTES)
+    matched = load64_acquire(seen_mailbox(wire).out_area + _MATCHED)
+    is_due = mode_of(record) & Mode.SYNCHRONOUS == 0
+    is_due = is_due and wire.came_cost - matched <= context.eager_room_bytes
     store64(acknowledgement_word(context, end, acknowledgement), 1 if is_due else 0)
-    put(wire, TAKEN + get(wire, N_TAKEN), acknowledgement)
-    put(wire, N_TAKEN, get(wire, N_TAKEN) + 1)
+    wire.taken[wire.n_taken] = acknowledgement
+    wire.n_taken += 1
     return packed & ~_WORD_BITS if is_due else packed
 
 
 @inline
-def _take_record(table, wire, record, size_bytes, is_sealed):
+def _take_record(
+    table: TransferTable, wire: Wire, record: Envelope, size_bytes: int, is_sealed: int
+) -> int:
     """Put a record into the mailbox from the other end; return how it went."""
     if size_bytes < ENVELOPE_BYTES:
         return _BAD
-    context, words, is_part = get(table, CONTEXT), seen_mailbox(wire), way_of(record) == PART
+    context, words, is_part = table.context, seen_mailbox(wire), way_of(record) == Way.PART
     if is_part and not _is_part(wire, record, size_bytes, is_sealed):
         return _BAD
     if not is_part and not _is_message(wire, record, size_bytes, is_sealed):
         return _BAD
-    if get(wire, N_TAKEN) >= _ACKNOWLEDGEMENTS:
+    if wire.n_taken >= _ACKNOWLEDGEMENTS:
         return _BAD
     to = _place(table, wire, size_bytes)
-    if to == 0:
+    if not to:
         return _LATER
-    move_bytes(to + 8, record + 8, size_bytes - 8)
-    number = get(words, OUT_NUMBER)
+    move_bytes(to.address + 8, record.address + 8, size_bytes - 8)
+    number = words.out_number
     if is_part:
-        put(wire, _PARTS_LEFT, get(wire, _PARTS_LEFT) - get(record, E_SIZE_BYTES))
+        wire.parts_left -= record.size_bytes
     else:
         number += 1
-        put(words, OUT_NUMBER, number)
-        put(to, E_PACKED, _note_message(table, wire, record, is_sealed))
-        if way_of(record) == ON_ANOTHER_HOST:
-            put(to, E_PLACE, 1)  # not asked for yet
-    put(wire, CAME_BYTES, get(wire, CAME_BYTES) + size_bytes)
+        words.out_number = number
+        to.packed = _note_message(table, wire, record, is_sealed)
+        if way_of(record) == Way.ON_ANOTHER_HOST:
+            to.place = 1  # not asked for yet
+    wire.came_bytes += size_bytes
     publish(context, words, own_rank(table), to, size_bytes, number)
     return _TAKEN
 
@@ -259,93 +205,96 @@ def _take_record(table, wire, record, size_bytes, is_sealed):
 
 
 @inline
-def _row_for(wire, acknowledgement, size_bytes, is_sealed):
+def _row_for(wire: Wire, acknowledgement: int, size_bytes: int, is_sealed: int) -> Transfer:
     """Return the row for a piece of data; 0: no row has requested it."""
     if acknowledgement < 1 or acknowledgement > _ACKNOWLEDGEMENTS:
-        return 0
-    kept = get(wire, FETCHES + acknowledgement)
-    row = kept & -2
-    if row <= _SEALED_MESSAGE or (kept & 1 != 0 and not is_sealed):
-        return 0
-    left = get(row, FOUND_BYTES) - get(row, DONE_BYTES)
-    return row if 0 < size_bytes <= left else 0
+        return Transfer(0)
+    kept = wire.fetches[acknowledgement]
+    row = Transfer(kept & -2)
+    if row.address <= Announced.SEALED or (kept & 1 != 0 and not is_sealed):
+        return Transfer(0)
+    left = row.found_bytes - row.done_bytes
+    return row if 0 < size_bytes <= left else Transfer(0)
 
 
 @inline
-def _note_data(wire, acknowledgement, size_bytes):
+def _note_data(wire: Wire, acknowledgement: int, size_bytes: int) -> None:
     """Note that `size_bytes` more of a message's data are in place."""
-    row = get(wire, FETCHES + acknowledgement) & -2
-    done = get(row, DONE_BYTES) + size_bytes
-    put(row, DONE_BYTES, done)
-    if done == get(row, FOUND_BYTES):
-        put(wire, FETCHES + acknowledgement, 0)
+    row = Transfer(wire.fetches[acknowledgement] & -2)
+    done = row.done_bytes + size_bytes
+    row.done_bytes = done
+    if done == row.found_bytes:
+        wire.fetches[acknowledgement] = 0
 
 
 @inline
-def _take_opened_data(wire, data, size_bytes, acknowledgement):
+def _take_opened_data(wire: Wire, data: Envelope, size_bytes: int, acknowledgement: int) -> int:
     row = _row_for(wire, acknowledgement, size_bytes, True)
-    if row == 0:
+    if not row:
         return _BAD
-    move_bytes(get(row, ADDRESS) + get(row, DONE_BYTES), data, size_bytes)
+    move_bytes(row.memory + row.done_bytes, data, size_bytes)
     _note_data(wire, acknowledgement, size_bytes)
     return _TAKEN
 
 
 @inline
-def _take_ask(table, wire, acknowledgement):
+def _take_ask(table: TransferTable, wire: Wire, acknowledgement: int) -> int:
     if acknowledgement < 1 or acknowledgement > _ACKNOWLEDGEMENTS:
         return _BAD
     kept = served(table, acknowledgement)
-    is_asked = get(kept, _S_DONE_BYTES) != NOT_ASKED or get(kept, _S_ADDRESS) == 0
-    if is_asked or get(kept, _S_END) != get(wire, END):
+    is_asked = kept.done_bytes != NOT_ASKED or kept.memory == 0
+    if is_asked or kept.end != wire.end:
         return _BAD
-    put(kept, _S_DONE_BYTES, 0)
-    push(wire, SERVES, SERVE_LAST, acknowledgement)
+    kept.done_bytes = 0
+    put_at(wire.serves, wire.serve_last, acknowledgement)
+    wire.serve_last += 1
     return _TAKEN
 
 
 @inline
-def _take_taken(table, acknowledgement):
+def _take_taken(table: TransferTable, acknowledgement: int) -> int:
     if acknowledgement < 1 or acknowledgement > _ACKNOWLEDGEMENTS:
         return _BAD
-    exchange64(acknowledgement_word(get(table, CONTEXT), own_rank(table), acknowledgement), 1)
+    exchange64(acknowledgement_word(table.context, own_rank(table), acknowledgement), 1)
     return _TAKEN
 
 
 @inline
-def _take_credit(table, wire, body, size_bytes, granted):
-    area = get(mailbox_words(table, get(wire, END)), OUT_AREA)
+def _take_credit(
+    table: TransferTable, wire: Wire, body: Envelope, size_bytes: int, granted: int
+) -> int:
+    area = mailbox_words(table, wire.end).out_area
     if size_bytes != 16:
         return _BAD
-    put(wire, GRANTED_BYTES, max(get(wire, GRANTED_BYTES), granted))
+    wire.granted_bytes = max(wire.granted_bytes, granted)
     if area != 0:
-        store64(area + _MATCHED_COUNT, get(body, 1))
-        store64_release(area + _MATCHED, get(body, 0))
+        store64(area + _MATCHED_COUNT, Words(body.address)[1])
+        store64_release(area + _MATCHED, Words(body.address)[0])
     return _TAKEN
 
 
 @inline
-def _take_frame(table, wire, frame, is_sealed):
+def _take_frame(table: TransferTable, wire: Wire, frame: Words, is_sealed: int) -> int:
     """Handle a frame that is complete; return how it went."""
-    kind, size_bytes = get(frame, 0) & 0xFF, get(frame, 0) >> 8
-    value, body = get(frame, 1), frame + HEADER_BYTES
-    if kind == F_RECORD:
+    kind, size_bytes = frame[0] & 0xFF, frame[0] >> 8
+    value, body = frame[1], Envelope(frame.address + HEADER_BYTES)
+    if kind == Frame.RECORD:
         return _take_record(table, wire, body, size_bytes, is_sealed)
-    if kind == F_CREDIT:
+    if kind == Frame.CREDIT:
         return _take_credit(table, wire, body, size_bytes, value)
-    if kind == F_DATA and is_sealed:
+    if kind == Frame.DATA and is_sealed:
         return _take_opened_data(wire, body, size_bytes, value)
     if size_bytes != 0:
         return _BAD
-    if kind == F_ASK:
+    if kind == Frame.ASK:
         return _take_ask(table, wire, value)
-    if kind == F_TAKEN:
+    if kind == Frame.TAKEN:
         return _take_taken(table, value)
-    if kind == F_HELLO:
-        put(wire, MAY_SEND, 1)
+    if kind == Frame.HELLO:
+        wire.may_send = 1
         return _TAKEN
-    if kind == F_BYE:
-        put(wire, HAS_BYE, 1)
+    if kind == Frame.BYE:
+        wire.has_bye = 1
         return _TAKEN
     return _BAD
 
@@ -354,64 +303,64 @@ def _take_frame(table, wire, frame, is_sealed):
 
 
 @inline
-def _begin_body(table, wire, kind, size_bytes, value):
+def _begin_body(table: TransferTable, wire: Wire, kind: int, size_bytes: int, value: int) -> bool:
     """Begin a frame whose bytes go directly to their place; return whether it is one of ours."""
-    if kind == F_SEALED:
-        put(wire, _BODY_AT, get(wire, _OPEN_BUFFER))
-        put(wire, _BODY_OF, 0)
-        put(wire, _OPEN_BYTES, size_bytes)
-        put(wire, _BODY_LEFT, size_bytes)
+    if kind == Frame.SEALED:
+        wire.body_at = wire.open_buffer
+        wire.body_of = 0
+        wire.open_bytes = size_bytes
+        wire.body_left = size_bytes
         return 0 < size_bytes <= _MOST_SEALED_BYTES
     row = _row_for(wire, value, size_bytes, False)
-    if row == 0:
+    if not row:
         return False
-    put(wire, _BODY_AT, get(row, ADDRESS) + get(row, DONE_BYTES))
-    put(wire, _BODY_OF, value)
-    put(wire, _BODY_LEFT, size_bytes)
+    wire.body_at = row.memory + row.done_bytes
+    wire.body_of = value
+    wire.body_left = size_bytes
     return True
 
 
 @inline
-def _note_body(table, wire, size_bytes):
+def _note_body(table: TransferTable, wire: Wire, size_bytes: int) -> None:
     """Note that `size_bytes` more of such a frame are in place."""
-    put(wire, _BODY_AT, get(wire, _BODY_AT) + size_bytes)
-    left = get(wire, _BODY_LEFT) - size_bytes
-    put(wire, _BODY_LEFT, left)
-    if get(wire, _BODY_OF) != 0:
-        _note_data(wire, get(wire, _BODY_OF), size_bytes)
+    wire.body_at += size_bytes
+    left = wire.body_left - size_bytes
+    wire.body_left = left
+    if wire.body_of != 0:
+        _note_data(wire, wire.body_of, size_bytes)
     elif left == 0:
-        store64_release(wire + 8 * _OPEN, get(wire, _OPEN_BYTES))
+        store64_release(wire.at.open, wire.open_bytes)
         wake_python(table)
 
 
 @inline
-def _take_opened(table, wire):
+def _take_opened(table: TransferTable, wire: Wire) -> bool:
     """Handle what Python has opened; return whether that is done, so that receiving goes on."""
-    opened = load64_acquire(wire + 8 * _OPENED)
+    opened = load64_acquire(wire.at.opened)
     if opened == 0:
         return False
-    went = _take_frame(table, wire, get(wire, _OPENED_BUFFER), True)
+    went = _take_frame(table, wire, wire.opened_buffer, True)
     if went == _BAD:
         fail(table, wire, NO_FRAME)
     if went != _TAKEN:
         return False
-    put(wire, _OPEN, 0)
-    store64_release(wire + 8 * _OPENED, 0)
+    wire.open = 0
+    store64_release(wire.at.opened, 0)
     return True
 
 
 @inline
-def _take_buffered(table, wire):
+def _take_buffered(table: TransferTable, wire: Wire) -> int:
     """Handle one received frame, or the beginning of one; return how it went."""
-    start, stop = get(wire, _START), get(wire, _STOP)
+    start, stop = wire.in_start, wire.in_stop
     if stop - start < HEADER_BYTES:
         return _PARTLY
-    frame = get(wire, _BUFFER) + start
-    kind, size_bytes = get(frame, 0) & 0xFF, get(frame, 0) >> 8
-    if kind == F_DATA or kind == F_SEALED:
-        if not _begin_body(table, wire, kind, size_bytes, get(frame, 1)):
+    frame = Words(wire.in_buffer + start)
+    kind, size_bytes = frame[0] & 0xFF, frame[0] >> 8
+    if kind == Frame.DATA or kind == Frame.SEALED:
+        if not _begin_body(table, wire, kind, size_bytes, frame[1]):
             return _BAD
-        put(wire, _START, start + HEADER_BYTES)
+        wire.in_start = start + HEADER_BYTES
         return _TAKEN
     if size_bytes < 0 or size_bytes > BUFFER_BYTES - HEADER_BYTES:
         return _BAD
@@ -419,42 +368,46 @@ def _take_buffered(table, wire):
         return _PARTLY
     went = _take_frame(table, wire, frame, False)
     if went == _TAKEN:
-        put(wire, _START, start + HEADER_BYTES + size_bytes)
+        wire.in_start = start + HEADER_BYTES + size_bytes
     return went
 
 
 @inline
-def _receive_carried(table, wire, address, most_bytes, enough_bytes):
+def _receive_carried(
+    table: TransferTable, wire: Wire, address: int, most_bytes: int, enough_bytes: int
+) -> int:
     """Receive what a carrier has brought, message by message; return as `_receive` does."""
-    carry, came, got = get(get(table, WIRES), CARRY_HERE), 0, 1
+    carry, came, got = Wires(table.wires).carry_here, 0, 1
     while got > 0 and came < enough_bytes:
-        got = call_post(carry, get(wire, CARRIER), address + came, most_bytes - came)
+        got = call_post(carry, wire.carrier, address + came, most_bytes - came)
         came += max(got, 0)
-    put(wire, _IS_EMPTY, 1 if came == 0 and got == 0 else 0)
+    wire.carrier_is_empty = 1 if came == 0 and got == 0 else 0
     if came > 0:
         return came
     if got < 0:
         fail(table, wire, CARRIER_FAILED)
-    elif get(wire, HAS_BYE) != 0 and get(wire, SAYS_BYE) == SAID_BYE:
-        put(wire, STATE, ENDED)
+    elif wire.has_bye != 0 and wire.says_bye == SAID_BYE:
+        wire.state = WireState.ENDED
         wake_python(table)
     return 0
 
 
 @inline
-def _receive(table, wire, address, most_bytes, enough_bytes):
+def _receive(
+    table: TransferTable, wire: Wire, address: int, most_bytes: int, enough_bytes: int
+) -> int:
     """Receive; from a carrier until there is no more, or enough. Return the bytes, 0: none."""
-    if get(wire, CARRIER) != 0:
+    if wire.carrier != 0:
         return _receive_carried(table, wire, address, most_bytes, enough_bytes)
-    got = _recv(np.int32(get(wire, FD)), address, most_bytes, np.int32(_MSG_DONTWAIT))
+    got = _recv(np.int32(wire.fd), address, most_bytes, np.int32(_MSG_DONTWAIT))
     if got > 0:
         return got
     if got < 0:
         number = failed_call()
         if number != 0:
             fail(table, wire, number)
-    elif get(wire, HAS_BYE) != 0:
-        put(wire, STATE, ENDED)
+    elif wire.has_bye != 0:
+        wire.state = WireState.ENDED
         wake_python(table)
     else:
         fail(table, wire, 0)
@@ -462,48 +415,48 @@ def _receive(table, wire, address, most_bytes, enough_bytes):
 
 
 @inline
-def _receive_buffered(table, wire):
+def _receive_buffered(table: TransferTable, wire: Wire) -> int:
     """Receive into the buffer, after data that is not handled yet; return the bytes received."""
-    start, stop, buffer = get(wire, _START), get(wire, _STOP), get(wire, _BUFFER)
+    start, stop, buffer = wire.in_start, wire.in_stop, wire.in_buffer
     if start > 0:
         if stop > start:
             move_bytes(buffer, buffer + start, stop - start)
         stop -= start
-        put(wire, _START, 0)
-        put(wire, _STOP, stop)
+        wire.in_start = 0
+        wire.in_stop = stop
     room = BUFFER_BYTES - stop
     got = _receive(table, wire, buffer + stop, room, room)
-    put(wire, _STOP, stop + got)
+    wire.in_stop = stop + got
     return got
 
 
 @inline
-def _receive_body(table, wire):
+def _receive_body(table: TransferTable, wire: Wire) -> int:
     """Receive more of a frame's bytes directly to their place; return how many."""
-    left, start = get(wire, _BODY_LEFT), get(wire, _START)
-    waiting = min(get(wire, _STOP) - start, left)
+    left, start = wire.body_left, wire.in_start
+    waiting = min(wire.in_stop - start, left)
     if waiting > 0:
-        move_bytes(get(wire, _BODY_AT), get(wire, _BUFFER) + start, waiting)
-        put(wire, _START, start + waiting)
+        move_bytes(wire.body_at, wire.in_buffer + start, waiting)
+        wire.in_start = start + waiting
     else:
-        waiting = _receive(table, wire, get(wire, _BODY_AT), min(left, _MOST_BODY_BYTES), 1)
+        waiting = _receive(table, wire, wire.body_at, min(left, _MOST_BODY_BYTES), 1)
     if waiting > 0:
         _note_body(table, wire, waiting)
     return waiting
 
 
 @inline
-def receive_on(table, wire):
+def receive_on(table: TransferTable, wire: Wire) -> int:
     """Receive and handle frame by frame; return whether anything was received."""
-    if get(wire, STATE) != OPEN:
+    if wire.state != WireState.OPEN:
         return 0
     moved, is_empty = 0, False
     for _ in range(_MOST_FRAMES):
-        if get(wire, _OPEN) != 0:
+        if wire.open != 0:
             if not _take_opened(table, wire):
                 return moved
             moved = 1
-        elif get(wire, _BODY_LEFT) > 0:
+        elif wire.body_left > 0:
             if _receive_body(table, wire) == 0:
                 return moved
             moved = 1
@@ -517,7 +470,7 @@ def receive_on(table, wire):
                 continue
             if is_empty or went == _LATER:
                 return moved
-            asked = BUFFER_BYTES - get(wire, _STOP) + get(wire, _START)
+            asked = BUFFER_BYTES - wire.in_stop + wire.in_start
             got = _receive_buffered(table, wire)
             if got == 0:
                 return moved

@@ -7,14 +7,15 @@ length << 8} and a value, followed by as many bytes as the length states.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final
 
+from gpucoll.blocks import Block, Field, Words, words
+from gpucoll.codes import Codes
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.words import MAILBOX_WORDS
+from gpucoll.transport.shared.words import Mailbox
 
 
-class Frame(IntEnum):
+class Frame(Codes):
     """The kinds of frames, with the meaning of their values."""
 
     HELLO = 1  # the first frame, from the rank that connected: the other one may send
@@ -40,7 +41,7 @@ SLACK_BYTES: Final = 128 << 10
 ACKNOWLEDGED: Final = layout.ACKNOWLEDGEMENTS + 1
 
 
-class WireState(IntEnum):
+class WireState(Codes):
     """The state of a connection."""
 
     OPEN = 0
@@ -54,91 +55,89 @@ CARRIER_FAILED: Final = -2
 """In place of an error's number: the carrier has the reason."""
 
 
-class Wire(IntEnum):
-    """Fields of a connection."""
+class Wire(Block):
+    """One connection."""
 
-    FD = 0
-    END = 1  # the rank at the other end, by the table's number
-    STATE = 2
-    ERRNO = 3  # why it failed; 0: the other end closed it; or one of the two above
-    MAY_SEND = 4
-    IS_BLOCKED = 5  # the connection accepts no more bytes for now
+    fd: int
+    end: int  # the rank at the other end, by the table's number
+    state: int
+    errno: int  # why it failed; 0: the other end closed it; or one of the two above
+    may_send: int
+    is_blocked: int  # the connection accepts no more bytes for now
     # Incoming bytes.
-    IN_BUFFER = 6
-    IN_START = 7
-    IN_STOP = 8
-    BODY_LEFT = 9  # bytes left of a frame that goes directly to its place
-    BODY_AT = 10
-    BODY_OF = 11  # the acknowledgement of the message; 0: a sealed frame
+    in_buffer: int
+    in_start: int
+    in_stop: int
+    body_left: int  # bytes left of a frame that goes directly to its place
+    body_at: int
+    body_of: int  # the acknowledgement of the message; 0: a sealed frame
     # Outgoing bytes.
-    OUT_BUFFER = 12
-    OUT_START = 13
-    OUT_STOP = 14
-    OUT_BODY_LEFT = 15
-    OUT_BODY_AT = 16
-    OUT_BODY_OF = 17
+    out_buffer: int
+    out_start: int
+    out_stop: int
+    out_body_left: int
+    out_body_at: int
+    out_body_of: int
     # Queues of acknowledgements, each in a ring with one word for each of them.
-    ASK_FIRST = 18
-    ASK_LAST = 19
-    SERVE_FIRST = 20
-    SERVE_LAST = 21
-    N_TAKEN = 22  # messages of the other end that must be reported when they are matched
+    ask_first: int
+    ask_last: int
+    serve_first: int
+    serve_last: int
+    n_taken: int  # messages of the other end that must be reported when they are matched
     # Room, and matched bytes.
-    SENT_BYTES = 23  # of records
-    GRANTED_BYTES = 24
-    CAME_BYTES = 25
-    TOLD_GRANTED = 26
-    CAME_COST = 27
-    TOLD_MATCHED = 28
+    sent_bytes: int  # of records
+    granted_bytes: int
+    came_bytes: int
+    told_granted: int
+    came_cost: int
+    told_matched: int
     # Between compiled code, which writes the first of each pair, and Python, which writes the
     # other.
-    SEAL = 29  # bytes of a frame to be sealed
-    SEALED = 30  # bytes of it, sealed
-    SEAL_BUFFER = 31
-    SEALED_BUFFER = 32
-    OPEN = 33  # bytes of a sealed frame that arrived
-    OPENED = 34  # bytes of its content
-    OPEN_BUFFER = 35
-    OPENED_BUFFER = 36
-    CARRIER = 37  # address of the carrier that replaces the socket; 0: the socket carries bytes
+    seal: int  # bytes of a frame to be sealed
+    sealed: int  # bytes of it, sealed
+    seal_buffer: Field[Words]
+    sealed_buffer: int
+    open: int  # bytes of a sealed frame that arrived
+    opened: int  # bytes of its content
+    open_buffer: int
+    opened_buffer: Field[Words]
+    carrier: int  # address of the carrier that replaces the socket; 0: the socket carries bytes
     # The end.
-    SAYS_BYE = 38  # 1: to be sent; SAID_BYE: sent
-    HAS_BYE = 39
+    says_bye: int  # 1: to be sent; SAID_BYE: sent
+    has_bye: int
     # Whether parts of messages are sealed now.
-    SEALS_PARTS = 40
-    OPENS_PARTS = 41
-    NEEDS_ROOM = 42  # received data waits for memory
-    PARTS_LEFT = 43  # bytes in further records of the message being received
-    OPEN_BYTES = 44  # bytes of the sealed frame being received
-    CARRIER_IS_EMPTY = 45  # whether the carrier had brought nothing at the last call
+    seals_parts: int
+    opens_parts: int
+    needs_room: int  # received data waits for memory
+    parts_left: int  # bytes in further records of the message being received
+    open_bytes: int  # bytes of the sealed frame being received
+    carrier_is_empty: int  # whether the carrier had brought nothing at the last call
     # The rings of this pair as the other end sees them, by `words.Mailbox`.
-    MAILBOX = 48
-    FETCHES = MAILBOX + MAILBOX_WORDS  # by acknowledgement: the row that gets its data
-    ASKS = FETCHES + ACKNOWLEDGED
-    SERVES = ASKS + layout.ACKNOWLEDGEMENTS
-    TAKEN = SERVES + layout.ACKNOWLEDGEMENTS
+    mailbox: Field[Mailbox] = words(Mailbox.n_words, index=48)
+    fetches: Field[Words] = words(ACKNOWLEDGED)  # by acknowledgement: the row that gets its data
+    asks: Field[Words] = words(layout.ACKNOWLEDGEMENTS)
+    serves: Field[Words] = words(layout.ACKNOWLEDGEMENTS)
+    taken: Field[Words] = words(layout.ACKNOWLEDGEMENTS)
 
 
-WIRE_WORDS: Final = Wire.TAKEN + layout.ACKNOWLEDGEMENTS
 SAID_BYE: Final = 2
 
 
-class Served(IntEnum):
-    """Fields of a message of this rank whose data another host requests."""
+class Served(Block):
+    """A message of this rank whose data another host requests."""
 
-    ADDRESS = 0
-    SIZE_BYTES = 1
-    DONE_BYTES = 2  # NOT_ASKED before the first request
-    IS_SEALED = 3
-    END = 4  # the rank to which it goes
+    memory: int
+    size_bytes: int
+    done_bytes: int  # NOT_ASKED before the first request
+    is_sealed: int
+    end: int  # the rank to which it goes
 
 
-SERVED_WORDS: Final = 5
 NOT_ASKED: Final = -1
 
 
-class Announced(IntEnum):
-    """In `Wire.FETCHES`, before a receive has requested a message: how its data must be sent.
+class Announced(Codes):
+    """In `Wire.fetches`, before a receive has requested a message: how its data must be sent.
 
     Afterwards the word is the address of the row, plus 1 if the data must be sealed.
     """
@@ -147,20 +146,20 @@ class Announced(IntEnum):
     SEALED = 3
 
 
-class Wires(IntEnum):
-    """Fields that all connections of a table of messages share."""
+class Wires(Block):
+    """What all connections of a table of messages share."""
 
-    COUNT = 0
-    EVENT_FD = 1  # wakes the thread
-    IS_LOOKING = 2  # whether the thread wakes when data arrives
-    NEEDS_PYTHON = 3  # whether Python has something to do
-    ONE = 4  # the value that is written to the eventfd
-    HOST_STEP = 5  # address of `message_step.message_step`
-    HOST_POST = 6  # address of `message_step.message_post`
-    N_STEPS = 7  # counts the steps
-    SERVED = 8  # address of a `Served` for each acknowledgement
-    POLL_FDS = 9  # address of a ``struct pollfd`` for each connection
-    CARRY_AWAY = 10  # address of ``(carrier, address, most bytes)`` -> bytes sent; -1: failed
-    CARRY_HERE = 11  # address of such a function that receives; 0: nothing arrived
-    FIRST = 16
+    count: int
+    event_fd: int  # wakes the thread
+    is_looking: int  # whether the thread wakes when data arrives
+    needs_python: int  # whether Python has something to do
+    one: int  # the value that is written to the eventfd
+    host_step: int  # address of `message_step.message_step`
+    host_post: int  # address of `message_step.message_post`
+    n_steps: int  # counts the steps
+    served: Field[Served]  # one for each acknowledgement
+    poll_fds: int  # address of a ``struct pollfd`` for each connection
+    carry_away: int  # address of ``(carrier, address, most bytes)`` -> bytes sent; -1: failed
+    carry_here: int  # address of such a function that receives; 0: nothing arrived
+    connections: Field[Words] = words(1, index=16)
     """Addresses of the connections."""

@@ -106,10 +106,7 @@ class WorldCpuBackend:
     """
 
     def __init__(
-        self,
-        group: WorldGroup,
-        blocks: BlockMaker | None = None,
-        carriers: Carriers | None = None,
+        self, group: WorldGroup, blocks: BlockMaker | None = None, carriers: Carriers | None = None
     ) -> None:
         self._group = group
         messages = WorldMessages(group, carriers)

@@ -219,10 +219,7 @@ def _exchange_straight(
 
 
 def _exchange(
-    run: Run,
-    algorithm: Algorithm,
-    blocks: list[list[Bytes]],
-    everyone: Sequence[Sequence[int]],
+    run: Run, algorithm: Algorithm, blocks: list[list[Bytes]], everyone: Sequence[Sequence[int]]
 ) -> list[Bytes]:
     """Return the blocks for each rank here, given the blocks that each rank here sends."""
     hosts, here, count = run.hosts, run.group.here, run.hosts.count

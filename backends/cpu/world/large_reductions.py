@@ -26,11 +26,7 @@ from gpucoll.backends.cpu.world.sizes import (
     sections_of,
 )
 from gpucoll.group.world.schedules import Section
-from gpucoll.kernels.cpu.addresses import (
-    HALF_TYPES,
-    changes_inputs,
-    reduce_kernel,
-)
+from gpucoll.kernels.cpu.addresses import HALF_TYPES, changes_inputs, reduce_kernel
 from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import Reduction
 from gpucoll.types import Collective, ReduceOp
@@ -60,8 +56,8 @@ class _Operation:
         self.commutes = op.commutative
         self._prepares = op.name == "scaled_sum" or changes_inputs(op.name)
         words = run.block.words
-        kernel, parameter = int(words[Call.KERNEL]), int(words[Call.PARAMETER])
-        parts = data.item_bytes // int(words[Call.PART_BYTES])  # always 1 for a user's op
+        kernel, parameter = int(words[Call.kernel]), int(words[Call.parameter])
+        parts = data.item_bytes // int(words[Call.part_bytes])  # always 1 for a user's op
         if between is not run.request.op:
             kernel, parameter = reduce_kernel(data.dtype, between.name), 0
         self.reduction = Reduction(kernel, data.item_bytes, parts, parameter)
@@ -99,11 +95,7 @@ def _all_reduce(run: Run) -> None:
     pieces = pieces_of(output.size, item_bytes)
     sections = sections_of(pieces, algorithm.blocks(run.hosts.count), item_bytes)
     moving = run.begin(
-        algorithm.function,
-        sections,
-        output.ctypes.data,
-        reduction=operation.reduction,
-        ready=0,
+        algorithm.function, sections, output.ctypes.data, reduction=operation.reduction, ready=0
     )
     for number, piece in enumerate(pieces):
         operation.reduce_here(mine[piece], output[piece], Collective.ALL_REDUCE)
@@ -123,7 +115,7 @@ def _reduce(run: Run) -> None:
     mine, is_root = run.input(), run.group.rank == root
     output = run.output() if is_root else np.empty(0, np.uint8)
     # If the call itself is no reduce, the loop inside the host gives every rank a result.
-    has_result = run.leads or int(run.block.words[Call.COLLECTIVE]) != Collective.REDUCE
+    has_result = run.leads or int(run.block.words[Call.collective]) != Collective.REDUCE
     work = np.empty(0, np.uint8)
     if has_result:
         work = output if run.leads and is_root else np.empty(mine.size, np.uint8)

@@ -42,8 +42,8 @@ def _scan(run: Run) -> None:
     _gather_total(run, kept, output, work[:size])
     algorithm = choice.choose(Collective.EXCLUSIVE_SCAN, size, run.hosts.count, commutative=False)
     words, data = run.block.words, run.request.data
-    parts = data.item_bytes // int(words[Call.PART_BYTES])
-    kernel, parameter = int(words[Call.KERNEL]), int(words[Call.PARAMETER])
+    parts = data.item_bytes // int(words[Call.part_bytes])
+    kernel, parameter = int(words[Call.kernel]), int(words[Call.parameter])
     reduction = Reduction(kernel, data.item_bytes, parts, parameter)
     run.transfer(algorithm.function, [0, size, 2 * size], work, reduction=reduction)
     if run.group.here == 0:

@@ -132,15 +132,15 @@ class MessageThread:
         words, wires = self._table, self.wires.words
         step, post = loop.wires_step.address, loop.wires_post.address
         if self._carriers is not None:
-            wires[Wires.CARRY_AWAY], wires[Wires.CARRY_HERE] = self._carriers.functions
-            words[TransferTable.LONGEST_SLICE_NS] = _CARRIED_SLICE_NS
-        wires[Wires.HOST_STEP] = message_step.message_step.address
-        wires[Wires.HOST_POST] = message_step.message_post.address
+            wires[Wires.carry_away], wires[Wires.carry_here] = self._carriers.functions
+            words[TransferTable.longest_slice_ns] = _CARRIED_SLICE_NS
+        wires[Wires.host_step] = message_step.message_step.address
+        wires[Wires.host_post] = message_step.message_post.address
         self.post = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(post)
-        words[TransferTable.FETCH] = loop.wires_fetch.address
-        ordering.store(self._table_address + 8 * TransferTable.WIRES, self.wires.address)
-        words[TransferTable.POST], words[TransferTable.STEP] = post, step
-        self._context[Context.MESSAGE_STEP] = step
+        words[TransferTable.fetch] = loop.wires_fetch.address
+        ordering.store(self._table_address + 8 * TransferTable.wires, self.wires.address)
+        words[TransferTable.post], words[TransferTable.step] = post, step
+        self._context[Context.message_step] = step
         self._step = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(step)
         self._is_setting_up = False
 
@@ -164,10 +164,10 @@ class MessageThread:
 
     def _is_needed(self) -> bool:
         """Return whether no other thread serves the connections; tell threads that go to sleep."""
-        steps = int(self.wires.words[Wires.N_STEPS])
-        is_busy = steps != self._last_steps and bool(self._table[TransferTable.WAITERS])
+        steps = int(self.wires.words[Wires.n_steps])
+        is_busy = steps != self._last_steps and bool(self._table[TransferTable.waiters])
         self._last_steps = steps
-        place = self.wires.address + 8 * Wires.IS_LOOKING
+        place = self.wires.address + 8 * Wires.is_looking
         if is_busy and not self._sleepers():
             ordering.store(place, 0)
             if not self._sleepers():
@@ -180,8 +180,8 @@ class MessageThread:
         if self._carriers is None or not self.wires.wires:
             return _IDLE_S
         words = self._table  # carriers do not wake it, so it looks again and again
-        moves, self._last_moves = self._last_moves, int(words[TransferTable.MOVES])
-        is_busy = words[TransferTable.WAITERS] or words[TransferTable.PENDING]
+        moves, self._last_moves = self._last_moves, int(words[TransferTable.moves])
+        is_busy = words[TransferTable.waiters] or words[TransferTable.pending]
         if (
             is_busy
             or moves != self._last_moves
@@ -202,7 +202,7 @@ class MessageThread:
                 elif wire not in self._cut:
                     poll.register(wire.end, select.POLLIN)
         limit_s = self._patience_s() if is_looking else _BUSY_S
-        if self._failing or self._pairs.is_connecting or self._table[TransferTable.PENDING]:
+        if self._failing or self._pairs.is_connecting or self._table[TransferTable.pending]:
             limit_s = min(limit_s, _PENDING_S)
         if any(wire.is_waiting and not wire.is_blocked for wire in self._open_wires()):
             limit_s = _AGAIN_S  # another thread was just looking
@@ -226,7 +226,7 @@ class MessageThread:
         return [wire for wire in self.wires.wires if wire.state == WireState.OPEN]
 
     def _add(self, pair: Pair) -> None:
-        ring_bytes = int(self._steps_context[Context.LARGE_RING_BYTES])
+        ring_bytes = int(self._steps_context[Context.large_ring_bytes])
         carrier = None if self._carriers is None else self._carriers.to(pair.rank)
         wire = MessageWire(pair, self._ends[pair.rank], first_grant(ring_bytes), carrier)
         if self._step is None:
@@ -266,7 +266,7 @@ class MessageThread:
             if wire.carrier is not None and wire.end.fileno() in ready and wire not in self._cut:
                 self._cut[wire] = now + _TELLING_S
             if now > self._cut.get(wire, now) and wire.brings_nothing:
-                wire.words[Wire.STATE] = WireState.FAILED
+                wire.words[Wire.state] = WireState.FAILED
 
     def _look_for_ends(self) -> None:
         """Handle connections that have ended, and ranks that have closed the communicator."""
@@ -281,7 +281,7 @@ class MessageThread:
         for wire in [wire for wire, moment in self._failing.items() if now >= moment]:
             del self._failing[wire]
             self._lose(wire, wire.reason)
-        if self._table[TransferTable.PENDING] and now >= self._looks_at:
+        if self._table[TransferTable.pending] and now >= self._looks_at:
             self._looks_at = now + _PENDING_S
             self._look_for_closed()
 
@@ -316,8 +316,8 @@ class MessageThread:
         while time.monotonic() < stop and not self._is_over():
             wires = self._open_wires()
             for wire in wires:
-                if not wire.words[Wire.SAYS_BYE]:
-                    ordering.store(wire.address + 8 * Wire.SAYS_BYE, 1)
+                if not wire.words[Wire.says_bye]:
+                    ordering.store(wire.address + 8 * Wire.says_bye, 1)
                 elif wire.has_said_bye and wire not in said:
                     if wire.carrier is None:  # a carrier's data might be overtaken
                         shut(wire.end)
@@ -337,7 +337,7 @@ class MessageThread:
 
     def _is_over(self) -> bool:
         group = self._find_group()
-        return group is None or group.is_aborted or bool(self._table[TransferTable.IS_DEAD])
+        return group is None or group.is_aborted or bool(self._table[TransferTable.is_dead])
 
     def stop(self) -> None:
         """End the thread; return when it has ended."""

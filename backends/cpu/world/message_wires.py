@@ -18,10 +18,9 @@ from gpucoll.backends.cpu.wires.words import (
     HEADER_BYTES,
     SAID_BYE,
     SEAL_BYTES,
-    SERVED_WORDS,
     SLACK_BYTES,
-    WIRE_WORDS,
     Frame,
+    Served,
     Wire,
     Wires,
     WireState,
@@ -88,54 +87,54 @@ class MessageWire:
         self.end = pair.end
         self.carrier = carrier
         self._seal, self._opening = pair.seal, pair.opening
-        self._words_memory, self.address = _memory(8 * WIRE_WORDS)
+        self._words_memory, self.address = _memory(Wire.n_bytes)
         self.words: _Words = np.frombuffer(self._words_memory, np.int64)
         words = self.words
-        words[Wire.FD], words[Wire.END] = pair.end.fileno(), end
-        words[Wire.CARRIER] = 0 if carrier is None else carrier.address
-        words[Wire.GRANTED_BYTES] = words[Wire.TOLD_GRANTED] = granted_bytes
+        words[Wire.fd], words[Wire.end] = pair.end.fileno(), end
+        words[Wire.carrier] = 0 if carrier is None else carrier.address
+        words[Wire.granted_bytes] = words[Wire.told_granted] = granted_bytes
         self._buffers = {}
         for field, size_bytes in (
-            (Wire.IN_BUFFER, BUFFER_BYTES),
-            (Wire.OUT_BUFFER, BUFFER_BYTES),
-            (Wire.OPEN_BUFFER, 0),
-            (Wire.OPENED_BUFFER, 0),
-            (Wire.SEAL_BUFFER, 0),
-            (Wire.SEALED_BUFFER, 0),
+            (Wire.in_buffer, BUFFER_BYTES),
+            (Wire.out_buffer, BUFFER_BYTES),
+            (Wire.open_buffer, 0),
+            (Wire.opened_buffer, 0),
+            (Wire.seal_buffer, 0),
+            (Wire.sealed_buffer, 0),
         ):
             memory, words[field] = _memory(size_bytes or SEAL_BYTES)
             self._buffers[field] = memory
         if pair.has_connected:
-            out = np.frombuffer(self._buffers[Wire.OUT_BUFFER], np.int64)
+            out = np.frombuffer(self._buffers[Wire.out_buffer], np.int64)
             out[0] = Frame.HELLO
-            words[Wire.OUT_STOP] = HEADER_BYTES
-            words[Wire.MAY_SEND] = 1
+            words[Wire.out_stop] = HEADER_BYTES
+            words[Wire.may_send] = 1
 
     @property
     def state(self) -> WireState:
         """The state of the connection."""
-        return WireState(int(self.words[Wire.STATE]))
+        return WireState(int(self.words[Wire.state]))
 
     @property
     def has_said_bye(self) -> bool:
         """Whether everything that this rank sends has been handed over."""
-        is_empty = self.words[Wire.OUT_START] == self.words[Wire.OUT_STOP]
-        return self.words[Wire.SAYS_BYE] == SAID_BYE and bool(is_empty)
+        is_empty = self.words[Wire.out_start] == self.words[Wire.out_stop]
+        return self.words[Wire.says_bye] == SAID_BYE and bool(is_empty)
 
     @property
     def brings_nothing(self) -> bool:
         """Whether the carrier has brought everything so far, without the final BYE."""
-        return bool(self.words[Wire.CARRIER_IS_EMPTY]) and not self.words[Wire.HAS_BYE]
+        return bool(self.words[Wire.carrier_is_empty]) and not self.words[Wire.has_bye]
 
     @property
     def is_blocked(self) -> bool:
         """Whether it accepts no more bytes for now."""
-        return bool(self.words[Wire.IS_BLOCKED])
+        return bool(self.words[Wire.is_blocked])
 
     @property
     def reason(self) -> str:
         """Why it has failed."""
-        number = int(self.words[Wire.ERRNO])
+        number = int(self.words[Wire.errno])
         if number == CARRIER_FAILED and self.carrier is not None:
             return self.carrier.failure
         if number < 0:
@@ -145,11 +144,11 @@ class MessageWire:
     @property
     def needs_room(self) -> bool:
         """Whether received data waits for memory."""
-        return bool(self.words[Wire.NEEDS_ROOM])
+        return bool(self.words[Wire.needs_room])
 
     def note_room(self) -> None:
         """Note that memory may be available now."""
-        ordering.store(self.address + 8 * Wire.NEEDS_ROOM, 0)
+        ordering.store(self.address + 8 * Wire.needs_room, 0)
 
     def seal_and_open(self) -> bool:
         """Seal what must be sealed, and open what arrived; return whether anything was done.
@@ -164,33 +163,33 @@ class MessageWire:
 
     def _do_seal(self) -> bool:
         # In this order: what was just sealed is not sealed again while it is sent.
-        is_sealed = ordering.load(self.address + 8 * Wire.SEALED)
-        n_bytes = ordering.load(self.address + 8 * Wire.SEAL)
+        is_sealed = ordering.load(self.address + 8 * Wire.sealed)
+        n_bytes = ordering.load(self.address + 8 * Wire.seal)
         if not n_bytes or is_sealed:
             return False
-        with memoryview(self._buffers[Wire.SEAL_BUFFER]) as plain:
+        with memoryview(self._buffers[Wire.seal_buffer]) as plain:
             frame = self._seal.seal(plain[:n_bytes])
-        self._buffers[Wire.SEALED_BUFFER][: len(frame)] = frame
-        ordering.store(self.address + 8 * Wire.SEALED, len(frame))
+        self._buffers[Wire.sealed_buffer][: len(frame)] = frame
+        ordering.store(self.address + 8 * Wire.sealed, len(frame))
         return True
 
     def _do_open(self) -> bool:
-        is_opened = ordering.load(self.address + 8 * Wire.OPENED)
-        n_bytes = ordering.load(self.address + 8 * Wire.OPEN)
+        is_opened = ordering.load(self.address + 8 * Wire.opened)
+        n_bytes = ordering.load(self.address + 8 * Wire.open)
         if not n_bytes or is_opened:
             return False
-        with memoryview(self._buffers[Wire.OPEN_BUFFER]) as sealed:
+        with memoryview(self._buffers[Wire.open_buffer]) as sealed:
             frames = self._opening.take(sealed[:n_bytes])
         if len(frames) != 1 or self._opening.holds_part or not _is_whole(frames[0]):
             raise AuthenticationError("sent something else than one whole frame")
-        self._buffers[Wire.OPENED_BUFFER][: len(frames[0])] = frames[0]
-        ordering.store(self.address + 8 * Wire.OPENED, len(frames[0]))
+        self._buffers[Wire.opened_buffer][: len(frames[0])] = frames[0]
+        ordering.store(self.address + 8 * Wire.opened, len(frames[0]))
         return True
 
     @property
     def is_waiting(self) -> bool:
         """Whether compiled code has not yet taken something that was sealed or opened."""
-        return bool(self.words[Wire.SEALED] or self.words[Wire.OPENED])
+        return bool(self.words[Wire.sealed] or self.words[Wire.opened])
 
     def close(self) -> None:
         """Close the socket."""
@@ -217,12 +216,12 @@ class WireTable:
     """
 
     def __init__(self, n_ends: int, event_fd: int) -> None:
-        self._memory, self.address = _memory(8 * (Wires.FIRST + n_ends))
+        self._memory, self.address = _memory(8 * (Wires.connections + n_ends))
         self.words: _Words = np.frombuffer(self._memory, np.int64)
-        self._poll_memory, self.words[Wires.POLL_FDS] = _memory(8 * n_ends)
-        self._served, self.words[Wires.SERVED] = _memory(8 * SERVED_WORDS * ACKNOWLEDGED)
-        self.words[Wires.EVENT_FD] = event_fd
-        self.words[Wires.ONE] = 1
+        self._poll_memory, self.words[Wires.poll_fds] = _memory(8 * n_ends)
+        self._served, self.words[Wires.served] = _memory(Served.n_bytes * ACKNOWLEDGED)
+        self.words[Wires.event_fd] = event_fd
+        self.words[Wires.one] = 1
         self.wires: list[MessageWire] = []
 
     def add(self, wire: MessageWire) -> None:
@@ -231,8 +230,8 @@ class WireTable:
         self.wires.append(wire)
         fds = np.frombuffer(self._poll_memory, np.int64)
         fds[place] = _NO_FD if wire.carrier else wire.end.fileno() | (select.POLLIN << 32)
-        self.words[Wires.FIRST + place] = wire.address
-        ordering.store(self.address + 8 * Wires.COUNT, place + 1)
+        self.words[Wires.connections + place] = wire.address
+        ordering.store(self.address + 8 * Wires.count, place + 1)
 
     def forget(self, wire: MessageWire) -> None:
         """Make `poll` skip a connection that is not open: its descriptor may be reused."""
@@ -241,7 +240,7 @@ class WireTable:
 
     def take_need(self) -> bool:
         """Return whether Python has something to do, and reset that note."""
-        place = self.address + 8 * Wires.NEEDS_PYTHON
+        place = self.address + 8 * Wires.needs_python
         if not ordering.load(place):  # else a note made just now would be lost
             return False
         ordering.store(place, 0)

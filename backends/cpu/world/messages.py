@@ -23,16 +23,9 @@ from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.words import (
-    TRANSFER_WORDS,
-    Context,
-    Kind,
-    Mailbox,
-    Transfer,
-    TransferTable,
-)
+from gpucoll.transport.shared.words import Context, Kind, Mailbox, Transfer, TransferTable
 
-_PEER, _FOUND_PEER = int(Transfer.PEER), int(Transfer.FOUND_PEER)
+_PEER, _FOUND_PEER = int(Transfer.peer), int(Transfer.found_peer)
 _SEND = int(Kind.SEND)
 _TAG_AND_TIMEOUT = 2
 _CARRIED_YIELDS = 1000
@@ -60,7 +53,9 @@ class WorldRows(Rows):
         """Describe requests; return what must be kept alive until they are over."""
         kept = super().fill(requests, timeout_ns, deadline_ns, withdraws)
         for place, request in enumerate(requests):
-            self.words[place * TRANSFER_WORDS + _PEER] = self._ends.get(request.peer, request.peer)
+            self.words[place * Transfer.n_words + _PEER] = self._ends.get(
+                request.peer, request.peer
+            )
         return kept
 
     def request(self) -> MessageRequest:
@@ -109,10 +104,10 @@ class WorldMessages(MessageTable):
         self._thread = MessageThread(
             group, group.pairs, self._words, self._steps, elsewhere, carriers
         )
-        self._words[TransferTable.LEFT] = self._thread.left.ctypes.data
+        self._words[TransferTable.left] = self._thread.left.ctypes.data
         self._wired_post: Callable[..., int] | None = None
         # Data for other hosts stays in this rank's own memory until they ask for it.
-        self._steps[Context.SINGLE_COPY_MAX_BYTES] = 0
+        self._steps[Context.single_copy_max_bytes] = 0
         for end in elsewhere.values():
             members.store(members.status_offset(end) + layout.STATUS_COPIES, 1)
         self._count_as_users()
@@ -122,12 +117,12 @@ class WorldMessages(MessageTable):
     def _new_context(self) -> npt.NDArray[np.int64]:
         context = super()._new_context()
         if self._is_carried:
-            context[Context.YIELDS] = _CARRIED_YIELDS
+            context[Context.yields] = _CARRIED_YIELDS
         return context
 
     def _post(self, rows: Rows, count: int) -> int:
         if self._wired_post is None:
-            if not self._words[TransferTable.WIRES]:
+            if not self._words[TransferTable.wires]:
                 return super()._post(rows, count)
             self._wired_post = self._thread.post
         return self._wired_post(self._address, rows.address, count)
@@ -225,7 +220,7 @@ class WorldMessages(MessageTable):
 
     def end(self) -> None:
         """Release everything; pending messages will never be over."""
-        if not self._group.is_forked and not self._words[TransferTable.IS_DEAD]:
+        if not self._group.is_forked and not self._words[TransferTable.is_dead]:
             self._thread.say_bye(self._receivers())
         super().end()
         if not self._group.is_forked:
@@ -233,7 +228,7 @@ class WorldMessages(MessageTable):
 
     def _receivers(self) -> list[int]:
         """Return the ranks of other hosts to which this one has sent something."""
-        sent = self._peers[:, Mailbox.OUT_NUMBER]
+        sent = self._peers[:, Mailbox.out_number]
         return [rank for rank in self._elsewhere if sent[self._end_of[rank]]]
 
     def unreceived(self) -> list[tuple[int, int]]:

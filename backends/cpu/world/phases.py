@@ -49,15 +49,15 @@ class Signature:
     def __init__(self, block: CallBlock, request: Request, host: CpuBackend, n_here: int) -> None:
         self.block = block
         words = block.words
-        self.digest = int(words[Call.DIGEST])
+        self.digest = int(words[Call.digest])
         self.described = describe_block(block)
-        n_dimensions = int(words[Call.DIMENSIONS])
+        n_dimensions = int(words[Call.n_dimensions])
         n_shown = min(n_dimensions, SHOWN_DIMENSIONS)
-        shown = words[Call.DIMENSION : Call.DIMENSION + n_shown]
+        shown = words[Call.dimensions : Call.dimensions + n_shown]
         not_shown = [1] * (n_dimensions - n_shown)
         asked, data = request.part_of, request.data
         self.part_of = PartOf(
-            Collective(int(words[Call.COLLECTIVE])),
+            Collective(int(words[Call.collective])),
             asked.op if asked else request.op,
             asked.dtype if asked else data.dtype,
             asked.detail if asked else (request.op.parameter_bits if request.op else 0),

@@ -35,17 +35,11 @@ def combine(run: Run, sources: Sequence[Bytes], destination: Bytes, n_ranks: int
         return
     addresses = np.array([source.ctypes.data for source in sources], np.int64)
     landing = np.array([destination.ctypes.data], np.int64)
-    count = destination.size // int(words[Call.PART_BYTES])
-    parameter = int(words[Call.PARAMETER])
-    parameter += int(words[Call.PARAMETER_STRIDE]) * (n_ranks - 1)
-    _kernel(int(words[Call.KERNEL]))(
-        landing.ctypes.data,
-        1,
-        addresses.ctypes.data,
-        len(addresses),
-        count,
-        parameter,
-        0,
+    count = destination.size // int(words[Call.part_bytes])
+    parameter = int(words[Call.parameter])
+    parameter += int(words[Call.parameter_stride]) * (n_ranks - 1)
+    _kernel(int(words[Call.kernel]))(
+        landing.ctypes.data, 1, addresses.ctypes.data, len(addresses), count, parameter, 0
     )
 
 
@@ -146,7 +140,7 @@ def _prefix(run: Run, inputs: list[Bytes], n_ranks: int, size: int) -> Bytes:
         combine(run, inputs[:n_ranks], result, n_ranks)
         return result
     item_bytes = run.request.data.item_bytes
-    address = int(run.block.words[Call.IDENTITY])
+    address = int(run.block.words[Call.identity])
     identity = at_address(address, item_bytes)
     result[:] = np.tile(identity, size // item_bytes)
     return result

@@ -74,7 +74,7 @@ class SmallCall:
             return self._group.run_small(self._run_queued, self._block, timeout_s)
         source, output = self._packed = input_of(self._request), output_of(self._request)
         words = self._block.words
-        words[Call.SOURCE], words[Call.DESTINATION] = source.ctypes.data, output.ctypes.data
+        words[Call.source], words[Call.destination] = source.ctypes.data, output.ctypes.data
         if not self._group.run_small(self._run_queued, self._block, timeout_s):
             return False
         put_into(self._request, output)
@@ -111,7 +111,7 @@ class SmallEntries:
 
     def serve_nothing(self, *_: object) -> None:
         """Leave a call to Python, without an error."""
-        self._group.host.context[Context.STATUS] = Status.NOT_RUN
+        self._group.host.context[Context.status] = Status.NOT_RUN
 
     def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
         """Make the entry serve arrays of this kind with these arguments from now on."""
@@ -133,8 +133,8 @@ class SmallEntries:
 
 def set_loop(block: CallBlock, exchanges: Exchanges) -> None:
     """Have a call block run only by the loop of several hosts."""
-    block.words[Call.LOOP] = exchanges.loop
-    block.words[Call.POST] = block.words[Call.FINISH] = 0
+    block.words[Call.loop] = exchanges.loop
+    block.words[Call.post] = block.words[Call.finish] = 0
 
 
 def _not_run() -> int:

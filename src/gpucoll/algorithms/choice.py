@@ -61,10 +61,7 @@ RULES: Final[Mapping[Collective, Sequence[Rule]]] = {
     Collective.ALL_REDUCE: (
         Rule("recursive_doubling", up_to_bytes=32 * KIB),
         Rule(
-            "halving_doubling",
-            up_to_bytes_per_host=32 * KIB,
-            from_hosts=8,
-            only_powers_of_two=True,
+            "halving_doubling", up_to_bytes_per_host=32 * KIB, from_hosts=8, only_powers_of_two=True
         ),
         Rule("halving_doubling", up_to_bytes_per_host=2 * KIB, from_hosts=8),
         Rule("ring"),
@@ -79,10 +76,7 @@ RULES: Final[Mapping[Collective, Sequence[Rule]]] = {
         Rule("chain"),
     ),
     Collective.ALL_GATHER: (Rule("bruck", up_to_bytes_per_host=32 * KIB), Rule("ring")),
-    Collective.BROADCAST: (
-        Rule("binomial_tree", up_to_bytes_per_host=2 * KIB),
-        Rule("chain"),
-    ),
+    Collective.BROADCAST: (Rule("binomial_tree", up_to_bytes_per_host=2 * KIB), Rule("chain")),
     Collective.REDUCE: (
         Rule("binomial_tree", up_to_bytes_per_host=2 * KIB),
         Rule("chain"),
@@ -95,10 +89,7 @@ RULES: Final[Mapping[Collective, Sequence[Rule]]] = {
         Rule("pairwise"),
         Rule("bruck"),
     ),
-    Collective.SCAN: (
-        Rule("recursive_doubling", up_to_bytes_per_host=2 * KIB),
-        Rule("chain"),
-    ),
+    Collective.SCAN: (Rule("recursive_doubling", up_to_bytes_per_host=2 * KIB), Rule("chain")),
     Collective.EXCLUSIVE_SCAN: (
         Rule("recursive_doubling", up_to_bytes_per_host=2 * KIB),
         Rule("chain"),

@@ -41,10 +41,7 @@ def _all_reduce(rank: int, size: int, buffer: tuple[Span, ...]) -> list[Step]:
     paired = power_below(size)
     rest = size - paired
     if rank < 2 * rest and rank % 2:
-        return [
-            Step(send_to=rank - 1, send=buffer),
-            Step(receive_from=rank - 1, receive=buffer),
-        ]
+        return [Step(send_to=rank - 1, send=buffer), Step(receive_from=rank - 1, receive=buffer)]
     steps = []
     if rank < 2 * rest:
         steps.append(Step(receive_from=rank + 1, receive=buffer, reduces=True))

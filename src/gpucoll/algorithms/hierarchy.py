@@ -138,11 +138,7 @@ def block_sizes(algorithm: Algorithm, size_bytes: int, hosts: int) -> list[int]:
 
 
 def run_all_reduce(
-    algorithm: Algorithm,
-    hosts: int,
-    ranks_per_host: int,
-    contents: Contents,
-    slices: Sequence[int],
+    algorithm: Algorithm, hosts: int, ranks_per_host: int, contents: Contents, slices: Sequence[int]
 ) -> list[list[list[int]]]:
     """Run an all_reduce of ranks on hosts without payload; return the final blocks of the hosts.
 

@@ -35,9 +35,7 @@ class _Rank:
 
 
 def run(
-    schedules: Sequence[Sequence[Step]],
-    blocks: Sequence[Sequence[int]],
-    contents: Contents,
+    schedules: Sequence[Sequence[Step]], blocks: Sequence[Sequence[int]], contents: Contents
 ) -> list[list[int]]:
     """Run the schedules of all ranks and return the final contents of their blocks.
 

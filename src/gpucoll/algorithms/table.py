@@ -80,12 +80,7 @@ class Algorithm:
         return [self.steps(rank, size, root) for rank in range(size)]
 
 
-ROOTED: Final = (
-    Collective.BROADCAST,
-    Collective.REDUCE,
-    Collective.GATHER,
-    Collective.SCATTER,
-)
+ROOTED: Final = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
 
 
 REDUCING: Final = (
@@ -223,12 +218,7 @@ ALGORITHMS: Final[Sequence[Algorithm]] = (
         equal_blocks=True,
     ),
     Algorithm(
-        _C.BARRIER,
-        "dissemination",
-        doubling.barrier,
-        _two,
-        forms.dissemination,
-        equal_blocks=True,
+        _C.BARRIER, "dissemination", doubling.barrier, _two, forms.dissemination, equal_blocks=True
     ),
 )
 """All algorithms. `gpucoll.algorithms.choice` selects one of them."""

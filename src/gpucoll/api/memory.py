@@ -42,12 +42,7 @@ class Memory(Front):
         self, shape: Shape, dtype: Any = "float32", *, like: None = None, symmetric: bool = False
     ) -> npt.NDArray[Any]: ...
     def empty(
-        self,
-        shape: Shape,
-        dtype: Any = "float32",
-        *,
-        like: Any = None,
-        symmetric: bool = False,
+        self, shape: Shape, dtype: Any = "float32", *, like: Any = None, symmetric: bool = False
     ) -> Any:
         """Return a new, uninitialised array in memory that the backend uses without a copy.
 

@@ -109,13 +109,7 @@ class Messages(Front):
         return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream, synchronous)
 
     def _recv_into_tensor(
-        self,
-        out: Any,
-        shown: Any,
-        source: int,
-        tag: int,
-        async_op: bool,
-        timeout_s: float | None,
+        self, out: Any, shown: Any, source: int, tag: int, async_op: bool, timeout_s: float | None
     ) -> Any:
         """Receive into a tensor through its NumPy view, by an entry; None if no entry can."""
         messages = self._point_to_point

@@ -47,11 +47,7 @@ class Objects(Front):
         return self._all_objects(Collective.GATHER_OBJECT, value, int(root), timeout_s)
 
     def scatter_object(
-        self,
-        values: Sequence[V] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
+        self, values: Sequence[V] | None = None, root: int = 0, *, timeout_s: float | None = None
     ) -> V:
         """Return this rank's item of the root's sequence, which has one item per rank."""
         self._collectives.check_root(root)

@@ -11,7 +11,6 @@ Source: include/dlpack/dlpack.h, version 1.3; torch/csrc/autograd/python_variabl
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,43 +18,41 @@ import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
 from gpucoll.arrays.dlpack import CODES
+from gpucoll.blocks import Block, Field, Words
 
 MAJOR_VERSION = 1
 CPU = 1
 """DLDeviceType of host memory."""
 
 
-class View(IntEnum):
-    """Words of a ``DLTensor``."""
+class TensorView(Block):
+    """A ``DLTensor``."""
 
-    DATA = 0
-    DEVICE = 1  # the device type is in the lower half
-    N_DIMENSIONS = 2  # in the lower half; code, bits and lanes of the elements are above
-    SHAPE = 3
-    STRIDES = 4  # in elements
-    BYTE_OFFSET = 5
-
-
-VIEW_WORDS = 6
+    data: int
+    device: int  # the device type is in the lower half
+    n_dimensions: int  # in the lower half; code, bits and lanes of the elements are above
+    shape: Field[Words]
+    strides: Field[Words]  # in elements
+    byte_offset: int
 
 
-class Word(IntEnum):
-    """Words of the table."""
+class TensorTable(Block):
+    """The table."""
 
-    TENSOR_TYPE = 0
-    PARAMETER_TYPE = 1
-    READ = 2  # address of a function (tensor object, DLTensor) -> 0, or an error is set
-    FALSE = 3
-    INCREMENT = 4  # a function that increments tensors' versions, by which autograd sees writes
-    IS_NEG = 5  # methods
-    IS_CONJ = 6
-    IS_INFERENCE = 7
-    STORAGE_OFFSET = 8
-    DTYPE = 9  # names of attributes
-    REQUIRES_GRAD = 10
-    INT8 = 11  # dtypes: in DLPack, these and int4 have the same code and bits
-    UINT8 = 12
-    EMPTY_LIKE = 13
+    tensor_type: int
+    parameter_type: int
+    read: int  # address of a function (tensor object, DLTensor) -> 0, or an error is set
+    false: int
+    increment: int  # a function that increments tensors' versions, by which autograd sees writes
+    is_neg: int  # methods
+    is_conj: int
+    is_inference: int
+    storage_offset: int
+    dtype: int  # names of attributes
+    requires_grad: int
+    int8: int  # dtypes: in DLPack, these and int4 have the same code and bits
+    uint8: int
+    empty_like: int
 
 
 class _Exchange(ctypes.Structure):
@@ -103,22 +100,22 @@ def _filled(read: int, increment: Any) -> tuple[npt.NDArray[np.int64], list[Any]
 
     tensor: Any = torch.Tensor
     objects = {
-        Word.TENSOR_TYPE: tensor,
-        Word.PARAMETER_TYPE: torch.nn.Parameter,
-        Word.FALSE: False,
-        Word.INCREMENT: increment,
-        Word.IS_NEG: tensor.is_neg,
-        Word.IS_CONJ: tensor.is_conj,
-        Word.IS_INFERENCE: tensor.is_inference,
-        Word.STORAGE_OFFSET: tensor.storage_offset,
-        Word.DTYPE: "dtype",
-        Word.REQUIRES_GRAD: "requires_grad",
-        Word.INT8: torch.int8,
-        Word.UINT8: torch.uint8,
-        Word.EMPTY_LIKE: torch.empty_like,
+        TensorTable.tensor_type: tensor,
+        TensorTable.parameter_type: torch.nn.Parameter,
+        TensorTable.false: False,
+        TensorTable.increment: increment,
+        TensorTable.is_neg: tensor.is_neg,
+        TensorTable.is_conj: tensor.is_conj,
+        TensorTable.is_inference: tensor.is_inference,
+        TensorTable.storage_offset: tensor.storage_offset,
+        TensorTable.dtype: "dtype",
+        TensorTable.requires_grad: "requires_grad",
+        TensorTable.int8: torch.int8,
+        TensorTable.uint8: torch.uint8,
+        TensorTable.empty_like: torch.empty_like,
     }
-    words = np.zeros(len(Word), np.int64)
-    words[Word.READ] = read
+    words = np.zeros(TensorTable.n_words, np.int64)
+    words[TensorTable.read] = read
     for word, each in objects.items():
         words[word] = id(each)
     return words, [*objects.values()]
@@ -169,14 +166,14 @@ def _reads_as_expected(read: int) -> bool:
 
     function: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(read)
     tensor = torch.zeros(3, 7, dtype=torch.float32, device="cpu")[:, 2:]
-    view = np.zeros(VIEW_WORDS, np.int64)
+    view = np.zeros(TensorView.n_words, np.int64)
     if function(tensor, view.ctypes.data) != 0:
         return False
-    numbers = [int(view[field]) for field in (View.SHAPE, View.STRIDES)]
+    numbers = [int(view[field]) for field in (TensorView.shape, TensorView.strides)]
     shape, strides = ((ctypes.c_int64 * 2).from_address(number) for number in numbers)
     return (
-        int(view[View.DATA] + view[View.BYTE_OFFSET]) == tensor.data_ptr()
-        and int(view[View.DEVICE]) & 0xFFFFFFFF == CPU
-        and int(view[View.N_DIMENSIONS]) == (1 << 48 | 32 << 40 | 2 << 32 | 2)
+        int(view[TensorView.data] + view[TensorView.byte_offset]) == tensor.data_ptr()
+        and int(view[TensorView.device]) & 0xFFFFFFFF == CPU
+        and int(view[TensorView.n_dimensions]) == (1 << 48 | 32 << 40 | 2 << 32 | 2)
         and (tuple(shape), tuple(strides)) == ((3, 5), (7, 1))
     )

@@ -19,12 +19,7 @@ from gpucoll.kernels.cpu.addresses import KEPT, KEPT_COUNT
 from gpucoll.types import Collective, ReduceOp
 
 _DTYPE, _ITEM_BYTES = "int64", 8
-_REDUCTIONS = (
-    Collective.ALL_REDUCE,
-    Collective.REDUCE,
-    Collective.SCAN,
-    Collective.EXCLUSIVE_SCAN,
-)
+_REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.SCAN, Collective.EXCLUSIVE_SCAN)
 _OVERFLOWING = ("sum", "prod", "avg", "scaled_sum")
 """Ops whose results may be larger than their inputs."""
 

@@ -91,12 +91,7 @@ class MessageQueue:
     # --- running ----------------------------------------------------------------------------------
 
     def deliver(
-        self,
-        name: str,
-        steps: Steps,
-        async_op: bool,
-        timeout_s: float | None,
-        lasting: Any = None,
+        self, name: str, steps: Steps, async_op: bool, timeout_s: float | None, lasting: Any = None
     ) -> Any:
         """Run the steps of a call; return its result, or a Work.
 

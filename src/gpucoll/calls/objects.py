@@ -85,12 +85,7 @@ class ObjectMover:
         return value if is_root else arrived[0].unpack()
 
     def _spread_rest(
-        self,
-        collective: Collective,
-        root: int,
-        head: Head,
-        parcel: Parcel,
-        timeout_s: float | None,
+        self, collective: Collective, root: int, head: Head, parcel: Parcel, timeout_s: float | None
     ) -> Arrival:
         """Give all ranks the data that did not fit into the first round."""
         is_root = self._rank == root

@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpucoll.backends import BACKENDS
-from gpucoll.backends.choice import (
-    DIRECT,
-    Found,
-    ObstacleError,
-    Seen,
-    choose,
-    instead,
-    obstacle,
-)
+from gpucoll.backends.choice import DIRECT, Found, ObstacleError, Seen, choose, instead, obstacle
 from gpucoll.doctor.facts import Choice, DriverFound, GpuFound, Gpus, LibraryFound
 
 __all__ = ["LIBRARIES", "NEVER_ON_AMD", "VENDOR_NAMES", "choices", "used_library"]
@@ -102,11 +94,7 @@ def _without_gpu(backend: str, driver: DriverFound) -> str:
 
 
 def _shared(
-    backend: str,
-    device: GpuFound,
-    library: LibraryFound,
-    may_share: bool,
-    served: Collection[str],
+    backend: str, device: GpuFound, library: LibraryFound, may_share: bool, served: Collection[str]
 ) -> Choice:
     """Return the backend of two ranks on one GPU, or why they are refused."""
     version = tuple(int(part) for part in (library["version"] or "").split(".") if part.isdecimal())

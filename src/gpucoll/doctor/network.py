@@ -9,14 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpucoll import config
-from gpucoll.doctor.facts import (
-    GpuDirect,
-    GpuFound,
-    GpuNetwork,
-    GpuPlace,
-    NicPlace,
-    Topology,
-)
+from gpucoll.doctor.facts import GpuDirect, GpuFound, GpuNetwork, GpuPlace, NicPlace, Topology
 from gpucoll.doctor.host import cpu_list
 from gpucoll.errors import ArgumentError
 from gpucoll.topology.cpus import FILE_SYSTEM

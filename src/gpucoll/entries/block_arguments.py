@@ -17,18 +17,11 @@ from gpucoll.arrays.numpy_struct import (
     OBJECT_TYPE,
     WRITEABLE,
 )
-from gpucoll.entries.collectives import (
-    TABLE_ARRAY_TYPE,
-    TABLE_BLOCKS,
-    TABLE_CONTEXT,
-    TABLE_INT_TYPE,
-    TABLE_LIST_TYPE,
-    TABLE_TUPLE_TYPE,
-    count_elements,
-)
+from gpucoll.blocks import Words
+from gpucoll.entries.collectives import count_elements
+from gpucoll.entries.words import EntryTable
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
-from gpucoll.transport.shared.steps import WORLD_SIZE
+from gpucoll.kernels.cpu.memory import load32_acquire, load64
 
 SENT, RECEIVED, OFFSETS, INPUTS_TABLE, LANDINGS_TABLE, PIECES_TABLE = 0, 1, 2, 3, 4, 5
 TABLES = 7  # the table of pieces counts twice
@@ -44,22 +37,22 @@ _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
 @inline
-def table_of(table, which):
+def table_of(table: EntryTable, which: int) -> Words:
     """Return the address of a table, which has one word for each rank and one more."""
-    world_size = get(get(table, TABLE_CONTEXT), WORLD_SIZE)
-    return get(table, TABLE_BLOCKS) + 8 * which * (world_size + 1)
+    world_size = table.context.world_size
+    return Words(table.blocks + 8 * which * (world_size + 1))
 
 
 @inline
-def is_list(table, x):
+def is_list(table: EntryTable, x: int) -> bool:
     """Return whether this is a list."""
-    return load64(x + OBJECT_TYPE) == get(table, TABLE_LIST_TYPE)
+    return load64(x + OBJECT_TYPE) == table.list_type
 
 
 @inline
-def is_array(table, x, dtype, needed):
+def is_array(table: EntryTable, x: int, dtype: int, needed: int) -> bool:
     """Return whether this is an array with rows, with this dtype object and these flags."""
-    if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
+    if load64(x + OBJECT_TYPE) != table.array_type:
         return False
     if load64(x + ARRAY_DESCRIPTION) != dtype or load32_acquire(x + ARRAY_N_DIMENSIONS) == 0:
         return False
@@ -67,23 +60,23 @@ def is_array(table, x, dtype, needed):
 
 
 @inline
-def first_array(table, x):
+def first_array(table: EntryTable, x: int) -> int:
     """Return x, or the first block if x is a list; 0 if that is not an array."""
     if is_list(table, x):
         if _list_size(x) == 0:
             return 0
         x = _list_item(x, 0)
-    return x if load64(x + OBJECT_TYPE) == get(table, TABLE_ARRAY_TYPE) else 0
+    return x if load64(x + OBJECT_TYPE) == table.array_type else 0
 
 
 @inline
-def rows_of(x):
+def rows_of(x: int) -> int:
     """Return the number of rows of an array with rows."""
     return load64(load64(x + ARRAY_DIMENSIONS))
 
 
 @inline
-def row_count_of(x):
+def row_count_of(x: int) -> int:
     """Return the number of elements in a row, 0 to `MOST`; -1 if there are more."""
     count, dimensions = 1, load64(x + ARRAY_DIMENSIONS)
     for place in range(1, load32_acquire(x + ARRAY_N_DIMENSIONS)):
@@ -95,29 +88,29 @@ def row_count_of(x):
 
 
 @inline
-def read_counts(table, given, which, world_size):
+def read_counts(table: EntryTable, given: int, which: int, world_size: int) -> int:
     """Copy a user's counts, ints in a list or tuple; return their sum, or -1."""
     counts, is_listed = table_of(table, which), is_list(table, given)
-    if not is_listed and load64(given + OBJECT_TYPE) != get(table, TABLE_TUPLE_TYPE):
+    if not is_listed and load64(given + OBJECT_TYPE) != table.tuple_type:
         return -1
     if (_list_size(given) if is_listed else _tuple_size(given)) != world_size:
         return -1
     total = 0
     for rank in range(world_size):
         item = _list_item(given, rank) if is_listed else _tuple_item(given, rank)
-        if load64(item + OBJECT_TYPE) != get(table, TABLE_INT_TYPE):
+        if load64(item + OBJECT_TYPE) != table.int_type:
             return -1
         number = _as_integer(item)
         if number < 0 or number > MOST:
             _clear_error()
             return -1
-        put(counts, rank, number)
+        counts[rank] = number
         total += number
     return total
 
 
 @inline
-def _have_same_rows(x, other):
+def _have_same_rows(x: int, other: int) -> bool:
     """Return whether two arrays have the same row shape."""
     n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
     if n_dimensions != load32_acquire(other + ARRAY_N_DIMENSIONS):
@@ -130,16 +123,16 @@ def _have_same_rows(x, other):
 
 
 @inline
-def _note_rows(counts, rank, rows, is_given):
+def _note_rows(counts: Words, rank: int, rows: int, is_given: int) -> bool:
     """Note the rows of a block; return whether they agree with the user's counts, if given."""
     if is_given:
-        return get(counts, rank) == rows
-    put(counts, rank, rows)
+        return counts[rank] == rows
+    counts[rank] = rows
     return rows <= MOST
 
 
 @inline
-def read_inputs(table, xs, dtype, is_given, world_size):
+def read_inputs(table: EntryTable, xs: int, dtype: int, is_given: int, world_size: int) -> int:
     """Note the addresses and rows of an input's blocks; return the sum of the rows, or -1."""
     inputs, counts, total = table_of(table, INPUTS_TABLE), table_of(table, SENT), 0
     if _list_size(xs) != world_size:
@@ -151,13 +144,21 @@ def read_inputs(table, xs, dtype, is_given, world_size):
             return -1
         if not _note_rows(counts, rank, rows_of(x), is_given):
             return -1
-        put(inputs, rank, load64(x + ARRAY_DATA))
+        inputs[rank] = load64(x + ARRAY_DATA)
         total += rows_of(x)
     return total
 
 
 @inline
-def read_outputs(table, outs, dtype, row_count, which, is_given, world_size):
+def read_outputs(
+    table: EntryTable,
+    outs: int,
+    dtype: int,
+    row_count: int,
+    which: int,
+    is_given: int,
+    world_size: int,
+) -> int:
     """Note the addresses and rows of an output's blocks; return the sum of the rows, or -1."""
     landings, counts, total = table_of(table, LANDINGS_TABLE), table_of(table, which), 0
     if _list_size(outs) != world_size:
@@ -170,26 +171,26 @@ def read_outputs(table, outs, dtype, row_count, which, is_given, world_size):
         rows = count // row_count
         if rows * row_count != count or not _note_rows(counts, rank, rows, is_given):
             return -1
-        put(landings, rank, load64(out + ARRAY_DATA))
+        landings[rank] = load64(out + ARRAY_DATA)
         total += rows
     return total
 
 
 @inline
-def are_equal(table, which, other, world_size):
+def are_equal(table: EntryTable, which: int, other: int, world_size: int) -> bool:
     """Return whether two tables of counts are the same."""
     one, two = table_of(table, which), table_of(table, other)
     for rank in range(world_size):  # noqa: SIM110
-        if get(one, rank) != get(two, rank):
+        if one[rank] != two[rank]:
             return False
     return True
 
 
 @inline
-def are_all(table, which, rows, world_size):
+def are_all(table: EntryTable, which: int, rows: int, world_size: int) -> bool:
     """Return whether all counts of a table equal `rows`."""
     counts = table_of(table, which)
     for rank in range(world_size):  # noqa: SIM110
-        if get(counts, rank) != rows:
+        if counts[rank] != rows:
             return False
     return True

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.config import LONGEST_TIMEOUT_S
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import get, load64, put
+from gpucoll.kernels.cpu.memory import load64
 from gpucoll.transport.shared.words import Context
 
 SLICE_S = 0.02
@@ -19,7 +17,6 @@ USUAL = 0
 UNKNOWN = -1
 """In place of nanoseconds: Python must check the argument."""
 
-_TIMEOUT_NS, _SLICE_NS = int(Context.TIMEOUT_NS), int(Context.SLICE_NS)
 _MOST_SLICE_NS, _LEAST_SLICE_NS = int(SLICE_S * 1e9), int(LEAST_SLICE_S * 1e9)
 _LONGEST_S = float(LONGEST_TIMEOUT_S)
 _i64 = types.int64
@@ -28,7 +25,7 @@ _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
 @inline
-def deadline_ns(seconds, none, int_type, float_type):
+def deadline_ns(seconds: int, none: int, int_type: int, float_type: int) -> int:
     """Return a ``timeout_s`` in nanoseconds, if it is a plain float or int in range."""
     if seconds == none:
         return USUAL
@@ -37,19 +34,19 @@ def deadline_ns(seconds, none, int_type, float_type):
         return UNKNOWN
     number = _as_double(seconds)
     if number > 0 and number <= _LONGEST_S:
-        return max(1, np.int64(number * 1e9))
+        return max(1, int(number * 1e9))
     _clear_error()  # an int that no float can hold sets one
     return UNKNOWN
 
 
 @inline
-def set_deadline(context, timeout_ns):
+def set_deadline(context: Context, timeout_ns: int) -> None:
     """Set the deadline of the next call."""
-    put(context, _TIMEOUT_NS, timeout_ns)
-    put(context, _SLICE_NS, max(min(_MOST_SLICE_NS, timeout_ns), _LEAST_SLICE_NS))
+    context.timeout_ns = timeout_ns
+    context.slice_ns = max(min(_MOST_SLICE_NS, timeout_ns), _LEAST_SLICE_NS)
 
 
 @inline
-def usual_deadline_ns(context):
+def usual_deadline_ns(context: Context) -> int:
     """Return the communicator's current deadline."""
-    return get(context, _TIMEOUT_NS)
+    return context.timeout_ns

@@ -17,12 +17,8 @@ from gpucoll.arrays.numpy_struct import (
     OBJECT_TYPE,
     WRITEABLE,
 )
+from gpucoll.blocks import Words
 from gpucoll.entries.collectives import (
-    TABLE_ARRAY_TYPE,
-    TABLE_CONTEXT,
-    TABLE_INT_TYPE,
-    TABLE_NONE,
-    TABLE_SENDS,
     capsule_pointer,
     count_elements,
     find_call,
@@ -33,42 +29,14 @@ from gpucoll.entries.collectives import (
     timeout_of,
 )
 from gpucoll.entries.deadlines import UNKNOWN, USUAL
+from gpucoll.entries.words import EntryTable
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
+from gpucoll.kernels.cpu.memory import load32_acquire, load64
 from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
-from gpucoll.transport.shared.steps import DTYPE, LARGEST_BYTES, WORLD_SIZE
-from gpucoll.transport.shared.words import (
-    TRANSFER_WORDS,
-    Call,
-    Context,
-    Kind,
-    Mode,
-    State,
-    Status,
-    Transfer,
-    TransferTable,
-)
+from gpucoll.transport.shared.words import Call, Context, Held, Kind, Mode, State, Status, Transfer
 from gpucoll.types import TAGS
 
-_STATE, _BUSY, _NEEDS_PYTHON = int(Context.STATE), int(State.BUSY), int(State.NEEDS_PYTHON)
-_OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
-_MISFIT, _NO_ROOM = int(Status.MISFIT), int(Status.NO_ROOM)
 _i64 = types.int64
-_MESSAGE_ROWS, _TRANSFER_TABLE = int(Context.MESSAGE_ROWS), int(Context.TRANSFERS)
-_CONTEXT, _ITEM_BYTES = int(Call.CONTEXT), int(Call.ITEM_BYTES)
-_TRANSFERS, _N_TRANSFERS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
-_IS_STARTED, _GRANT = int(Call.IS_STARTED), int(TransferTable.GRANT)
-_DESCRIPTION, _DESCRIPTION_BYTES = int(Call.DESCRIPTION), int(Call.DESCRIPTION_BYTES)
-_T_KIND, _T_PEER, _T_TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
-_T_ADDRESS, _T_SIZE_BYTES = int(Transfer.ADDRESS), int(Transfer.SIZE_BYTES)
-_T_DTYPE, _T_STATE = int(Transfer.DTYPE), int(Transfer.STATE)
-_T_DIMENSIONS, _T_DIMENSION = int(Transfer.DIMENSIONS), int(Transfer.DIMENSION)
-_T_MODE, _T_NUMBER, _T_HELD = int(Transfer.MODE), int(Transfer.NUMBER), int(Transfer.HELD)
-_T_DESCRIPTION = int(Transfer.DESCRIPTION)
-_T_DESCRIPTION_BYTES = int(Transfer.DESCRIPTION_BYTES)
-_T_TIMEOUT_NS, _T_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
-_SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
-_WITHDRAWS = int(Mode.WITHDRAWS)
 NO_PEER = -2
 _TAGS = int(TAGS)
 as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
@@ -83,32 +51,32 @@ release = types.ExternalFunction("Py_DecRef", types.void(_i64))
 
 
 @inline
-def _grant(context):
+def _grant(context: Context) -> bool:
     """Have Python grant the memory that a send needs; return whether it succeeded."""
-    made = _call(get(get(context, _TRANSFER_TABLE), _GRANT), 0, 0, 0)
+    made = _call(context.transfers.grant, 0, 0, 0)
     if made != 0:
         release(made)
     return made != 0
 
 
 @inline
-def run_message(context, call, size_bytes):
+def run_message(context: Context, call: Call, size_bytes: int) -> int:
     """Run a call to its end; return its status.
 
     The memory that a send needs is granted on the way. No other thread can come in between: the
     context is BUSY until the rows are complete.
     """
     status = run(context, call, size_bytes)
-    if status == _NO_ROOM:
-        put(call, _IS_STARTED, 1)
-        while status == _NO_ROOM:
-            put(context, _STATE, _BUSY)  # `run` holds the interpreter: no other thread came between
+    if status == Status.NO_ROOM:
+        call.is_started = 1
+        while status == Status.NO_ROOM:
+            context.state = State.BUSY  # `run` holds the interpreter: no other thread came between
             if _grant(context):
                 status = run(context, call, size_bytes)
             else:
-                put(context, _STATE, _NEEDS_PYTHON)
-                status = _SIGNAL
-        put(call, _IS_STARTED, 0)
+                context.state = State.NEEDS_PYTHON
+                status = Status.SIGNAL
+        call.is_started = 0
     return status
 
 
@@ -116,35 +84,37 @@ def run_message(context, call, size_bytes):
 
 
 @inline
-def _fill_row(row, call, x, peer, tag, sends):
+def _fill_row(row: Transfer, call: Call, x: int, peer: int, tag: int, sends: int) -> None:
     """Describe a message of the array x in a row."""
-    put(row, _T_KIND, _SEND if sends else _RECV)
-    put(row, _T_PEER, peer)
-    put(row, _T_TAG, tag)
-    put(row, _T_ADDRESS, load64(x + ARRAY_DATA))
-    put(row, _T_SIZE_BYTES, count_elements(x) * get(call, _ITEM_BYTES))
-    put(row, _T_DTYPE, get(call, DTYPE))
-    put(row, _T_STATE, 0)
-    put(row, _T_MODE, 0)
-    put(row, _T_NUMBER, 0)
-    put(row, _T_HELD, 0)
-    put(row, _T_TIMEOUT_NS, 0)
-    put(row, _T_DEADLINE_NS, 0)
+    row.kind = Kind.SEND if sends else Kind.RECV
+    row.peer = peer
+    row.tag = tag
+    row.memory = load64(x + ARRAY_DATA)
+    row.size_bytes = count_elements(x) * call.item_bytes
+    row.dtype = call.dtype
+    row.state = 0
+    row.mode = 0
+    row.number = 0
+    row.held = Held(0)
+    row.timeout_ns = 0
+    row.deadline_ns = 0
     if not sends:
         return
-    put(row, _T_DESCRIPTION, get(call, _DESCRIPTION))
-    put(row, _T_DESCRIPTION_BYTES, get(call, _DESCRIPTION_BYTES))
+    row.description = call.description
+    row.description_bytes = call.description_bytes
     n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
-    put(row, _T_DIMENSIONS, n_dimensions)
+    row.n_dimensions = n_dimensions
     dimensions = load64(x + ARRAY_DIMENSIONS)
     for place in range(min(n_dimensions, MESSAGE_DIMENSIONS)):
-        put(row, _T_DIMENSION + place, load64(dimensions + 8 * place))
+        row.dimensions[place] = load64(dimensions + 8 * place)
 
 
 @inline
-def peer_and_tag(table, peer_object, tag_object, least):
+def peer_and_tag(
+    table: EntryTable, peer_object: int, tag_object: int, least: int
+) -> tuple[int, int]:
     """Return peer and tag; the peer is `NO_PEER` if one is below `least` (-1 allows ANY)."""
-    int_type = get(table, TABLE_INT_TYPE)
+    int_type = table.int_type
     if (
         load64(peer_object + OBJECT_TYPE) != int_type
         or load64(tag_object + OBJECT_TYPE) != int_type
@@ -154,106 +124,108 @@ def peer_and_tag(table, peer_object, tag_object, least):
     if (peer == -1 or tag == -1) and _error_occurred() != 0:
         _clear_error()  # beyond 64 bits: Python raises the error
         return NO_PEER, 0
-    world_size = get(get(table, TABLE_CONTEXT), WORLD_SIZE)
+    world_size = table.context.world_size
     if peer < least or peer >= world_size or tag < least or tag >= _TAGS:
         return NO_PEER, 0
     return peer, tag
 
 
 @inline
-def prepare_message(table, row, x, peer_object, tag_object, sends):
+def prepare_message(
+    table: EntryTable, row: Transfer, x: int, peer_object: int, tag_object: int, sends: int
+) -> Call:
     """Fill in the row of one message; return its call block, or 0 if Python must check."""
-    if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
-        return 0
-    none = get(table, TABLE_NONE)
+    if load64(x + OBJECT_TYPE) != table.array_type:
+        return Call(0)
+    none = table.none
     call = find_call(table, load64(x + ARRAY_DESCRIPTION), none, none)
-    if call == 0:
-        return 0
+    if not call:
+        return Call(0)
     needed = C_CONTIGUOUS if sends else C_CONTIGUOUS | WRITEABLE
     if load32_acquire(x + ARRAY_FLAGS) & needed != needed:
-        return 0
+        return Call(0)
     # A receive may have ANY.
     peer, tag = peer_and_tag(table, peer_object, tag_object, 0 if sends else -1)
     if peer == NO_PEER:
-        return 0
+        return Call(0)
     _fill_row(row, call, x, peer, tag, sends)
     return call
 
 
 @inline
-def _prepare_messages(table, arguments, n_arguments):
+def _prepare_messages(table: EntryTable, arguments: Words, n_arguments: int) -> Call:
     """Fill in one row, or two for a send_recv; return the call block, or 0."""
-    row = get(get(table, TABLE_CONTEXT), _MESSAGE_ROWS)
-    x, peer = get(arguments, 0), get(arguments, 1)
+    row = table.context.message_rows
+    x, peer = arguments[0], arguments[1]
     if n_arguments == 4:
-        call = prepare_message(table, row, x, peer, get(arguments, 2), get(table, TABLE_SENDS) != 0)
-        if call != 0:
-            put(call, _N_TRANSFERS, 1)
+        call = prepare_message(table, row, x, peer, arguments[2], table.sends != 0)
+        if call:
+            call.n_transfers = 1
         return call
-    source, out, tag = get(arguments, 2), get(arguments, 3), get(arguments, 4)
-    if x == out or prepare_message(table, row, out, source, tag, False) == 0:
-        return 0
-    size_bytes, address = get(row, _T_SIZE_BYTES), get(row, _T_ADDRESS)
-    second = row + 8 * TRANSFER_WORDS
+    source, out, tag = arguments[2], arguments[3], arguments[4]
+    if x == out or not prepare_message(table, row, out, source, tag, False):
+        return Call(0)
+    size_bytes, address = row.size_bytes, row.memory
+    second = row[1]
     call = prepare_message(table, second, x, peer, tag, True)
-    if call == 0:
-        return 0
-    distance = get(second, _T_ADDRESS) - address
-    if distance < size_bytes and -distance < get(second, _T_SIZE_BYTES):
-        return 0  # the arrays overlap
-    put(call, _N_TRANSFERS, 2)
+    if not call:
+        return Call(0)
+    distance = second.memory - address
+    if distance < size_bytes and -distance < second.size_bytes:
+        return Call(0)  # the arrays overlap
+    call.n_transfers = 2
     return call
 
 
 @inline
-def _largest_bytes(row, count):
-    second = get(row, TRANSFER_WORDS + _T_SIZE_BYTES) if count == 2 else 0
-    return max(get(row, _T_SIZE_BYTES), second)
+def _largest_bytes(row: Transfer, count: int) -> int:
+    second = row[1].size_bytes if count == 2 else 0
+    return max(row.size_bytes, second)
 
 
 @inline
-def _set_timeouts(row, count, timeout_ns):
+def _set_timeouts(rows: Transfer, count: int, timeout_ns: int) -> None:
     for place in range(count):
-        first = place * TRANSFER_WORDS
-        put(row, first + _T_TIMEOUT_NS, timeout_ns)
-        if timeout_ns != USUAL and get(row, first + _T_KIND) == _RECV:
-            put(row, first + _T_MODE, _WITHDRAWS)
+        row = rows[place]
+        row.timeout_ns = timeout_ns
+        if timeout_ns != USUAL and row.kind == Kind.RECV:
+            row.mode = Mode.WITHDRAWS
 
 
 @compiled
-def message_entry(self, arguments, n_arguments):
+def message_entry(self: int, arguments: Words, n_arguments: int) -> int:
     """Built-in of ``(x, peer, tag, timeout_s)`` or ``(x, dest, source, out, tag, timeout_s)``.
 
     Sends x, receives into x, or does both at once. Returns the array that was filled, or x if it
     was sent; a copy of the rows if they are complete and one has failed; or None if nothing was
     started, or if the communicator is broken.
     """
-    table = capsule_pointer(self, 0)
-    context = get(table, TABLE_CONTEXT)
+    table = EntryTable(capsule_pointer(self, 0))
+    context = table.context
     if (n_arguments == 4 or n_arguments == 6) and is_idle(context):
-        call, timeout_ns = 0, timeout_of(table, arguments, n_arguments, n_arguments - 1)
+        call, timeout_ns = Call(0), timeout_of(table, arguments, n_arguments, n_arguments - 1)
         if timeout_ns != UNKNOWN:
             call = _prepare_messages(table, arguments, n_arguments)
-        if call != 0:
-            row, count = get(context, _MESSAGE_ROWS), get(call, _N_TRANSFERS)
+        if call:
+            row, count = context.message_rows, call.n_transfers
             _set_timeouts(row, count, timeout_ns)
             status = run_message(context, call, _largest_bytes(row, count))
-            if status == _OK:
-                return new_reference(get(arguments, 0 if n_arguments == 4 else 3))
-            if status == _SIGNAL:
+            if status == Status.OK:
+                return new_reference(arguments[0 if n_arguments == 4 else 3])
+            if status == Status.SIGNAL:
                 return 0
-            if status == _MISFIT:
-                return new_bytes(row, 8 * TRANSFER_WORDS * count)
-    return new_reference(get(table, TABLE_NONE))
+            if status == Status.MISFIT:
+                return new_bytes(row, Transfer.n_bytes * count)
+    return new_reference(table.none)
 
 
 @compiled
-def planned_message(self, _):
+def planned_message(self: int, _: int) -> int:
     """Built-in without arguments: runs the call block in its capsule; returns a `Status`."""
-    call = capsule_pointer(self, 0)
-    context, row = get(call, _CONTEXT), get(call, _TRANSFERS)
-    status = _NOT_RUN
+    call = Call(capsule_pointer(self, 0))
+    context, row = call.context, call.transfers
+    status: int = Status.NOT_RUN
     if is_idle(context):
-        put(row, _T_DEADLINE_NS, 0)
-        status = run_message(context, call, get(call, LARGEST_BYTES))
-    return 0 if status == _SIGNAL else new_integer(status)
+        row.deadline_ns = 0
+        status = run_message(context, call, call.largest_bytes)
+    return 0 if status == Status.SIGNAL else new_integer(status)

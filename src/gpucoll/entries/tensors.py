@@ -10,18 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
-from gpucoll.arrays.tensor_table import CPU, View, Word, key_of
+from gpucoll.arrays.tensor_table import CPU, TensorTable, TensorView, key_of
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import call_loop, get, load64, on_stack, signed32
+from gpucoll.kernels.cpu.memory import call_loop, load64, on_stack, signed32
 
-_TENSOR_TYPE, _PARAMETER_TYPE = int(Word.TENSOR_TYPE), int(Word.PARAMETER_TYPE)
-_READ, _FALSE, _INCREMENT = int(Word.READ), int(Word.FALSE), int(Word.INCREMENT)
-_IS_NEG, _IS_CONJ, _IS_INFERENCE = int(Word.IS_NEG), int(Word.IS_CONJ), int(Word.IS_INFERENCE)
-_DTYPE, _REQUIRES_GRAD = int(Word.DTYPE), int(Word.REQUIRES_GRAD)
-_EMPTY_LIKE = int(Word.EMPTY_LIKE)
-_STORAGE_OFFSET, _INT8, _UINT8 = int(Word.STORAGE_OFFSET), int(Word.INT8), int(Word.UINT8)
-_DATA, _DEVICE, _N_DIMENSIONS = int(View.DATA), int(View.DEVICE), int(View.N_DIMENSIONS)
-_SHAPE, _STRIDES, _BYTE_OFFSET = int(View.SHAPE), int(View.STRIDES), int(View.BYTE_OFFSET)
 _INT8_KEY, _UINT8_KEY = key_of("int8"), key_of("uint8")
 _COMPLEX = 5
 """DLPack's code of all complex dtypes."""
@@ -41,7 +34,7 @@ drop_reference = types.ExternalFunction("Py_DecRef", types.void(_i64))
 
 
 @inline
-def _call_with(function, argument):
+def _call_with(function: int, argument: int) -> int:
     """Call a function with one argument; return a new reference to its result, or 0 if it raised.
 
     ``PyObject_CallOneArg`` is not used: it is a function of libpython only from Python 3.11 on.
@@ -50,28 +43,28 @@ def _call_with(function, argument):
 
 
 @inline
-def is_tensor(tensors, x):
+def is_tensor(tensors: TensorTable, x: int) -> bool:
     """Return whether this is a tensor of PyTorch's own class, or a parameter."""
-    if tensors == 0:  # no tensor has come yet
+    if not tensors:  # no tensor has come yet
         return False
     kind = load64(x + OBJECT_TYPE)
-    return kind == get(tensors, _TENSOR_TYPE) or kind == get(tensors, _PARAMETER_TYPE)
+    return kind == tensors.tensor_type or kind == tensors.parameter_type
 
 
 @inline
-def _is_false(tensors, answer):
+def _is_false(tensors: TensorTable, answer: int) -> bool:
     """Return whether a flag is not set, and release it. An error counts as set."""
     if answer == 0:
         _clear_error()
         return False
     drop_reference(answer)
-    return answer == get(tensors, _FALSE)
+    return answer == tensors.false
 
 
 @inline
-def _has_dtype(tensors, x, dtype):
+def _has_dtype(tensors: TensorTable, x: int, dtype: int) -> bool:
     """Return whether a tensor's dtype is this object."""
-    found = _get_attribute(x, get(tensors, _DTYPE))
+    found = _get_attribute(x, tensors.dtype)
     if found == 0:
         _clear_error()
         return False
@@ -80,39 +73,39 @@ def _has_dtype(tensors, x, dtype):
 
 
 @inline
-def is_plain(tensors, x, key):
+def is_plain(tensors: TensorTable, x: int, key: int) -> bool:
     """Return whether a tensor, with this key of its dtype, has its elements in its memory."""
-    if not _is_false(tensors, _call_with(get(tensors, _IS_NEG), x)):
+    if not _is_false(tensors, _call_with(tensors.is_neg, x)):
         return False
     if key == _INT8_KEY:
-        return _has_dtype(tensors, x, get(tensors, _INT8))
+        return _has_dtype(tensors, x, tensors.int8)
     if key == _UINT8_KEY:
-        return _has_dtype(tensors, x, get(tensors, _UINT8))
+        return _has_dtype(tensors, x, tensors.uint8)
     if -key & 0xFF == _COMPLEX:
-        return _is_false(tensors, _call_with(get(tensors, _IS_CONJ), x))
+        return _is_false(tensors, _call_with(tensors.is_conj, x))
     return True
 
 
 @inline
-def may_be_written(tensors, x):
+def may_be_written(tensors: TensorTable, x: int) -> bool:
     """Return whether autograd allows a tensor to be written."""
-    return _is_false(tensors, _get_attribute(x, get(tensors, _REQUIRES_GRAD)))
+    return _is_false(tensors, _get_attribute(x, tensors.requires_grad))
 
 
 @inline
-def counts_versions(tensors, x):
+def counts_versions(tensors: TensorTable, x: int) -> bool:
     """Return whether autograd must be told of writes: not for tensors of inference mode."""
-    return _is_false(tensors, _call_with(get(tensors, _IS_INFERENCE), x))
+    return _is_false(tensors, _call_with(tensors.is_inference, x))
 
 
 @inline
-def _has_memory(tensors, x, address, item_bytes):
+def _has_memory(tensors: TensorTable, x: int, address: int, item_bytes: int) -> bool:
     """Return whether a tensor's elements have memory."""
     if address >= LEAST_ADDRESS:
         return True
     if address == 0:
         return False
-    offset = _call_with(get(tensors, _STORAGE_OFFSET), x)
+    offset = _call_with(tensors.storage_offset, x)
     if offset == 0:
         _clear_error()
         return False
@@ -122,75 +115,75 @@ def _has_memory(tensors, x, address, item_bytes):
 
 
 @inline
-def _count_contiguous(view):
+def _count_contiguous(view: TensorView) -> int:
     """Return the number of elements if they are in C order without gaps; otherwise -1."""
-    shape, strides = get(view, _SHAPE), get(view, _STRIDES)
+    shape, strides = view.shape, view.strides
     count, lies_so = 1, True
     for place in range(number_of_dimensions(view)):
         axis = number_of_dimensions(view) - 1 - place
-        length = get(shape, axis)
-        if length != 1 and strides != 0 and get(strides, axis) != count:
+        length = shape[axis]
+        if length != 1 and strides and strides[axis] != count:
             lies_so = False
         count *= length
     return count if lies_so or count == 0 else -1
 
 
 @inline
-def number_of_dimensions(view):
+def number_of_dimensions(view: TensorView) -> int:
     """Return the number of a tensor's dimensions."""
-    return signed32(get(view, _N_DIMENSIONS))
+    return signed32(view.n_dimensions)
 
 
 @inline
-def key_of_dtype(view):
+def key_of_dtype(view: TensorView) -> int:
     """Return the key of a tensor's dtype: see `gpucoll.arrays.tensor_table.key_of`."""
-    return -(get(view, _N_DIMENSIONS) >> 32)
+    return -(view.n_dimensions >> 32)
 
 
 @inline
-def address_of(view):
+def address_of(view: TensorView) -> int:
     """Return a tensor's address."""
-    return get(view, _DATA) + get(view, _BYTE_OFFSET)
+    return view.data + view.byte_offset
 
 
 @inline
-def shape_of(view):
+def shape_of(view: TensorView) -> Words:
     """Return the address of a tensor's shape."""
-    return get(view, _SHAPE)
+    return view.shape
 
 
 @inline
-def read_view(tensors, x, view):
+def read_view(tensors: TensorTable, x: int, view: TensorView) -> int:
     """Fill in a contiguous tensor's view; return its number of elements, or -1 if it has none."""
-    if np.int32(call_loop(get(tensors, _READ), x, view)) != 0:
+    if np.int32(call_loop(tensors.read, x, view)) != 0:
         _clear_error()  # a tensor without memory, or of a kind that DLPack does not support
         return -1
-    if np.int32(get(view, _DEVICE)) != CPU:
+    if np.int32(view.device) != CPU:
         return -1
     return _count_contiguous(view)
 
 
 @inline
-def has_memory(tensors, x, view, count):
+def has_memory(tensors: TensorTable, x: int, view: TensorView, count: int) -> bool:
     """Return whether a tensor with this view and count has memory. Other threads may run."""
     if count == 0:
         return True
-    return _has_memory(tensors, x, address_of(view), get(view, _N_DIMENSIONS) >> 43 & 31)
+    return _has_memory(tensors, x, address_of(view), view.n_dimensions >> 43 & 31)
 
 
 @inline
-def new_like(tensors, x):
+def new_like(tensors: TensorTable, x: int) -> int:
     """Return a new reference to a new tensor like x, or 0 if PyTorch makes none."""
-    made = _call_with(get(tensors, _EMPTY_LIKE), x)
+    made = _call_with(tensors.empty_like, x)
     if made == 0:
         _clear_error()
     return made
 
 
 @inline
-def note_written(tensors, xs):
+def note_written(tensors: TensorTable, xs: int) -> bool:
     """Tell autograd that tensors were written; return whether this succeeded."""
-    done = _call_with(get(tensors, _INCREMENT), xs)
+    done = _call_with(tensors.increment, xs)
     if done == 0:
         return False
     drop_reference(done)
@@ -198,7 +191,7 @@ def note_written(tensors, xs):
 
 
 @inline
-def note_one_written(tensors, x):
+def note_one_written(tensors: TensorTable, x: int) -> int:
     """Tell autograd that one tensor was written; return whether this succeeded."""
     xs = _new_tuple(1)
     if xs == 0:

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
+from gpucoll.blocks import Words
 from gpucoll.entries.collectives import capsule_pointer, new_integer
-from gpucoll.entries.pending import (
-    BUSY,
-    E_CALL,
-    E_FUTEX,
-    E_SEQUENCE,
-    E_STATUS,
-    IDLE,
-    NEEDS_PYTHON,
-    Q_BELL,
-    Q_CONTEXT,
-    Q_DONE,
-    Q_POSTED,
-    Q_REAPED,
-    Q_THREAD,
-    Q_WANTED,
-    STATE,
-    T_BELL,
-    begin_running,
-    end_running,
-    entry_of,
-    run_pending,
-    sleep_on,
-)
+from gpucoll.entries.pending import begin_running, end_running, entry_of, run_pending, sleep_on
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     exchange64,
-    get,
     load32_acquire,
     load64,
     load64_acquire,
     load64_ordered,
     pause,
-    put,
 )
 from gpucoll.transport.shared.flags import (
     HELD,
-    INTERPRETER,
     NANOSECONDS,
     begin_to_sleep,
     behind,
@@ -48,21 +24,9 @@ from gpucoll.transport.shared.flags import (
     ring,
 )
 from gpucoll.transport.shared.layout import HEADER_WORD
-from gpucoll.transport.shared.steps import (
-    HEADER_SOURCE,
-    LARGEST_BYTES,
-    NOT_SHARED,
-    OK,
-    SIZE_BYTES,
-    WORLD_SIZE,
-    slot_of,
-)
-from gpucoll.transport.shared.words import Context, Status
+from gpucoll.transport.shared.steps import HEADER_SOURCE, NOT_SHARED, slot_of
+from gpucoll.transport.shared.words import Context, Pending, Started, State, Status
 
-_PENDING = int(Context.PENDING)
-_HOLDS = int(Context.HOLDS)
-_RAISED = int(Context.RAISED)
-_SIGNAL, _NO_ROOM = int(Status.SIGNAL), int(Status.NO_ROOM)
 _LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
 _WAIT_SPINS = 200
 """Number of looks whether the thread is done, before a waiter sleeps: about 10 us."""
@@ -76,89 +40,89 @@ _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 
 
 @inline
-def _reap(queue, context, number):
+def _reap(queue: Pending, context: Context, number: int) -> bool:
     """Free the entry of a call that has ended; False if it is not the next, or is free already."""
-    if get(queue, Q_REAPED) != number - 1:
+    if queue.reaped != number - 1:
         return False
-    put(queue, Q_REAPED, number)
-    put(context, _PENDING, get(context, _PENDING) - 1)
+    queue.reaped = number
+    context.pending -= 1
     return True
 
 
 @inline
-def _run_here(queue, context, until):
+def _run_here(queue: Pending, context: Context, until: int) -> int:
     """Run calls in this thread, which has the interpreter; return the last status."""
-    put(context, INTERPRETER, HELD)
-    call = get(entry_of(queue, until), E_CALL)
-    if max(get(call, SIZE_BYTES), get(call, LARGEST_BYTES)) > _LONG_BYTES:
+    context.interpreter = HELD
+    call = entry_of(queue, until).call
+    if max(call.size_bytes, call.largest_bytes) > _LONG_BYTES:
         release_interpreter(context)
     status = run_pending(queue, context, until)
-    thread = get(context, INTERPRETER)
-    put(context, INTERPRETER, 0)
+    thread = context.interpreter
+    context.interpreter = 0
     if thread != HELD:
         _restore_thread(thread)
     end_running(queue, context, status)
-    if status == _SIGNAL:
-        _restore_error(get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2))
+    if status == Status.SIGNAL:
+        _restore_error(context.raised[0], context.raised[1], context.raised[2])
     return status
 
 
 @inline
-def _sleep_until(queue, context, number, timeout):
+def _sleep_until(queue: Pending, context: Context, number: int, timeout: int) -> None:
     """Sleep once, without the interpreter, until a call has ended or no thread runs calls."""
-    bell = queue + 8 * Q_BELL
+    bell = queue.at.bell
     for _ in range(_WAIT_SPINS):
-        if load64_acquire(queue + 8 * Q_DONE) >= number:
+        if load64_acquire(queue.at.done) >= number:
             return
         pause()
     thread = _save_thread()
     seen = begin_to_sleep(bell)
-    is_running = load64_ordered(context + 8 * STATE) == BUSY
-    if load64_ordered(queue + 8 * Q_DONE) < number and is_running:
+    is_running = load64_ordered(context.at.state) == State.BUSY
+    if load64_ordered(queue.at.done) < number and is_running:
         sleep_on(bell, seen, timeout)
     end_sleep(bell)
     _restore_thread(thread)
 
 
 @inline
-def _set_timeout(entry, timeout_ns):
+def _set_timeout(entry: Started, timeout_ns: int) -> int:
     """Fill in the timespec for a thread that waits for a call; return its address."""
-    put(entry, E_FUTEX, timeout_ns // NANOSECONDS)
-    put(entry, E_FUTEX + 1, timeout_ns % NANOSECONDS)
-    return entry + 8 * E_FUTEX
+    entry.futex_timeout[0] = timeout_ns // NANOSECONDS
+    entry.futex_timeout[1] = timeout_ns % NANOSECONDS
+    return entry.at.futex_timeout
 
 
 @compiled
-def wait_started(self, arguments, n_arguments):
+def wait_started(self: int, arguments: Words, n_arguments: int) -> int:
     """Built-in of (number); `self` is a capsule of the queue: run calls until that one has ended.
 
     Returns 0 if the call succeeded and this has reaped it; otherwise Python must check.
     """
-    queue = capsule_pointer(self, 0)
-    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
-    while load64_acquire(queue + 8 * Q_DONE) < number:
+    queue = Pending(capsule_pointer(self, 0))
+    context, number = queue.context, _as_integer(arguments[0])
+    while load64_acquire(queue.at.done) < number:
         state = begin_running(queue, context)
-        if state == IDLE:
+        if state == State.IDLE:
             status = _run_here(queue, context, number)
-            if status == _SIGNAL:
+            if status == Status.SIGNAL:
                 return 0
-            if status == _NO_ROOM:
+            if status == Status.NO_ROOM:
                 return new_integer(1)
-        elif state == NEEDS_PYTHON:
+        elif state == State.NEEDS_PYTHON:
             return new_integer(1)
         else:
             timeout = _set_timeout(entry_of(queue, number), _LONGEST_SLICE_NS)
             _sleep_until(queue, context, number, timeout)
             if _check_signals() != 0:
                 return 0
-    ended_well = get(entry_of(queue, number), E_STATUS) == OK
+    ended_well = entry_of(queue, number).status == Status.OK
     return new_integer(0 if ended_well and _reap(queue, context, number) else 1)
 
 
 @inline
-def _has_arrived(context, sequence):
+def _has_arrived(context: Context, sequence: int) -> bool:
     """Return whether all ranks have posted a call with arrays that are not shared."""
-    for rank in range(get(context, WORLD_SIZE)):
+    for rank in range(context.world_size):
         slot = slot_of(context, sequence, rank)
         if behind(load32_acquire(slot + HEADER_WORD), sequence):
             return False
@@ -168,14 +132,14 @@ def _has_arrived(context, sequence):
 
 
 @inline
-def _finish_arrived(queue, context, number):
+def _finish_arrived(queue: Pending, context: Context, number: int) -> int:
     """Finish calls up to this one that need no waiting for other ranks; return a status."""
-    status, done = OK, load64_acquire(queue + 8 * Q_DONE)
-    while status == OK and done < number:
-        is_alone = get(context, WORLD_SIZE) == 1
+    status: int = Status.OK
+    done = load64_acquire(queue.at.done)
+    while status == Status.OK and done < number:
+        is_alone = context.world_size == 1
         if not is_alone and (
-            done + 1 > get(queue, Q_POSTED)
-            or not _has_arrived(context, get(entry_of(queue, done + 1), E_SEQUENCE))
+            done + 1 > queue.posted or not _has_arrived(context, entry_of(queue, done + 1).sequence)
         ):
             return status
         done += 1
@@ -184,87 +148,85 @@ def _finish_arrived(queue, context, number):
 
 
 @compiled
-def poll_started(self, arguments, n_arguments):
+def poll_started(self: int, arguments: Words, n_arguments: int) -> int:
     """Built-in of (number, whether the thread should run it); return whether that call has ended.
 
     Never waits for other ranks. Unless the thread is told of the calls, they are only finished if
     all ranks have arrived.
     """
-    queue = capsule_pointer(self, 0)
-    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
-    if load64_acquire(queue + 8 * Q_DONE) < number and begin_running(queue, context) == IDLE:
-        put(context, INTERPRETER, HELD)
+    queue = Pending(capsule_pointer(self, 0))
+    context, number = queue.context, _as_integer(arguments[0])
+    if load64_acquire(queue.at.done) < number and begin_running(queue, context) == State.IDLE:
+        context.interpreter = HELD
         status = _finish_arrived(queue, context, number)
-        thread = get(context, INTERPRETER)
-        put(context, INTERPRETER, 0)
+        thread = context.interpreter
+        context.interpreter = 0
         if thread != HELD:
             _restore_thread(thread)
         end_running(queue, context, status)
-        if status == _SIGNAL:
-            _restore_error(
-                get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2)
-            )
+        if status == Status.SIGNAL:
+            _restore_error(context.raised[0], context.raised[1], context.raised[2])
             return 0
-    if load64_acquire(queue + 8 * Q_DONE) >= number:
+    if load64_acquire(queue.at.done) >= number:
         return new_integer(1)
-    if _as_integer(get(arguments, 1)) != 0 and get(queue, Q_WANTED) < number:
-        exchange64(queue + 8 * Q_WANTED, number)
-        ring(get(queue, Q_THREAD) + 8 * T_BELL)
+    if _as_integer(arguments[1]) != 0 and queue.wanted < number:
+        exchange64(queue.at.wanted, number)
+        ring(queue.thread.at.bell)
     return new_integer(0)
 
 
 @compiled
-def sleep_started(self, arguments, n_arguments):
+def sleep_started(self: int, arguments: Words, n_arguments: int) -> int:
     """Built-in of (number, ns): sleep until that call has ended, at most for the given time.
 
     Runs nothing. Returns whether it has ended.
     """
-    queue = capsule_pointer(self, 0)
-    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
-    bell = queue + 8 * Q_BELL
-    timeout = _set_timeout(entry_of(queue, number), _as_integer(get(arguments, 1)))
+    queue = Pending(capsule_pointer(self, 0))
+    context, number = queue.context, _as_integer(arguments[0])
+    bell = queue.at.bell
+    timeout = _set_timeout(entry_of(queue, number), _as_integer(arguments[1]))
     thread = _save_thread()
     seen = begin_to_sleep(bell)
-    state = load64_ordered(context + 8 * STATE)
-    if load64_ordered(queue + 8 * Q_DONE) < number and state != NEEDS_PYTHON:
+    state = load64_ordered(context.at.state)
+    if load64_ordered(queue.at.done) < number and state != State.NEEDS_PYTHON:
         sleep_on(bell, seen, timeout)
     end_sleep(bell)
     _restore_thread(thread)
-    return new_integer(load64_acquire(queue + 8 * Q_DONE) >= number)
+    return new_integer(load64_acquire(queue.at.done) >= number)
 
 
 @compiled
-def reap_started(self, arguments, n_arguments):
+def reap_started(self: int, arguments: Words, n_arguments: int) -> int:
     """Built-in of (number), for a call that has ended: free its entry for reuse.
 
     Returns whether the caller must note how the call ended.
     """
-    queue = capsule_pointer(self, 0)
-    number = _as_integer(get(arguments, 0))
-    return new_integer(_reap(queue, get(queue, Q_CONTEXT), number))
+    queue = Pending(capsule_pointer(self, 0))
+    number = _as_integer(arguments[0])
+    return new_integer(_reap(queue, queue.context, number))
 
 
 @compiled
-def skip_started(self, arguments, n_arguments):
+def skip_started(self: int, arguments: Words, n_arguments: int) -> int:
     """Built-in of (number), for the next call, which has not begun: skip it.
 
     Returns whether this succeeded: it fails while another thread runs calls.
     """
-    queue = capsule_pointer(self, 0)
-    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
-    if begin_running(queue, context) != IDLE:
+    queue = Pending(capsule_pointer(self, 0))
+    context, number = queue.context, _as_integer(arguments[0])
+    if begin_running(queue, context) != State.IDLE:
         return new_integer(0)
-    if load64_acquire(queue + 8 * Q_DONE) == number - 1:
-        put(entry_of(queue, number), E_STATUS, _NO_ROOM)
-        put(queue, Q_POSTED, number)
-        exchange64(queue + 8 * Q_DONE, number)
-    end_running(queue, context, OK)
+    if load64_acquire(queue.at.done) == number - 1:
+        entry_of(queue, number).status = Status.NO_ROOM
+        queue.posted = number
+        exchange64(queue.at.done, number)
+    end_running(queue, context, Status.OK)
     return new_integer(1)
 
 
 @compiled
-def hold_started(context, n_reasons):
+def hold_started(context: Context, n_reasons: int) -> int:
     """Make compiled entries leave all calls to Python while there are reasons. For Python."""
-    put(context, _PENDING, get(context, _PENDING) + n_reasons - get(context, _HOLDS))
-    put(context, _HOLDS, n_reasons)
+    context.pending += n_reasons - context.holds
+    context.holds = n_reasons
     return 0

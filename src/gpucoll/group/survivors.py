@@ -6,13 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from gpucoll.errors import (
-    AbortedError,
-    DeadlineError,
-    PeerLostError,
-    RendezvousError,
-    ShrinkError,
-)
+from gpucoll.errors import AbortedError, DeadlineError, PeerLostError, RendezvousError, ShrinkError
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
 from gpucoll.wording import list_ranks

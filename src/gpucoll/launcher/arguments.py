@@ -136,10 +136,7 @@ def add_options(parser: OneLineParser) -> None:
         ),
     )
     parser.add_argument(
-        "--prefix",
-        action="store_true",
-        default=True,
-        help="prefix each line with [rank] (default)",
+        "--prefix", action="store_true", default=True, help="prefix each line with [rank] (default)"
     )
     parser.add_argument(
         "--no-prefix", dest="prefix", action="store_false", help="show lines without a prefix"

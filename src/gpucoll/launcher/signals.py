@@ -14,13 +14,7 @@ from gpucoll.launcher.events import EventLoop
 
 __all__ = ["FORWARDED", "deferred_signals", "handlers", "woken_by_signals"]
 
-FORWARDED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 DEFERRED = (*FORWARDED, signal.SIGTSTP)
 

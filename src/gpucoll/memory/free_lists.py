@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpucoll.kernels.cpu.blocks import Block, Words, words
+from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.kernels.cpu.jit import inline, intrinsic, types
 
 N_LISTS = 320
@@ -47,8 +47,8 @@ class Heap(Block):
     """Address of `take`."""
     give: int
     """Address of `give`."""
-    bitmap: Words = words(_BITMAP_WORDS)
-    lists: Words = words(N_LISTS)
+    bitmap: Field[Words] = words(_BITMAP_WORDS)
+    lists: Field[Words] = words(N_LISTS)
     """The first block of each list, or `NONE`."""
 
 
@@ -66,7 +66,7 @@ class Record(Block):
     touched: int
     next: int
     previous: int
-    _rest: Words = words(2)
+    _rest: Field[Words] = words(2)
 
 
 FREE = 0

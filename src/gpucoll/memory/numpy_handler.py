@@ -9,7 +9,7 @@ which of the two it is.
 
 from __future__ import annotations
 
-from gpucoll.kernels.cpu.blocks import Block
+from gpucoll.blocks import Block, Field
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_loop
 from gpucoll.memory.free_lists import Heap, record_of
@@ -19,7 +19,7 @@ from gpucoll.memory.heap import GRANULE_BYTES, block_at, granules_of, holds, spl
 class Source(Block):
     """A handler's context."""
 
-    heap: Heap
+    heap: Field[Heap]
     from_bytes: int
     """Smaller arrays get no memory of the heap."""
     falls_back: int

@@ -137,10 +137,7 @@ class MemoryHandler:
         source = Source.new()
         source.heap, source.from_bytes, source.falls_back = heap, from_bytes, falls_back
         struct = _HandlerStruct(
-            name.encode(),
-            1,
-            source.address,
-            *(function.address for function in _FUNCTIONS),
+            name.encode(), 1, source.address, *(function.address for function in _FUNCTIONS)
         )
         keep_for_ever((heap, source, struct))
         self._current = builtin(_handler_functions()[1], METH_NOARGS, None)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.transport.shared import mapping
-from gpucoll.transport.shared.peer_arena import ARENA_WORDS, FIRST_BYTES, GROWTHS, PeerArena
+from gpucoll.transport.shared.peer_arena import FIRST_BYTES, GROWTHS, PeerArena
 
 __all__ = ["PeerProcess", "arena_words", "meet"]
 
@@ -27,8 +27,8 @@ garbage collection runs anywhere, may close one."""
 def arena_words(size_bytes: int) -> npt.NDArray[np.int64]:
     """Return the `PeerArena` words of an arena that is not mapped yet."""
     # Not NumPy's memory: a forked child may share that, and would write here.
-    words = np.frombuffer(bytearray(8 * ARENA_WORDS), np.int64)
-    words[PeerArena.SIZE_BYTES] = size_bytes
+    words = np.frombuffer(bytearray(PeerArena.n_bytes), np.int64)
+    words[PeerArena.size_bytes] = size_bytes
     return words
 
 
@@ -48,7 +48,7 @@ class PeerProcess:
         self._uses = 0
         self.arena = arena_words(arena_bytes)
         first = mapping.Mapping(arena_fd, min(FIRST_BYTES, arena_bytes), "a peer's arena")
-        self.arena[PeerArena.ADDRESS] = first.address
+        self.arena[PeerArena.mappings] = first.address
         self.life_fd = life_fd
 
     @property
@@ -65,9 +65,9 @@ class PeerProcess:
                 return
             del _known[self._key]
             os.close(self.life_fd)
-            size_bytes = int(self.arena[PeerArena.SIZE_BYTES])
+            size_bytes = int(self.arena[PeerArena.size_bytes])
             for growth in range(GROWTHS + 1):
-                if address := int(self.arena[PeerArena.ADDRESS + growth]):
+                if address := int(self.arena[PeerArena.mappings + growth]):
                     mapping.unmap(address, min(FIRST_BYTES << (2 * growth), size_bytes))
 
 

@@ -79,10 +79,7 @@ def _parse(path: Path) -> ElementTree.Element:
 
 
 def _collect(
-    element: ElementTree.Element,
-    above: Place,
-    gpus: list[tuple[int, Gpu]],
-    nics: list[Nic],
+    element: ElementTree.Element, above: Place, gpus: list[tuple[int, Gpu]], nics: list[Nic]
 ) -> None:
     """Add the devices at or below one element; `above` is the place that it is attached to."""
     if element.tag == "nic":

@@ -174,8 +174,7 @@ def _amd(kernel: KernelFacts) -> Verdict:
             True, "by DMA-BUF (the kernel has it; RCCL uses it with NCCL_DMABUF_ENABLE=1)"
         )
     return Verdict(
-        False,
-        "no peer memory registration, and the kernel lacks " + " or ".join(DMA_BUF_OPTIONS),
+        False, "no peer memory registration, and the kernel lacks " + " or ".join(DMA_BUF_OPTIONS)
     )
 
 

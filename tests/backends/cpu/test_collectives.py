@@ -254,7 +254,7 @@ def start_from(comm, sequence, cases):
     words += [base + members.layout.header(group.rank, place) for place in range(layout.RING)]
     for address in words:
         ctypes.c_int32.from_address(address).value = sequence
-    for field in (Context.SEQUENCE, Context.VERIFIED, Context.CHUNK):
+    for field in (Context.sequence, Context.verified, Context.chunk):
         group.context[field] = sequence
     elsewhere.barrier()
     elsewhere.close()

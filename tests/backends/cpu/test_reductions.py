@@ -7,15 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from tests import oracle
-from tests.collective_cases import (
-    PLACEMENTS,
-    REDUCTIONS,
-    SCANS,
-    SMALL_TUNING,
-    Case,
-    check,
-    draw,
-)
+from tests.collective_cases import PLACEMENTS, REDUCTIONS, SCANS, SMALL_TUNING, Case, check, draw
 from tests.dtypes import assert_same, covering, op_of
 from tests.guarded import Guarded
 

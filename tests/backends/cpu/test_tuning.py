@@ -103,9 +103,9 @@ def kernels_in_use(comm):
     """Return the words of the table, and whether each way between ranks is the string copy."""
     context, string_copy = comm._group.context, addresses.string_copy_kernel()
     ways = {
-        way.name: int(context[way]) == string_copy
-        for way in Context
-        if way.name.startswith("COPY_")
+        name: int(context[way]) == string_copy
+        for name, way in Context.fields.items()
+        if name.startswith("copy_")
     }
     return comm._group.members.tuning.words(), ways
 
@@ -119,4 +119,4 @@ def test_every_rank_takes_the_kernels_that_rank_0_chose(ranks, asked):
     assert len({words for words, _ in replies}) == 1
     for _, ways in replies:
         changed = {name for name, is_string_copy in ways.items() if is_string_copy}
-        assert changed == ({"COPY_POSTED", "COPY_EXCHANGED"} if asked else set())
+        assert changed == ({"copy_posted", "copy_exchanged"} if asked else set())

@@ -20,12 +20,7 @@ from gpucoll.backends.direct import peer, peer_memory, peer_trial
 from gpucoll.backends.direct.peer import PeerPath
 from gpucoll.backends.direct.rounds import Word, value_of
 from gpucoll.backends.protocol import Request
-from gpucoll.errors import (
-    ArgumentTypeError,
-    BackendError,
-    BackendUnavailableError,
-    GpucollError,
-)
+from gpucoll.errors import ArgumentTypeError, BackendError, BackendUnavailableError, GpucollError
 from gpucoll.types import Collective, ReduceOp
 
 HALF_BYTES = 1024
@@ -244,10 +239,7 @@ def two_turns(peers, count):
     found = peers.read(x_out).tobytes(), peers.read(y_out).tobytes()
     path.close(LIMIT_S)
     peers.device.destroy_stream(stream)
-    return found == (
-        oracle.all_reduce(xs)[0].tobytes(),
-        oracle.all_reduce(ys)[0].tobytes(),
-    )
+    return found == (oracle.all_reduce(xs)[0].tobytes(), oracle.all_reduce(ys)[0].tobytes())
 
 
 @pytest.mark.soak(quick=1)

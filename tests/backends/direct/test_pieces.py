@@ -88,11 +88,7 @@ def test_only_the_root_reads_or_writes():
 
 def test_ranks_of_an_all_to_all_with_counts_agree_later():
     request = Request(
-        Collective.ALL_TO_ALL,
-        buffer(X, 14),
-        buffer(OUT, 3),
-        counts=(0, 14),
-        receive_counts=(3, 0),
+        Collective.ALL_TO_ALL, buffer(X, 14), buffer(OUT, 3), counts=(0, 14), receive_counts=(3, 0)
     )
     pieces = pieces_of(request, 0, 2, SLOT_BYTES)
     assert pieces.agrees

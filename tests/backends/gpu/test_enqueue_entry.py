@@ -179,13 +179,13 @@ def depart_when_gone(comm):
     recorded: Any = Recorded("cuda", None)
     table = driver_table_of(recorded)
     go, _words = enqueuer(table, block, recorded.library, SETTINGS, recorded.poll, IN_PROGRESS)
-    places = [int(table[DriverTable.PLACE])]
+    places = [int(table[DriverTable.place])]
     go(*ADDRESSES, HANDLE, STREAM, STREAM, START, END)
-    places.append(int(table[DriverTable.PLACE]))
-    table[DriverTable.GONE] = Gone.YES
+    places.append(int(table[DriverTable.place]))
+    table[DriverTable.gone] = Gone.YES
     del recorded.calls[:]
     result = go(*ADDRESSES, HANDLE, STREAM, STREAM, START, END)
-    places.append(int(table[DriverTable.PLACE]))
+    places.append(int(table[DriverTable.place]))
     return result >> 32, recorded.calls, places
 
 

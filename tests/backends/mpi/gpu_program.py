@@ -28,7 +28,7 @@ from gpucoll.backends.direct import backend as direct_backend
 from gpucoll.backends.direct import kernel_reductions, through_mpi
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.backends.mpi import gpu_aware, gpu_trial
-from gpucoll.backends.mpi.words import Word
+from gpucoll.backends.mpi.words import MpiWords
 from gpucoll.backends.protocol import Request
 from gpucoll.devices import open_device
 from gpucoll.testing import device_arrays, host_device
@@ -165,7 +165,7 @@ def give_up_in_mpi() -> None:
         return
     words = backend.inner.backend.memory.words(True).words
     comm.all_gather(x)
-    while not words[Word.N_REQUESTS]:
+    while not words[MpiWords.n_requests]:
         time.sleep(0.001)
     comm._give_up()
     assert backend.inner.is_given_up

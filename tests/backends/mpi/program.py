@@ -159,11 +159,11 @@ def many_at_once() -> None:
             for number in range(count):
                 comm.send(np.full(1, number), 0)
         wires = comm._backend.messages._thread.wires
-        n_steps = int(wires.words[Wires.N_STEPS])
+        n_steps = int(wires.words[Wires.n_steps])
         WORLD.Barrier()  # there MPI goes on: each send ends before the next one begins
         if comm.rank == 0:
-            until(lambda: wires.wires[0].words[Wire.CAME_BYTES] > 64 * count)
-            assert wires.words[Wires.N_STEPS] - n_steps < count / 10
+            until(lambda: wires.wires[0].words[Wire.came_bytes] > 64 * count)
+            assert wires.words[Wires.n_steps] - n_steps < count / 10
             out = np.zeros(1, int)
             assert [int(comm.recv(out, last)[0]) for _ in range(count)] == [*range(count)]
 

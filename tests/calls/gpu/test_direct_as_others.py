@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 from tests.calls.gpu.conftest import Rank, in_rank
 from tests.calls.gpu.failing import ones
-from tests.calls.gpu.test_giving_up import (
-    abort_in_the_middle,
-    interrupt,
-    use_from_a_second_thread,
-)
+from tests.calls.gpu.test_giving_up import abort_in_the_middle, interrupt, use_from_a_second_thread
 from tests.calls.gpu.test_repeated_calls import after_the_end, outlive
 from tests.calls.gpu.test_unasked import never_ask
 from tests.ranks import Ended

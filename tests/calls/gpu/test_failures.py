@@ -15,12 +15,7 @@ from tests.faults.test_ends import errors
 from tests.ranks import Ended
 from tests.waiting import SOON_S, is_broken, until
 
-from gpucoll.errors import (
-    AbortedError,
-    DeadlineError,
-    MismatchError,
-    PeerLostError,
-)
+from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 
 # --- different calls ------------------------------------------------------------------------------
 

@@ -13,12 +13,7 @@ from tests.faults.test_ends import errors
 from tests.ranks import Ended, Reply
 from tests.waiting import SOON_S
 
-from gpucoll.errors import (
-    AbortedError,
-    DeadlineError,
-    MismatchError,
-    PeerLostError,
-)
+from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 
 
 @pytest.mark.soak

@@ -211,7 +211,7 @@ def abort_in_the_middle(rank):
         comm.all_reduce(ones(kit))
         if comm.rank == 1:
             records = [comm._group.members.enqueued_words(rank, 2) for rank in (0, 2)]
-            until(lambda: all(record[Record.SEQUENCE] == 2 for record in records))
+            until(lambda: all(record[Record.sequence] == 2 for record in records))
             comm.abort()
             with pytest.raises(AbortedError):
                 comm.all_reduce(ones(kit))

@@ -102,10 +102,7 @@ def refuse_in_a_capture(rank):
         comm.all_reduce(x, async_op=True).wait()
         comm.check()
         issuer = comm._gpu._connected.issuer
-        calls = (
-            lambda: comm.all_reduce(x, async_op=True),
-            lambda: comm.all_reduce(x),
-        )
+        calls = (lambda: comm.all_reduce(x, async_op=True), lambda: comm.all_reduce(x))
         with stream, rank.control.captured(stream.ptr) as graph:
             for call in calls:
                 with pytest.raises(ArgumentError, match="captured graph"):

@@ -14,12 +14,7 @@ from tests.waiting import until
 
 from gpucoll import devices
 from gpucoll.backends.gpu.issuer import MOST_IN_FLIGHT
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BackendUnavailableError,
-    DeadlineError,
-)
+from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError, DeadlineError
 
 
 def full(kit, value, count=1000):

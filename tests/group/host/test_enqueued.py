@@ -28,8 +28,8 @@ def poster(comm, calls, count, dtype="float32"):
 def exchange(comm, start):
     """Post many calls on every rank, whatever the ring holds; all are compared in the end."""
     calls = comm._group.enqueued_calls()
-    comm._group.context[Context.ENQUEUED_SEQUENCE] = start
-    comm._group.context[Context.ENQUEUED_SEEN] = start
+    comm._group.context[Context.enqueued_sequence] = start
+    comm._group.context[Context.enqueued_seen] = start
     members = comm._group.members
     words_at(members.at(members.enqueued_offset(comm.rank)), 1).view(np.int32)[0] = start
     comm.barrier()

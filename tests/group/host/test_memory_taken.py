@@ -135,7 +135,7 @@ def call_without_room(comm, elements, way):
     """Make a call for which there is no memory; then one that needs none; then again with room."""
     data = np.ones(elements, np.float32)
     context, free = comm._group.context, vars(segment_room)["free_memory_bytes"]
-    granted = int(context[Context.ROOM_BYTES])
+    granted = int(context[Context.room_bytes])
     plan = comm.plan_all_reduce(data, out=np.empty_like(data))
     calls = {
         "entry": lambda: comm.all_reduce(data),
@@ -150,7 +150,7 @@ def call_without_room(comm, elements, way):
     if way == "entry":
         comm.all_reduce(data[:2])  # the compiled entry knows the dtype
     vars(segment_room)["free_memory_bytes"] = lambda: 4 * KIB
-    context[Context.ROOM_BYTES] = 0
+    context[Context.room_bytes] = 0
     texts = []
     try:
         for _ in range(2):
@@ -183,10 +183,10 @@ def find_out_late(comm):
     data[:] = 1
     comm.all_reduce(np.ones(4096, np.float32))  # payloads of this size have memory now
     if comm.rank == 1:
-        comm._group.context[Context.SEGMENT_FD] = -1
+        comm._group.context[Context.segment_fd] = -1
     with pytest.raises(SharedMemoryError) as raised:
         comm.all_reduce(data, out=data)
-    comm._group.context[Context.SEGMENT_FD] = comm._group.members.segment_fd
+    comm._group.context[Context.segment_fd] = comm._group.members.segment_fd
     return str(raised.value)
 
 

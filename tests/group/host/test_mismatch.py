@@ -312,17 +312,17 @@ def test_a_call_of_another_thread_that_has_just_ended_leaves_nothing_to_settle(m
     with gpucoll.init(rank=0, world_size=1) as comm:
         group = comm._group
         assert isinstance(group, HostGroup)
-        sequence = int(group.context[Context.SEQUENCE])
+        sequence = int(group.context[Context.sequence])
 
         def end(group):
-            group.context[Context.STATE] = State.IDLE
+            group.context[Context.state] = State.IDLE
             return False
 
-        group.context[Context.STATE] = State.BUSY
+        group.context[Context.state] = State.BUSY
         monkeypatch.setattr(HostGroup, "is_running", property(end))
         group.check_usable()
 
-        assert int(group.context[Context.SEQUENCE]) == sequence
+        assert int(group.context[Context.sequence]) == sequence
 
 
 def test_a_call_that_has_not_noticed_yet_that_it_was_given_up_is_no_other_threads(monkeypatch):
@@ -332,8 +332,8 @@ def test_a_call_that_has_not_noticed_yet_that_it_was_given_up_is_no_other_thread
         assert isinstance(group, HostGroup)
         monkeypatch.setattr(group.started_calls(), "settle", lambda: False)
         comm.abort()
-        group.context[Context.STATE] = State.BUSY
+        group.context[Context.state] = State.BUSY
         with pytest.raises(AbortedError):
             group.check_usable()
-        group.context[Context.STATE] = State.NEEDS_PYTHON
+        group.context[Context.state] = State.NEEDS_PYTHON
         monkeypatch.undo()

@@ -229,7 +229,7 @@ def call_among_others(comm, calls):
         with comm.duplicate() as part:
             for _ in range(turn * RING):
                 part.barrier()
-            sequence = int(part._group.context[Context.SEQUENCE]) + 1
+            sequence = int(part._group.context[Context.sequence]) + 1
             x = np.full(100, float(comm.rank + 1))
 
             def post(rank, part=part, sequence=sequence):

@@ -13,7 +13,7 @@ from gpucoll.errors import SharedMemoryError
 from gpucoll.group.host import segment_room
 from gpucoll.transport.shared import mapping, room
 from gpucoll.transport.shared.layout import NEVER
-from gpucoll.transport.shared.words import CONTEXT_WORDS, Context, Status
+from gpucoll.transport.shared.words import Context, Status
 
 MIB = 1 << 20
 SIZE_BYTES = 256 * MIB
@@ -25,11 +25,11 @@ class Sparse:
     def __init__(self):
         self.fd = mapping.create("gpucoll-test", SIZE_BYTES)
         self.mapping = mapping.Mapping(self.fd, SIZE_BYTES)
-        self.context = np.zeros(CONTEXT_WORDS, np.int64)
-        self.context[Context.SEGMENT_FD] = self.fd
-        self.context[Context.EVENT_LINE] = self.mapping.address
-        self.context[Context.ROOM_BYTES] = NEVER
-        self.context[Context.RANK], self.context[Context.WORLD_SIZE] = 1, 4
+        self.context = np.zeros(Context.n_words, np.int64)
+        self.context[Context.segment_fd] = self.fd
+        self.context[Context.event_line] = self.mapping.address
+        self.context[Context.room_bytes] = NEVER
+        self.context[Context.rank], self.context[Context.world_size] = 1, 4
 
     def reserve(self, offset, size_bytes):
         address = self.mapping.address + offset
@@ -80,20 +80,20 @@ def test_signals_do_not_end_it(sparse):
 
 
 def test_beyond_what_was_granted(sparse, monkeypatch):
-    sparse.context[Context.ROOM_BYTES] = MIB
+    sparse.context[Context.room_bytes] = MIB
     assert sparse.reserve(0, MIB) == Status.OK
     assert sparse.reserve(MIB, MIB) == Status.NO_ROOM
     assert sparse.taken_bytes == MIB
     monkeypatch.setattr(segment_room, "free_memory_bytes", lambda: 64 * MIB)
     segment_room.make_room(sparse.context)
-    assert sparse.context[Context.ROOM_BYTES] == MIB + 64 * MIB // 16 // 4
+    assert sparse.context[Context.room_bytes] == MIB + 64 * MIB // 16 // 4
     assert sparse.reserve(MIB, MIB) == Status.OK
     assert sparse.reserve(2 * MIB, MIB) == Status.OK
     assert sparse.taken_bytes == 3 * MIB
 
 
 def test_where_the_kernel_does_not_say_what_is_free(sparse, monkeypatch):
-    sparse.context[Context.ROOM_BYTES] = 0
+    sparse.context[Context.room_bytes] = 0
     assert sparse.reserve(0, MIB) == Status.NO_ROOM
     monkeypatch.setattr(segment_room, "free_memory_bytes", lambda: None)
     segment_room.make_room(sparse.context)
@@ -101,7 +101,7 @@ def test_where_the_kernel_does_not_say_what_is_free(sparse, monkeypatch):
 
 
 def test_no_room_on_the_host(sparse, monkeypatch):
-    sparse.context[Context.ROOM_BYTES] = 0
+    sparse.context[Context.room_bytes] = 0
     assert sparse.reserve(0, 3 * MIB) == Status.NO_ROOM
     monkeypatch.setattr(segment_room, "free_memory_bytes", lambda: 3 * MIB)
     with pytest.raises(SharedMemoryError) as raised:
@@ -109,7 +109,7 @@ def test_no_room_on_the_host(sparse, monkeypatch):
     for text in ("rank 1 of 4", "takes 3.0 MiB, but 3.0 MiB are free", "Free memory"):
         assert text in str(raised.value)
     assert isinstance(raised.value, MemoryError)
-    assert sparse.context[Context.ROOM_BYTES] == 0
+    assert sparse.context[Context.room_bytes] == 0
 
 
 def test_the_kernel_refuses(sparse):
@@ -122,9 +122,9 @@ def test_the_kernel_refuses(sparse):
 
 def reserve_in_a_communicator(comm):
     context, members = comm._group.context, comm._group.members
-    assert os.fstat(context[Context.SEGMENT_FD]).st_size == members.layout.size_bytes
-    assert context[Context.ROOM_BYTES] > 0
-    fd = int(context[Context.SEGMENT_FD])
+    assert os.fstat(context[Context.segment_fd]).st_size == members.layout.size_bytes
+    assert context[Context.room_bytes] > 0
+    fd = int(context[Context.segment_fd])
     comm.duplicate().close()
     comm.close()
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -30,16 +30,16 @@ def call_until(comm, condition):
 def meet_on_one_cpu(comm):
     context, cpus = comm._group.context, os.sched_getaffinity(0)
     first, *_, last = sorted(cpus)
-    spins = int(context[Context.FULL_SPINS])
+    spins = int(context[Context.full_spins])
     found = [spins > SHARING_SPINS]
     try:
         for _ in range(2):
             os.sched_setaffinity(0, {last})
             comm.barrier()
-            found.append(call_until(comm, lambda: context[Context.SPINS] == SHARING_SPINS))
+            found.append(call_until(comm, lambda: context[Context.spins] == SHARING_SPINS))
             os.sched_setaffinity(0, {first if comm.rank == 0 else last})
             comm.barrier()
-            found.append(call_until(comm, lambda: context[Context.SPINS] == spins))
+            found.append(call_until(comm, lambda: context[Context.spins] == spins))
             comm.barrier()
     finally:
         os.sched_setaffinity(0, cpus)
@@ -55,9 +55,9 @@ def wait_alone(comm):
     """What the words say of a rank that has its CPU for itself."""
     os.sched_setaffinity(0, {sorted(usable_cpus())[comm.rank]})
     try:
-        alone = call_until(comm, lambda: not comm._group.context[Context.SHARING])
+        alone = call_until(comm, lambda: not comm._group.context[Context.sharing])
         words = comm._group.context
-        return alone, words[Context.SPINS] == words[Context.FULL_SPINS]
+        return alone, words[Context.spins] == words[Context.full_spins]
     finally:
         os.sched_setaffinity(0, usable_cpus())
 
@@ -71,7 +71,7 @@ def more_ranks_than_cpus(comm):
     data = np.ones(1, np.float32)
     for _ in range(100):
         comm.all_reduce(data, "max", out=data)
-    return int(context[Context.SHARING]), int(context[Context.SPINS])
+    return int(context[Context.sharing]), int(context[Context.spins])
 
 
 def test_ranks_that_share_by_their_number_look_for_nobody(ranks):

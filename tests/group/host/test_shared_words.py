@@ -28,7 +28,7 @@ def recover_from(comm, has_answered):
     if comm.rank == 1:
         return "the other one"
     group = comm._group
-    group.context[Context.EVENT_SEEN] = EVENT
+    group.context[Context.event_seen] = EVENT
     answer_as(group.members, 0)
 
     def gone_ranks():
@@ -54,8 +54,8 @@ def close_under_recovery(comm):
     if comm.rank == 1:
         return None
     group, is_waiting = comm._group, threading.Event()
-    group.context[Context.EVENT_SEEN] = EVENT
-    group.context[Context.STATE] = State.NEEDS_PYTHON
+    group.context[Context.event_seen] = EVENT
+    group.context[Context.state] = State.NEEDS_PYTHON
 
     def gone_ranks():
         is_waiting.set()

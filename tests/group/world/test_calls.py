@@ -52,11 +52,7 @@ BODIES |= {
         ["ab"],
     ),
     "custom operations in order": (custom_ops.test_ranks_are_combined_in_order, [()], ["aabb"]),
-    "custom operations on half types": (
-        custom_ops.test_half_types_are_rounded_once,
-        [()],
-        ["ab"],
-    ),
+    "custom operations on half types": (custom_ops.test_half_types_are_rounded_once, [()], ["ab"]),
     "ints beyond int64": (
         integers.test_an_int_beyond_int64_is_refused,
         [(name,) for name in integers.CALLS],
@@ -86,11 +82,7 @@ BODIES |= {
         ["ab", "aab"],
     ),
     "what cannot be in a group": (groups.test_what_cannot_be_inside, [()], ["ab"]),
-    "plans in groups": (
-        groups.test_a_plan_inside_runs_at_the_end_or_is_refused,
-        [()],
-        ["ab"],
-    ),
+    "plans in groups": (groups.test_a_plan_inside_runs_at_the_end_or_is_refused, [()], ["ab"]),
     "outputs used in a group": (
         groups.test_a_call_may_use_the_output_of_an_earlier_one,
         [()],

@@ -14,13 +14,7 @@ from tests.faults.test_ends import CALLS, come_too_late, errors
 from tests.ranks import Ended
 from tests.waiting import SOON_S, is_broken, until
 
-from gpucoll.errors import (
-    AbortedError,
-    DeadlineError,
-    GpucollError,
-    PeerLostError,
-    StateError,
-)
+from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError, StateError
 from gpucoll.transport.shared.layout import Abort
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]

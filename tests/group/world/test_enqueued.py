@@ -19,7 +19,7 @@ SHAPES = ["ab", "aab", "abb", "abcab", "abcdefgh"]
 def begin_at(comm, calls, start):
     """Have all numbers begin elsewhere, on all ranks before anything is posted."""
     group, members = comm._group, comm._group.host.members
-    calls._context[Context.ENQUEUED_SEQUENCE] = calls._context[Context.ENQUEUED_SEEN] = start
+    calls._context[Context.enqueued_sequence] = calls._context[Context.enqueued_seen] = start
     if group.links is not None:
         mirror = group._gpu_calls._mirror
         mirror.told = mirror._told_compared = start & 0xFFFFFFFF

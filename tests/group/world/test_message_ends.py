@@ -259,10 +259,10 @@ def test_any_source_over_both_kinds_of_ranks(hosts, placed):
 def record(number, *, way=Way.POSTED, size_bytes=8, dtype="float64", mode=0, acknowledgement=0):
     """Return a message's record as it travels."""
     words = [0] * (layout.ENVELOPE_BYTES // 8)
-    words[Envelope.NUMBER], words[Envelope.SIZE_BYTES] = number, size_bytes
-    words[Envelope.DTYPE] = dtype_code(dtype)
-    words[Envelope.PACKED] = way | mode << 8 | 17 << 16 | acknowledgement << 24
-    words[Envelope.PLACE] = 1
+    words[Envelope.number], words[Envelope.size_bytes] = number, size_bytes
+    words[Envelope.dtype] = dtype_code(dtype)
+    words[Envelope.packed] = way | mode << 8 | 17 << 16 | acknowledgement << 24
+    words[Envelope.place] = 1
     return struct.pack("<8q", *words)
 
 
@@ -325,8 +325,8 @@ def frames_sent(comm):
     messages = comm._backend.messages
     until(lambda: messages._thread.wires.wires)
     wire = messages._thread.wires.wires[0]
-    until(lambda: word in bytes(wire._buffers[Wire.SEALED_BUFFER]))
-    is_plain = word in bytes(wire._buffers[Wire.OUT_BUFFER])
+    until(lambda: word in bytes(wire._buffers[Wire.sealed_buffer]))
+    is_plain = word in bytes(wire._buffers[Wire.out_buffer])
     comm.send_object([word, np.ones(40_000)], 1)
     return is_plain is False, True
 

@@ -7,13 +7,7 @@ from collections import defaultdict
 import pytest
 
 from gpucoll.algorithms import chain, direct, doubling, halving, pairwise, ring
-from gpucoll.group.world.schedules import (
-    LANE_BYTES,
-    Schedule,
-    Section,
-    lane_of,
-    table_of,
-)
+from gpucoll.group.world.schedules import LANE_BYTES, Schedule, Section, lane_of, table_of
 from gpucoll.transport.tcp.streams import Row
 
 COUNT = 4

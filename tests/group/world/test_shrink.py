@@ -13,13 +13,7 @@ from tests.group.world.test_namespaces import ENVIRONMENT, namespaces, on_namesp
 from tests.shrinking import arrive, die, facts, left_over, results, until_lost, use
 from tests.waiting import SOON_S, until
 
-from gpucoll.errors import (
-    AbortedError,
-    DeadlineError,
-    MismatchError,
-    PeerLostError,
-    ShrinkError,
-)
+from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError, ShrinkError
 from gpucoll.group.host.shrinking import Statements
 from gpucoll.group.world import shrinking
 from gpucoll.group.world.ballots import Ballots, create

@@ -5,6 +5,7 @@ A script: Numba is made to compile for the triple that it is given, and what it 
 
 from __future__ import annotations
 
+import dis
 import importlib
 import json
 import pkgutil
@@ -43,8 +44,9 @@ def python_of(value: Any) -> Callable[..., Any] | None:
 
 def reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """Return the globals that a function's code names."""
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
+    for instruction in dis.get_instructions(function):  # attributes have such names, too
+        name = instruction.argval
+        if instruction.opname == "LOAD_GLOBAL" and name in function.__globals__:
             yield name, function.__globals__[name]
 
 

@@ -10,13 +10,7 @@ import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") and the float8 ones 
 import numba
 import numpy as np
 import pytest
-from tests.dtypes import (
-    HALF_TYPES,
-    any_values,
-    assert_same,
-    dtype_of,
-    small_values,
-)
+from tests.dtypes import HALF_TYPES, any_values, assert_same, dtype_of, small_values
 from tests.guarded import Guarded
 
 from gpucoll.errors import ArgumentTypeError

@@ -277,14 +277,8 @@ class TestRefused:
             ("@x = global i64 5\ndefine ptr @f() { ret ptr @x }", r"section \.data"),
             ("@x = internal global i64 0\ndefine ptr @f() { ret ptr @x }", r"section \.bss"),
             ("@x = common global i64 0\ndefine ptr @f() { ret ptr @x }", "x is a common symbol"),
-            (
-                "@x = thread_local global i64 5\ndefine ptr @f() { ret ptr @x }",
-                r"section \.tdata",
-            ),
-            (
-                "@x = constant ptr @f\ndefine ptr @f() { ret ptr @x }",
-                r"section \.data\.rel\.ro",
-            ),
+            ("@x = thread_local global i64 5\ndefine ptr @f() { ret ptr @x }", r"section \.tdata"),
+            ("@x = constant ptr @f\ndefine ptr @f() { ret ptr @x }", r"section \.data\.rel\.ro"),
         ],
     )
     @pytest.mark.parametrize("triple", ["x86_64-unknown-linux-gnu", ARM])

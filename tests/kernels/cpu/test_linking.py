@@ -12,10 +12,11 @@ import llvmlite.binding as llvm
 import pytest
 from tests.kernels.cpu.elf_reading import Loaded
 
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu import addresses, elf_library, jit, kernel_files, library, linking
 from gpucoll.kernels.cpu.elf_object import LinkError
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import call_loop, get, put
+from gpucoll.kernels.cpu.memory import call_loop
 
 _i64 = types.int64
 _getpid = types.ExternalFunction("getpid", _i64())
@@ -28,12 +29,12 @@ def _doubled(value):
 
 
 @compiled
-def fill(block, count):
+def fill(block: Words, count):
     """Fill in words with sizes; return their sum."""
     total = 0
     for place in range(count):
-        put(block, place, _doubled(_labs(place - 5)))
-        total += get(block, place)
+        block[place] = _doubled(_labs(place - 5))
+        total += block[place]
     return total
 
 

@@ -7,15 +7,7 @@ import hmac
 import secrets
 
 import pytest
-from tests.transport.tcp.ends import (
-    PURPOSE,
-    SECRET,
-    accepting,
-    connecting,
-    ends,
-    exchange,
-    refusal,
-)
+from tests.transport.tcp.ends import PURPOSE, SECRET, accepting, connecting, ends, exchange, refusal
 
 from gpucoll.errors import ArgumentError, AuthenticationError, StateError
 from gpucoll.transport.tcp import handshake

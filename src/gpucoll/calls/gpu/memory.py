@@ -41,10 +41,7 @@ class Registration:
 
 
 def empty(
-    allocate: Callable[[int], Memory],
-    shape: tuple[int, ...],
-    dtype: Any,
-    template: Template | None,
+    allocate: Callable[[int], Memory], shape: tuple[int, ...], dtype: Any, template: Template | None
 ) -> Any:
     """Return a new array of a library, or a DeviceArray without a template.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpucoll.blocks import Words
 from gpucoll.devices.host.words import (
     EVENT_HANDLES,
     EVENT_IS_NEW,
@@ -25,7 +26,6 @@ from gpucoll.devices.host.words import (
     State,
     Stream,
 )
-from gpucoll.kernels.cpu.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import (
@@ -420,17 +420,7 @@ def _run(state: State, stream: Stream, row: Words) -> None:
     """Run one command."""
     command = row[0]
     if command == Command.CALL:
-        call_words(
-            row[1],
-            row[2],
-            row[3],
-            row[4],
-            row[5],
-            row[6],
-            row[7],
-            row[8],
-            row[9],
-        )
+        call_words(row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8], row[9])
     elif command == Command.COPY:
         _memmove(row[1], row[2], row[3])
     elif command == Command.FILL:

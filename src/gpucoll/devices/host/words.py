@@ -6,7 +6,8 @@ each stream. Streams and events are handles into these tables, so that a wrong h
 
 from __future__ import annotations
 
-from gpucoll.kernels.cpu.blocks import Block, Codes, Words, words
+from gpucoll.blocks import Block, Field, Words, words
+from gpucoll.codes import Codes
 
 STREAM_HANDLES = 1 << 40
 """Handle of the first stream; the default streams' handles, 0 to 2, are far below."""
@@ -40,12 +41,12 @@ class Stream(Block):
     """The thread's bell: two 32-bit words, count and sleepers."""
     done_bell: int
     """The bell of threads that wait for a command's end."""
-    futex_timeout: Words = words(2)
+    futex_timeout: Field[Words] = words(2)
     """A timespec for the thread."""
     is_running: int
     """Whether there is a thread."""
-    state: State
-    ring: Words = words(ROWS * ROW_WORDS, 16)
+    state: Field[State]
+    ring: Field[Words] = words(ROWS * ROW_WORDS, 16)
 
 
 class State(Block):
@@ -57,12 +58,12 @@ class State(Block):
     """Whether this is a child's copy: the threads are its parent's."""
     stop: int
     """Whether the process ends: then every stream stops where it is."""
-    errors: Words = words(MOST_DEVICES)
+    errors: Field[Words] = words(MOST_DEVICES)
     """For each device, the code of its failure, which all later calls return."""
-    default_streams: Words = words(MOST_DEVICES)
+    default_streams: Field[Words] = words(MOST_DEVICES)
     """For each device, its default stream's handle; 0 before the device is opened."""
-    events: Words = words(MOST_EVENTS, 136)
-    streams: Words = words(MOST_STREAMS * Stream.n_words)
+    events: Field[Words] = words(MOST_EVENTS, 136)
+    streams: Field[Words] = words(MOST_STREAMS * Stream.n_words)
     """A `Stream` for each place."""
 
 

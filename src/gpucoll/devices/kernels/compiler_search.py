@@ -13,10 +13,7 @@ from gpucoll.devices.foreign_library import files_of_wheels, loaded_copies
 __all__ = ["candidates"]
 
 _WHEELS = {
-    "cuda": (
-        "nvidia/cu1[3-9]/lib/libnvrtc.so.1[3-9]",
-        "nvidia/cuda_nvrtc/lib/libnvrtc.so.1[2-9]",
-    ),
+    "cuda": ("nvidia/cu1[3-9]/lib/libnvrtc.so.1[3-9]", "nvidia/cuda_nvrtc/lib/libnvrtc.so.1[2-9]"),
     "rocm": ("_rocm_sdk_core/lib/libhiprtc.so.*",),
 }
 _NAMES = {
@@ -29,10 +26,7 @@ _VARIABLES = {
     "rocm": ((config.ROCM_PATH, "lib"),),
 }
 """The variables with the toolkit's location, and the folder in it."""
-_FOLDERS = {
-    "cuda": (f"{sys.prefix}/lib", "/usr/local/cuda/lib64"),
-    "rocm": ("/opt/rocm/lib",),
-}
+_FOLDERS = {"cuda": (f"{sys.prefix}/lib", "/usr/local/cuda/lib64"), "rocm": ("/opt/rocm/lib",)}
 """The folders of a conda environment in which the vendor's own packages put their copies."""
 
 

@@ -80,11 +80,7 @@ def _made(group: Group, target: str, compiler: Compiler) -> Image:
 
 
 def _look(
-    kernel: Kernel,
-    target: str,
-    find: Callable[[str], bytes | None],
-    ending: str,
-    origin: str,
+    kernel: Kernel, target: str, find: Callable[[str], bytes | None], ending: str, origin: str
 ) -> Image | None:
     """Return a kept image: for exactly this target, or for its architecture in all modes."""
     for group in dict.fromkeys([(kernel,), group_of(kernel)]):

@@ -14,18 +14,10 @@ import numpy as np
 
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.jit import compiled
-from gpucoll.kernels.cpu.memory import call_copy, get, put
+from gpucoll.kernels.cpu.memory import call_copy
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.steps import (
-    DESTINATION,
     NOT_SHARED,
-    OK,
-    PATH,
-    RANK,
-    SEQUENCE,
-    SIZE_BYTES,
-    SOURCE,
-    WORLD_SIZE,
     begin,
     close_record,
     make_ready,
@@ -33,40 +25,39 @@ from gpucoll.transport.shared.steps import (
     post,
     wait_all_arrived,
 )
-from gpucoll.transport.shared.words import Context, Path
+from gpucoll.transport.shared.words import Call, Context, Path, Status
 from gpucoll.types import NO_ROOT, Collective
 
 _LENGTH_BYTES = 8
 _FIRST_PIECE_BYTES = 1024
 _MOST_KEPT = 64
-_COPY_PLAIN, _ONE_SHOT = int(Context.COPY_PLAIN), int(Path.ONE_SHOT)
 
 
 @compiled
-def exchange_loop(context, call):
+def exchange_loop(context: Context, call: Call) -> int:
     """Gather every rank's payload, in rank order, at the destination; return a status."""
-    size_bytes = get(call, SIZE_BYTES)
+    size_bytes = call.size_bytes
     status = make_ready(context, size_bytes, size_bytes)
-    if status == OK:
+    if status == Status.OK:
         status = begin(context, call)
-    if status != OK:
+    if status != Status.OK:
         return status
-    sequence = get(context, SEQUENCE)
-    copy = get(context, _COPY_PLAIN)
+    sequence = context.sequence
+    copy = context.copy_plain
     if size_bytes > 0:
-        mine = payload_of(context, sequence, get(context, RANK), size_bytes)
-        call_copy(copy, mine, get(call, SOURCE), size_bytes, 0)
+        mine = payload_of(context, sequence, context.rank, size_bytes)
+        call_copy(copy, mine, call.source, size_bytes, 0)
     post(context, call, NOT_SHARED, NOT_SHARED)
     status = wait_all_arrived(context, call)
-    if status != OK:
+    if status != Status.OK:
         return status
     if size_bytes > 0:
-        for rank in range(get(context, WORLD_SIZE)):
+        for rank in range(context.world_size):
             payload = payload_of(context, sequence, rank, size_bytes)
-            call_copy(copy, get(call, DESTINATION) + rank * size_bytes, payload, size_bytes, 0)
-    put(context, PATH, _ONE_SHOT)
+            call_copy(copy, call.destination + rank * size_bytes, payload, size_bytes, 0)
+    context.path = Path.ONE_SHOT
     close_record(context)
-    return OK
+    return Status.OK
 
 
 class ControlChannel:

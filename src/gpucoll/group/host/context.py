@@ -21,7 +21,7 @@ from gpucoll.transport.shared.flags import wait_long
 from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
 from gpucoll.transport.shared.peer_arena import map_more
 from gpucoll.transport.shared.room import take_memory
-from gpucoll.transport.shared.words import CONTEXT_WORDS, Context
+from gpucoll.transport.shared.words import Context
 
 
 def new_context(
@@ -39,7 +39,7 @@ def new_context(
         How often a wait spins, and yields, before it sleeps.
     """
     # Not NumPy's memory: that may be shared with a forked child, which writes to these words.
-    words = bytearray(8 * CONTEXT_WORDS)
+    words = bytearray(Context.n_bytes)
     context: npt.NDArray[np.int64] = np.frombuffer(words, np.int64)
     for field, value in _values(members, tables, waiting).items():
         context[field] = value
@@ -48,70 +48,70 @@ def new_context(
 
 def _values(
     members: Members, tables: npt.NDArray[np.int64], waiting: tuple[int, int]
-) -> dict[Context, int]:
+) -> dict[int, int]:
     tuning, place = members.tuning, members.layout
     string_copy = string_copy_kernel() if tuning.string_copies else None
     base = members.segment.address
     start = tuning.initial_sequence
     return {
-        Context.RANK: members.rank,
-        Context.WORLD_SIZE: members.world_size,
-        Context.SEQUENCE: start,
-        Context.VERIFIED: start,
-        Context.CHUNK: start,
-        Context.SPINS: waiting[0],
-        Context.FULL_SPINS: waiting[0],
-        Context.CPUS: base + place.cpus,
-        Context.YIELDS: waiting[1],
-        Context.EVENT_LINE: base,
-        Context.STATUS_LINES: base + place.status_lines,
-        Context.FILLED: base + place.filled,
-        Context.READ: base + place.read,
-        Context.RECORDS: base + place.records,
-        Context.ENQUEUED_LINES: base + place.enqueued_lines,
-        Context.ENQUEUED: base + place.enqueued,
-        Context.ENQUEUED_COUNT: tuning.enqueued_records,
-        Context.SLOTS: base + place.slots,
-        Context.PAYLOAD_STRIDE: place.payload_stride,
-        Context.ONE_SHOT_BYTES: tuning.one_shot_bytes,
-        Context.STAGES: base + place.stages,
-        Context.CHUNK_BYTES: tuning.chunk_bytes,
-        Context.SYMMETRIC_MIN_BYTES: tuning.symmetric_min_bytes,
-        Context.PREFETCH_BYTES: tuning.prefetch_bytes,
-        Context.ARENAS: members.arenas.ctypes.data,
-        Context.ARENA_BASE: members.arena.mapping.address,
-        Context.ARENA_BYTES: members.arena.size_bytes,
-        Context.SOURCES: tables[0].ctypes.data,
-        Context.DESTINATIONS: tables[1].ctypes.data,
-        Context.BELLS: base + place.bells,
-        Context.MAILBOXES: base + place.mailboxes,
-        Context.MAILBOX_STRIDE: place.mailbox_stride,
-        Context.POST_BYTES: layout.POST_BYTES,
-        Context.OPENED: base + place.opened,
-        Context.ACKNOWLEDGED: base + place.acknowledged,
-        Context.LARGE_RING_BYTES: place.large_ring_bytes,
-        Context.EAGER_ROOM_BYTES: tuning.eager_room_bytes,
-        Context.EAGER_BYTES: place.eager_bytes,
-        Context.PIDS: members.pid_table.ctypes.data,
-        Context.ROOTED_BYTES: tuning.rooted_bytes,
-        Context.SINGLE_COPY_MIN_BYTES: tuning.single_copy_min_bytes,
-        Context.SINGLE_COPY_MAX_BYTES: tuning.single_copy_max_bytes,
-        Context.GATHER_COPY_MAX_BYTES: tuning.gather_copy_max_bytes,
-        Context.POLL_FDS: members.poll_table.ctypes.data,
-        Context.WAIT_LONG: wait_long.address,
-        Context.COPY_PLAIN: copy_kernel(PLAIN),
-        Context.COPY_POSTED: string_copy or copy_kernel(POSTED),
-        Context.COPY_IN: copy_kernel(INTO_SLOT),
-        Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
-        Context.REFILL: refill_kernel(),
-        Context.COPY_TAKE: copy_kernel(OUT_OF_PEER),
-        Context.SEGMENT_FD: members.segment_fd,
-        Context.ROOM_BYTES: members.room_bytes,
-        Context.PAYLOADS: base + place.payloads,
-        Context.READY_BYTES: SMALL_BYTES if members.world_size > 1 else NEVER,
-        Context.READY_PAYLOADS: SMALL_BYTES,
-        Context.MAKE_READY: take_memory.address,
-        Context.MAP_MORE: map_more.address,
-        Context.COPY_EXCHANGED: string_copy or copy_kernel(OUT_OF_PEER),
-        Context.ROOT_COPY_MIN_BYTES: tuning.root_copy_min_bytes,
+        Context.rank: members.rank,
+        Context.world_size: members.world_size,
+        Context.sequence: start,
+        Context.verified: start,
+        Context.chunk: start,
+        Context.spins: waiting[0],
+        Context.full_spins: waiting[0],
+        Context.cpus: base + place.cpus,
+        Context.yields: waiting[1],
+        Context.event_line: base,
+        Context.status_lines: base + place.status_lines,
+        Context.filled: base + place.filled,
+        Context.read: base + place.read,
+        Context.records: base + place.records,
+        Context.enqueued_lines: base + place.enqueued_lines,
+        Context.enqueued: base + place.enqueued,
+        Context.enqueued_count: tuning.enqueued_records,
+        Context.slots: base + place.slots,
+        Context.payload_stride: place.payload_stride,
+        Context.one_shot_bytes: tuning.one_shot_bytes,
+        Context.stages: base + place.stages,
+        Context.chunk_bytes: tuning.chunk_bytes,
+        Context.symmetric_min_bytes: tuning.symmetric_min_bytes,
+        Context.prefetch_bytes: tuning.prefetch_bytes,
+        Context.arenas: members.arenas.ctypes.data,
+        Context.arena_base: members.arena.mapping.address,
+        Context.arena_bytes: members.arena.size_bytes,
+        Context.sources: tables[0].ctypes.data,
+        Context.destinations: tables[1].ctypes.data,
+        Context.bells: base + place.bells,
+        Context.mailboxes: base + place.mailboxes,
+        Context.mailbox_stride: place.mailbox_stride,
+        Context.post_bytes: layout.POST_BYTES,
+        Context.opened: base + place.opened,
+        Context.acknowledged: base + place.acknowledged,
+        Context.large_ring_bytes: place.large_ring_bytes,
+        Context.eager_room_bytes: tuning.eager_room_bytes,
+        Context.eager_bytes: place.eager_bytes,
+        Context.pids: members.pid_table.ctypes.data,
+        Context.rooted_bytes: tuning.rooted_bytes,
+        Context.single_copy_min_bytes: tuning.single_copy_min_bytes,
+        Context.single_copy_max_bytes: tuning.single_copy_max_bytes,
+        Context.gather_copy_max_bytes: tuning.gather_copy_max_bytes,
+        Context.poll_fds: members.poll_table.ctypes.data,
+        Context.wait_long: wait_long.address,
+        Context.copy_plain: copy_kernel(PLAIN),
+        Context.copy_posted: string_copy or copy_kernel(POSTED),
+        Context.copy_in: copy_kernel(INTO_SLOT),
+        Context.copy_out: copy_kernel(OUT_OF_SLOT),
+        Context.refill: refill_kernel(),
+        Context.copy_take: copy_kernel(OUT_OF_PEER),
+        Context.segment_fd: members.segment_fd,
+        Context.room_bytes: members.room_bytes,
+        Context.payloads: base + place.payloads,
+        Context.ready_bytes: SMALL_BYTES if members.world_size > 1 else NEVER,
+        Context.ready_payloads: SMALL_BYTES,
+        Context.make_ready: take_memory.address,
+        Context.map_more: map_more.address,
+        Context.copy_exchanged: string_copy or copy_kernel(OUT_OF_PEER),
+        Context.root_copy_min_bytes: tuning.root_copy_min_bytes,
     }

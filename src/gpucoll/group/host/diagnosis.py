@@ -18,11 +18,7 @@ from gpucoll.group.host import reasons
 from gpucoll.group.host.inside import Inside
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.pieces import disagreement
-from gpucoll.group.host.records import (
-    describe_call,
-    describe_enqueued,
-    difference,
-)
+from gpucoll.group.host.records import describe_call, describe_enqueued, difference
 from gpucoll.group.host.whereabouts import (
     DEADLOCK,
     awaited_by_message,
@@ -167,7 +163,7 @@ def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
     """Return the error that names the rank that gave up, its call, and the ranks that were late."""
     called = describe_call(group.members, gave_up, sequence) or "a call"
     if group.rank == gave_up:
-        seconds = round(int(group.context[Context.TIMEOUT_NS]) / 1e9, 3)
+        seconds = round(int(group.context[Context.timeout_ns]) / 1e9, 3)
         start = f"{_who(group)} waited {seconds:g} s in {called} (#{sequence})"
     else:
         number = group.members.number(gave_up)

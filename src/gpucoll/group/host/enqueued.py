@@ -22,11 +22,9 @@ from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     exchange32,
     exchange64,
-    get,
     load32_acquire,
     load64,
     load64_acquire,
-    put,
     signed32,
     store64_release,
 )
@@ -34,127 +32,111 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.flags import behind, is_aborted
 from gpucoll.transport.shared.layout import Record
-from gpucoll.transport.shared.steps import DIGEST, RANK, WORLD_SIZE, fill_record
+from gpucoll.transport.shared.steps import fill_record
 from gpucoll.transport.shared.words import Call, Context, State, Status
 
-__all__ = ["SEQUENCE", "EnqueuedCalls", "compare_calls", "post", "post_call"]
-
-SEQUENCE = int(Context.ENQUEUED_SEQUENCE)
-"""Index in `EnqueuedCalls.words` of the number of the last call that this rank posted."""
+__all__ = ["EnqueuedCalls", "compare_calls", "post", "post_call"]
 
 _LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout.ENQUEUED_COMPARED
-_OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
-_NOT_RUN, _MORE = int(Status.NOT_RUN), int(Status.MORE)
-_STATE, _NEEDS_PYTHON = int(Context.STATE), int(State.NEEDS_PYTHON)
-_LINES, _RECORDS, _COUNT = (
-    int(Context.ENQUEUED_LINES),
-    int(Context.ENQUEUED),
-    int(Context.ENQUEUED_COUNT),
-)
-_SEQUENCE, _SEEN, _LATE = (
-    int(Context.ENQUEUED_SEQUENCE),
-    int(Context.ENQUEUED_SEEN),
-    int(Context.ENQUEUED_LATE),
-)
-_CONTEXT, _CALL_SENT, _CALL_RECEIVED = int(Call.CONTEXT), int(Call.SENT), int(Call.RECEIVED)
-_HEADER, _SENT, _RECEIVED = int(Record.HEADER), int(Record.SENT), int(Record.RECEIVED)
 
 
 @inline
-def _record_of(context, rank, sequence):
+def _record_of(context: Context, rank: int, sequence: int) -> Record:
     """Return the address of a rank's record of the call numbered `sequence`."""
-    count = get(context, _COUNT)
-    return get(context, _RECORDS) + (rank * count + (sequence & (count - 1))) * _RECORD_BYTES
+    count = context.enqueued_count
+    return Record(context.enqueued + (rank * count + (sequence & (count - 1))) * _RECORD_BYTES)
 
 
 @inline
-def _line_of(context, rank):
+def _line_of(context: Context, rank: int) -> int:
     """Return the address of the word with the number of the last call that a rank has compared."""
-    return get(context, _LINES) + rank * _LINE + _COMPARED
+    return context.enqueued_lines + rank * _LINE + _COMPARED
 
 
 @inline
-def _is_full(context, sequence):
+def _is_full(context: Context, sequence: int) -> bool:
     """Return whether some rank has not compared the call whose record would be overwritten."""
-    oldest = sequence - get(context, _COUNT)
-    if not behind(get(context, _SEEN), oldest):
+    oldest = sequence - context.enqueued_count
+    if not behind(context.enqueued_seen, oldest):
         return False
     seen = sequence
-    for rank in range(get(context, WORLD_SIZE)):
+    for rank in range(context.world_size):
         compared = signed32(load32_acquire(_line_of(context, rank)))
         if behind(compared, seen):
             seen = compared
-    put(context, _SEEN, seen)
+    context.enqueued_seen = seen
     return behind(seen, oldest)
 
 
 @inline
-def post(context, call):
+def post(context: Context, call: Call) -> int:
     """Write the record of a call; return a `Status` as `post_call` does."""
-    if get(context, _STATE) == _NEEDS_PYTHON:
-        return _NOT_RUN
+    if context.state == State.NEEDS_PYTHON:
+        return Status.NOT_RUN
     if is_aborted(context):
-        return _EVENT
-    sequence = signed32(get(context, _SEQUENCE) + 1)
+        return Status.EVENT
+    sequence = signed32(context.enqueued_sequence + 1)
     if _is_full(context, sequence):
-        return _MORE
-    record = _record_of(context, get(context, RANK), sequence)
+        return Status.MORE
+    record = _record_of(context, context.rank, sequence)
     fill_record(record, call, sequence)
-    put(record, _SENT, get(call, _CALL_SENT))
-    put(record, _RECEIVED, get(call, _CALL_RECEIVED))
-    exchange64(record + 8 * _HEADER, (get(call, DIGEST) << 32) | (sequence & 0xFFFFFFFF))
-    store64_release(context + 8 * _SEQUENCE, sequence)  # a thread that compares sees the record
-    return _OK
+    record.sent = call.sent
+    record.received = call.received
+    exchange64(record.at.header, (call.digest << 32) | (sequence & 0xFFFFFFFF))
+    store64_release(
+        context.at.enqueued_sequence, sequence
+    )  # a thread that compares sees the record
+    return Status.OK
 
 
 @compiled
-def post_call(self, _):
+def post_call(self: int, _: int) -> int:
     """Built-in without arguments; `self` is a capsule of a call block. Returns a `Status`.
 
     NOT_RUN: closed, forked or to be recovered; EVENT: aborted; MORE: the ring is full.
     """
-    call = capsule_pointer(self, 0)
-    return new_integer(post(get(call, _CONTEXT), call))
+    call = Call(capsule_pointer(self, 0))
+    return new_integer(post(call.context, call))
 
 
 @inline
-def _compare_one(context, sequence):
+def _compare_one(context: Context, sequence: int) -> int:
     """Compare all ranks' records of one call: OK, MISMATCH, or MORE if one is not posted yet."""
-    me = get(context, RANK)
-    mine = load64(_record_of(context, me, sequence) + 8 * _HEADER)
+    me = context.rank
+    mine = load64(_record_of(context, me, sequence).at.header)
     sent = received = 0
-    status = _OK
-    for rank in range(get(context, WORLD_SIZE)):
+    status: int = Status.OK
+    for rank in range(context.world_size):
         record = _record_of(context, rank, sequence)
-        header = load64_acquire(record + 8 * _HEADER)
-        sent += get(record, _SENT)
-        received += get(record, _RECEIVED)
+        header = load64_acquire(record.at.header)
+        sent += record.sent
+        received += record.received
         if header == mine:
             continue
         if np.int32(header) != np.int32(mine):
-            put(context, _LATE, rank)
-            return _MORE
-        status = _MISMATCH  # go on: the error names every odd rank, so all must have posted
-    return _MISMATCH if sent != received else status
+            context.enqueued_late = rank
+            return Status.MORE
+        status = Status.MISMATCH  # go on: the error names every odd rank, so all must have posted
+    return Status.MISMATCH if sent != received else status
 
 
 @compiled
-def compare_calls(context):
+def compare_calls(context: Context) -> int:
     """Compare the next calls, as far as all ranks have posted them; return a `Status`. For Python.
 
     OK: all calls that this rank has posted are the same on every rank. MORE: those compared are the
-    same, but a rank has not posted the next one (`Context.ENQUEUED_LATE`). MISMATCH: the call after
+    same, but a rank has not posted the next one (`Context.enqueued_late`). MISMATCH: the call after
     the last one compared differs.
     """
-    line = _line_of(context, get(context, RANK))
+    line = _line_of(context, context.rank)
     compared = signed32(load32_acquire(line))
-    posted = load64_acquire(context + 8 * _SEQUENCE)
-    status = _OK
-    put(context, _LATE, -1)
-    while status == _OK and behind(compared, posted):
+    posted = load64_acquire(context.at.enqueued_sequence)
+    status: int = Status.OK
+    context.enqueued_late = -1
+    while status == Status.OK and behind(compared, posted):
         sequence = signed32(compared + 1)
         status = _compare_one(context, sequence)
-        if status == _OK:
+        if status == Status.OK:
             compared = sequence
     exchange32(line, compared)
     return status
@@ -180,7 +162,7 @@ class EnqueuedCalls:
     @property
     def sequence(self) -> int:
         """The number of the last call that this rank posted."""
-        number: int = self.words[SEQUENCE]
+        number: int = self.words[Context.enqueued_sequence]
         return number
 
     @property
@@ -201,7 +183,7 @@ class EnqueuedCalls:
 
     def poster(self, block: CallBlock) -> Callable[[], int]:
         """Return the built-in that posts this call and returns a `Status`; keep the block."""
-        block.words[Call.CONTEXT] = self._context.ctypes.data
+        block.words[Call.context] = self._context.ctypes.data
         post: Callable[[], int] = builtin(
             post_call.address, METH_NOARGS, capsule(block.words.ctypes.data)
         )
@@ -215,7 +197,7 @@ class EnqueuedCalls:
     @property
     def late_rank(self) -> int:
         """The rank that the last `compare` found late, or -1."""
-        return int(self._context[Context.ENQUEUED_LATE])
+        return int(self._context[Context.enqueued_late])
 
     # --- connecting -------------------------------------------------------------------------------
 

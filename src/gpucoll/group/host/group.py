@@ -100,7 +100,7 @@ class HostGroup:
         """Address of the context that compiled loops get."""
         self._beside: list[npt.NDArray[np.int64]] = []
         # Read at every call on GPU arrays: an item of a memoryview takes a tenth of NumPy's time.
-        asked: Any = partial(getitem, self.context.data, int(Context.STATUS))
+        asked: Any = partial(getitem, self.context.data, int(Context.status))
         self.last_status: Callable[[], int] = asked
         """Returns the `Status` with which this rank's last compiled entry ended."""
         self._set_timeout(timeout_s)
@@ -112,8 +112,8 @@ class HostGroup:
         It shares no words with the group's own context, and is taken out of use together with it.
         """
         context = new_context(self.members, self._tables, self._waiting)
-        context[Context.TIMEOUT_NS] = self.context[Context.TIMEOUT_NS]
-        context[Context.STATE] = State.NEEDS_PYTHON if self._is_over else State.IDLE
+        context[Context.timeout_ns] = self.context[Context.timeout_ns]
+        context[Context.state] = State.NEEDS_PYTHON if self._is_over else State.IDLE
         self._beside.append(context)
         return context
 
@@ -122,8 +122,8 @@ class HostGroup:
         return self._is_forked or self.is_closed or self.failure is not None
 
     def _set_timeout(self, timeout_s: float) -> None:
-        self.context[Context.TIMEOUT_NS] = int(min(timeout_s, 1e9) * 1e9)
-        self.context[Context.SLICE_NS] = int(max(min(SLICE_S, timeout_s), LEAST_SLICE_S) * 1e9)
+        self.context[Context.timeout_ns] = int(min(timeout_s, 1e9) * 1e9)
+        self.context[Context.slice_ns] = int(max(min(SLICE_S, timeout_s), LEAST_SLICE_S) * 1e9)
 
     def reset_timeout(self) -> None:
         """Give calls the communicator's own deadline again."""
@@ -133,7 +133,7 @@ class HostGroup:
 
     def bind(self, call: CallBlock) -> None:
         """Make a call block one of this group's."""
-        call.words[Call.CONTEXT] = self.context_address
+        call.words[Call.context] = self.context_address
 
     def prepare(self, call: CallBlock, *, queued: bool = False) -> Callable[[], int]:
         """Return the built-in that runs `call` and returns its status.
@@ -263,7 +263,7 @@ class HostGroup:
 
     def _is_busy(self) -> bool:
         contexts = (self.context, *self._beside)
-        return any(int(context[Context.STATE]) == State.BUSY for context in contexts)
+        return any(int(context[Context.state]) == State.BUSY for context in contexts)
 
     @property
     def is_aborted(self) -> bool:
@@ -293,12 +293,12 @@ class HostGroup:
     @property
     def path(self) -> int:
         """The `Path` that this rank's last call took."""
-        return int(self.context[Context.PATH])
+        return int(self.context[Context.path])
 
     @property
     def completed(self) -> int:
         """The number of the last collective that this rank has completed."""
-        return last_completed(self.members, int(self.context[Context.SEQUENCE]))
+        return last_completed(self.members, int(self.context[Context.sequence]))
 
     def agreement(self, timeout_s: float) -> Agreement:
         """Return this rank's part in the agreement on the survivors after losses."""
@@ -356,13 +356,13 @@ class HostGroup:
         # Not NumPy's integer: when it is compared with an enum, NumPy looks up attributes of arrays
         # in the enum's class. Until Python 3.12 that runs Python code, and drops a
         # KeyboardInterrupt raised there.
-        return int(self.context[Context.STATE])
+        return int(self.context[Context.state])
 
     def go_on(self) -> None:
         """Let calls begin again, unless the group has been closed or has failed in the meantime."""
         with self._ending:
             if not self._is_over:
-                self.context[Context.STATE] = State.IDLE
+                self.context[Context.state] = State.IDLE
 
     # --- breaking --------------------------------------------------------------------------------
 
@@ -397,10 +397,7 @@ class HostGroup:
         self.raise_if_aborted()
 
     def abort(
-        self,
-        code: Abort = Abort.REQUESTED,
-        rank: int | None = None,
-        sequence: int | None = None,
+        self, code: Abort = Abort.REQUESTED, rank: int | None = None, sequence: int | None = None
     ) -> None:
         """Give the communicator up for all ranks, unless a rank already has.
 
@@ -409,7 +406,7 @@ class HostGroup:
         if self._is_forked:
             self.check_open()
         if sequence is None:
-            sequence = int(self.context[Context.SEQUENCE])
+            sequence = int(self.context[Context.sequence])
         number = difference(sequence, 0)  # it may be one beyond the last of 32 bits
         word = code | ((self.rank if rank is None else rank) << 8) | (number << 32)
         self.members.compare_exchange(layout.EVENT_ABORT, 0, word)
@@ -481,7 +478,7 @@ class HostGroup:
         if self.is_aborted:
             self.members.arena.retire()
         words = self.members.status_words(self.rank)
-        words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]
+        words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.sequence]
         self.members.store(self.members.status_offset(self.rank) + layout.STATUS_CLOSED, 1)
         if not self.is_in_use:
             self.members.close()
@@ -505,7 +502,7 @@ class HostGroup:
     def _take_out_of_use(self) -> bool:
         """Let no call begin; return whether one is running."""
         contexts = (self.context, *self._beside)
-        places = [context.ctypes.data + 8 * Context.STATE for context in contexts]
+        places = [context.ctypes.data + 8 * Context.state for context in contexts]
         before = [
             ordering.compare_exchange(at, state, State.NEEDS_PYTHON)
             for at in places
@@ -524,7 +521,7 @@ class HostGroup:
         self._is_forked = True
         self._ending = threading.RLock()
         for context in (self.context, *self._beside):
-            context[Context.STATE] = State.NEEDS_PYTHON
+            context[Context.state] = State.NEEDS_PYTHON
 
 
 def _no_elsewhere() -> GpucollError:

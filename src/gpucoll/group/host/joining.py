@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.errors import ArgumentError
-from gpucoll.group.host.introduction import (
-    check_descriptors,
-    check_introduction,
-    introduction_of,
-)
+from gpucoll.group.host.introduction import check_descriptors, check_introduction, introduction_of
 from gpucoll.group.host.members import NO_DESCRIPTOR, Members
 from gpucoll.group.host.segment_room import check_room
 from gpucoll.memory import peer_processes
@@ -161,8 +157,8 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
         raise
     kept += meeting.shared_fds
     members.pid_table[: job.world_size] = [member["pid"] for member in meeting.introductions]
-    members.own_arena[PeerArena.MAPPED] = GROWTHS
-    members.own_arena[PeerArena.ADDRESS + GROWTHS] = arena.mapping.address
+    members.own_arena[PeerArena.mapped] = GROWTHS
+    members.own_arena[PeerArena.mappings + GROWTHS] = arena.mapping.address
     members.arenas[job.rank] = members.own_arena.ctypes.data
     try:
         for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):

@@ -110,11 +110,11 @@ class Members(SharedWords):
 
     def enqueued_header(self, rank: int, sequence: int) -> int:
         """Return the {sequence, digest} word in such a record: the last word written to it."""
-        return self.load(self._enqueued_record(rank, sequence) + 8 * Record.HEADER)
+        return self.load(self._enqueued_record(rank, sequence) + 8 * Record.header)
 
     def store_enqueued_header(self, rank: int, sequence: int, word: int) -> None:
         """Store that word of another host's call, after all other words of the record."""
-        self.store(self._enqueued_record(rank, sequence) + 8 * Record.HEADER, word)
+        self.store(self._enqueued_record(rank, sequence) + 8 * Record.header, word)
 
     def pieces_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return the byte counts that a rank has posted for an all_to_all with counts.

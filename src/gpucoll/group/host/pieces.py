@@ -22,9 +22,9 @@ def disagreement(members: Members, sequence: int) -> str:
 def _disagreement(members: Members, sequence: int) -> str:
     everyone = range(members.world_size)
     records = [members.record_words(rank, sequence) for rank in everyone]
-    if any(int(record[Record.COLLECTIVE]) != Collective.ALL_TO_ALL for record in records):
+    if any(int(record[Record.collective]) != Collective.ALL_TO_ALL for record in records):
         return ""
-    if not all(record[Record.N_COUNTS] for record in records):
+    if not all(record[Record.n_counts] for record in records):
         return ""
     tables = [members.pieces_words(rank, sequence) for rank in everyone]
     found = []
@@ -52,7 +52,7 @@ def _disagreement(members: Members, sequence: int) -> str:
 def _row_bytes(records: list[npt.NDArray[np.int64]]) -> int:
     """Return the size of a row in bytes, which all ranks agree on; 0 if no rank has a row."""
     for record in records:
-        rows = int(record[Record.DIMENSION])
+        rows = int(record[Record.dimensions])
         if rows > 0:
-            return int(record[Record.SIZE_BYTES]) // rows
+            return int(record[Record.size_bytes]) // rows
     return 0

@@ -17,7 +17,7 @@ import numpy as np
 from gpucoll.entries.pending import serve_started, wake_thread
 from gpucoll.group.protocol import ENDING_S
 from gpucoll.transport.shared import ordering
-from gpucoll.transport.shared.words import THREAD_QUEUES, THREAD_WORDS, Thread
+from gpucoll.transport.shared.words import THREAD_QUEUES, Thread
 
 _FIRST_SLEEP_NS = 1_000_000
 _SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
@@ -35,8 +35,8 @@ class ProgressThread:
 
     def __init__(self) -> None:
         # Not NumPy's memory: that may be shared with a forked child, which writes to these words.
-        self._words = np.frombuffer(bytearray(8 * THREAD_WORDS), np.int64)
-        self._words[Thread.FUTEX_TIMEOUT + 1] = _FIRST_SLEEP_NS
+        self._words = np.frombuffer(bytearray(Thread.n_bytes), np.int64)
+        self._words[Thread.futex_timeout + 1] = _FIRST_SLEEP_NS
         self.address = self._words.ctypes.data
         self._starting = threading.Lock()
         self._handle = ctypes.c_ulong()
@@ -44,13 +44,13 @@ class ProgressThread:
     @property
     def is_running(self) -> bool:
         """Whether the thread has been started."""
-        return bool(self._words[Thread.IS_RUNNING])
+        return bool(self._words[Thread.is_running])
 
     def start(self) -> bool:
         """Start the thread unless it runs; return whether it runs. The system may refuse it."""
         with self._starting:
             if not self.is_running:
-                self._words[Thread.IS_RUNNING] = self._create()
+                self._words[Thread.is_running] = self._create()
             return self.is_running
 
     def _create(self) -> bool:
@@ -78,9 +78,9 @@ class ProgressThread:
 
         Like `remove`, it takes no lock, because a user's finalizer may call either at any moment.
         """
-        places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
+        places = self._words[Thread.queues : Thread.queues + THREAD_QUEUES]
         for place in np.flatnonzero(places == 0).tolist():
-            at = self.address + 8 * (Thread.QUEUES + place)
+            at = self.address + 8 * (Thread.queues + place)
             if ordering.compare_exchange(at, 0, queue) == 0:
                 self._look_up_to(place + 1)
                 return True
@@ -88,7 +88,7 @@ class ProgressThread:
 
     def _look_up_to(self, count: int) -> None:
         """Make the thread look at the first `count` places, or more."""
-        at = self.address + 8 * Thread.COUNT
+        at = self.address + 8 * Thread.count
         while (before := ordering.load(at)) < count:
             ordering.compare_exchange(at, before, count)
 
@@ -99,10 +99,10 @@ class ProgressThread:
         within one slice of waiting. If it does not, `keep`, which is everything that the thread
         looks at, stays alive for ever.
         """
-        places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
+        places = self._words[Thread.queues : Thread.queues + THREAD_QUEUES]
         for place in np.flatnonzero(places == queue).tolist():
-            ordering.store(self.address + 8 * (Thread.QUEUES + place), 0)
-        current = self.address + 8 * Thread.CURRENT
+            ordering.store(self.address + 8 * (Thread.queues + place), 0)
+        current = self.address + 8 * Thread.current
         until = time.monotonic() + ENDING_S
         while self.is_running and ordering.load_after(current) == queue:
             if time.monotonic() > until:
@@ -115,10 +115,10 @@ class ProgressThread:
         """End the thread and wait for its end. The call that it runs must have been given up."""
         if not self.is_running:
             return
-        ordering.store(self.address + 8 * Thread.STOP, 1)
+        ordering.store(self.address + 8 * Thread.stop, 1)
         wake_thread.ctypes(self.address)
         ctypes.CDLL(None).pthread_join(self._handle, None)
-        self._words[Thread.STOP] = 0
+        self._words[Thread.stop] = 0
 
 
 def as_messages(table: int) -> int:

@@ -25,7 +25,7 @@ def last_completed(members: Members, begun: int) -> int:
     """Return the number of the last call up to `begun` that this rank has completed."""
     with members.held():
         words = members.all_records(members.rank)
-        done = words[words[:, Record.STATE] == RecordState.DONE, Record.SEQUENCE].tolist()
+        done = words[words[:, Record.state] == RecordState.DONE, Record.sequence].tolist()
     behind = [difference(begun, number) for number in done]
     least = min((number for number in behind if number >= 0), default=None)
     return members.tuning.initial_sequence if least is None else difference(begun, least)
@@ -49,29 +49,29 @@ def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
 def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
     """Return a recorded call as its user would write it; None: the record is of another call."""
     record = [int(word) for word in words]
-    if difference(record[Record.SEQUENCE], sequence) != 0 or not record[Record.COLLECTIVE]:
+    if difference(record[Record.sequence], sequence) != 0 or not record[Record.collective]:
         return None
-    collective = Collective(record[Record.COLLECTIVE])
+    collective = Collective(record[Record.collective])
     if collective in _INTERNAL:
         return _INTERNAL[collective](record)
     parts = []
     if collective == Collective.ALL_REDUCE_LIST:
-        parts.append(f"a list of {record[Record.DIMENSION]} arrays")
-    if operation := operation_name(record[Record.OPERATION], record[Record.PARAMETER]):
+        parts.append(f"a list of {record[Record.dimensions]} arrays")
+    if operation := operation_name(record[Record.operation], record[Record.parameter]):
         parts.append(f"op={operation}")
-    if dtype := dtype_name(record[Record.DTYPE]):
+    if dtype := dtype_name(record[Record.dtype]):
         is_list = collective == Collective.ALL_REDUCE_LIST
-        size = f"{record[Record.COUNT]} elements" if is_list else f"shape {_shape(record)}"
+        size = f"{record[Record.count]} elements" if is_list else f"shape {_shape(record)}"
         parts.append(f"{dtype}, {size}")
     if collective == Collective.COMPRESSED_ALL_REDUCE:
-        parts.append(f"compression={COMPRESSIONS[record[Record.PARAMETER]]}")
-    if n_counts := record[Record.N_COUNTS]:
-        counts = record[Record.COUNTS : Record.COUNTS + min(n_counts, layout.SHOWN_COUNTS)]
+        parts.append(f"compression={COMPRESSIONS[record[Record.parameter]]}")
+    if n_counts := record[Record.n_counts]:
+        counts = record[Record.counts : Record.counts + min(n_counts, layout.SHOWN_COUNTS)]
         dots = ", ..." if n_counts > layout.SHOWN_COUNTS else ""
         name = "send_counts" if collective == Collective.ALL_TO_ALL else "counts"
         parts.append(f"{name}=[{', '.join(map(str, counts))}{dots}]")
-    if record[Record.ROOT] >= 0:
-        parts.append(f"root={record[Record.ROOT]}")
+    if record[Record.root] >= 0:
+        parts.append(f"root={record[Record.root]}")
     return f"{_AS_CALLED.get(collective, collective).spelled}({', '.join(parts)})"
 
 
@@ -80,37 +80,37 @@ def describe_block(block: CallBlock) -> str:
     call, record = block.words, np.zeros(layout.RECORD_BYTES // 8, np.int64)
     for field, shown in _SHOWN_OF_CALL.items():
         record[field] = call[shown]
-    n_shown = min(int(call[Call.DIMENSIONS]), layout.SHOWN_DIMENSIONS)
-    place, end = Record.DIMENSION, Record.DIMENSION + n_shown
-    record[place:end] = call[Call.DIMENSION : Call.DIMENSION + n_shown]
-    record[Record.N_COUNTS] = n_counts = int(call[Call.N_COUNTS])
+    n_shown = min(int(call[Call.n_dimensions]), layout.SHOWN_DIMENSIONS)
+    place, end = Record.dimensions, Record.dimensions + n_shown
+    record[place:end] = call[Call.dimensions : Call.dimensions + n_shown]
+    record[Record.n_counts] = n_counts = int(call[Call.n_counts])
     for number in range(min(n_counts, layout.SHOWN_COUNTS)):
-        record[Record.COUNTS + number] = ordering.load(int(call[Call.COUNTS]) + 8 * number)
-    return describe_record(record, 0) or Collective(int(call[Call.COLLECTIVE])).spelled
+        record[Record.counts + number] = ordering.load(int(call[Call.counts]) + 8 * number)
+    return describe_record(record, 0) or Collective(int(call[Call.collective])).spelled
 
 
 _SHOWN_OF_CALL = {
-    Record.COLLECTIVE: Call.COLLECTIVE,
-    Record.OPERATION: Call.OPERATION,
-    Record.DTYPE: Call.DTYPE,
-    Record.ROOT: Call.SHOWN_ROOT,
-    Record.COUNT: Call.COUNT,
-    Record.PARAMETER: Call.PARAMETER_BITS,
-    Record.DIMENSIONS: Call.DIMENSIONS,
+    Record.collective: Call.collective,
+    Record.operation: Call.operation,
+    Record.dtype: Call.dtype,
+    Record.root: Call.shown_root,
+    Record.count: Call.count,
+    Record.parameter: Call.parameter_bits,
+    Record.n_dimensions: Call.n_dimensions,
 }
 
 
 def _shape(record: list[int]) -> str:
-    n_dimensions = record[Record.DIMENSIONS]
+    n_dimensions = record[Record.n_dimensions]
     shown = min(n_dimensions, layout.SHOWN_DIMENSIONS)
-    shape = record[Record.DIMENSION : Record.DIMENSION + shown]
+    shape = record[Record.dimensions : Record.dimensions + shown]
     dots = ", ..." if n_dimensions > shown else ""
     return f"({', '.join(map(str, shape))}{',' if n_dimensions == 1 else ''}{dots})"
 
 
 def _describe_counts(record: list[int]) -> str:
     """Return the call whose first part exchanges counts; the root in its record names the call."""
-    collective = Collective(record[Record.ROOT])
+    collective = Collective(record[Record.root])
     name = "recv_counts" if collective == Collective.ALL_TO_ALL else "counts"
     return f'{collective.spelled}({name}="auto")'
 

@@ -34,11 +34,11 @@ def pending_event(group: Inside) -> int:
 
 def announce(group: Inside) -> None:
     """Announce the mismatch that this rank has found, unless another rank has."""
-    sequence = int(group.context[Context.MISMATCHED])
+    sequence = int(group.context[Context.mismatched])
     if any(_may_have_gone_on(group, rank, sequence) for rank in range(group.world_size)):
         group.abort(Abort.MISMATCH, sequence=sequence)
         return
-    seen = int(group.context[Context.EVENT_SEEN])
+    seen = int(group.context[Context.event_seen])
     generation = (seen + 1) & 0x7FFFFFFF
     group.members.compare_exchange(layout.EVENT_WORD, seen, generation | (sequence << 32))
 
@@ -52,9 +52,9 @@ def _may_have_gone_on(group: Inside, rank: int, sequence: int) -> bool:
     if group.spans_hosts:
         return False
     words = group.members.record_words(rank, sequence)
-    if difference(int(words[Record.SEQUENCE]), sequence) != 0:
+    if difference(int(words[Record.sequence]), sequence) != 0:
         return True
-    return int(words[Record.STATE]) in (RecordState.DONE, RecordState.GOES_AHEAD)
+    return int(words[Record.state]) in (RecordState.DONE, RecordState.GOES_AHEAD)
 
 
 def answer(group: Inside) -> MismatchError:
@@ -66,12 +66,12 @@ def answer(group: Inside) -> MismatchError:
         group.raise_if_aborted()
     error = diagnosis.mismatch_error(group, sequence)
     _leave_calls(group, sequence)
-    group.context[Context.EVENT_SEEN] = event
-    group.context[Context.STATE] = State.NEEDS_PYTHON
+    group.context[Context.event_seen] = event
+    group.context[Context.state] = State.NEEDS_PYTHON
     place = _place(event)
     words = group.members.status_words(group.rank)
-    words[place // 8 + 1] = group.context[Context.SEQUENCE]
-    words[place // 8 + 2] = group.context[Context.CHUNK]
+    words[place // 8 + 1] = group.context[Context.sequence]
+    words[place // 8 + 2] = group.context[Context.chunk]
     group.members.store(group.members.status_offset(group.rank) + place, event)
     return error
 
@@ -81,11 +81,11 @@ def _leave_calls(group: Inside, sequence: int) -> None:
 
     Calls that it has posted ahead get new numbers later.
     """
-    last = int(group.context[Context.SEQUENCE])
+    last = int(group.context[Context.sequence])
     for number in range(sequence, sequence + difference(last, sequence) + 1):
         words = group.members.record_words(group.rank, number)
-        if int(words[Record.STATE]) in layout.UNFINISHED:
-            words[Record.STATE] = RecordState.LEFT
+        if int(words[Record.state]) in layout.UNFINISHED:
+            words[Record.state] = RecordState.LEFT
 
 
 def _place(event: int) -> int:
@@ -94,7 +94,7 @@ def _place(event: int) -> int:
 
 def recover(group: Inside, timeout_s: float) -> None:
     """Wait until every rank has answered the last event; agree on where to go on."""
-    event = int(group.context[Context.EVENT_SEEN])
+    event = int(group.context[Context.event_seen])
     place = _place(event) // 8
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0001
@@ -103,12 +103,12 @@ def recover(group: Inside, timeout_s: float) -> None:
         time.sleep(pause_s)  # rare and short: not worth a futex of its own
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     numbers, chunks = zip(*_answers(group, place), strict=True)
-    mine = int(group.context[Context.SEQUENCE])
+    mine = int(group.context[Context.sequence])
     ahead = max(difference(number, mine) for number in numbers)
     sequence = difference(mine + ahead + layout.RING, 0)
-    group.context[Context.SEQUENCE] = sequence
-    group.context[Context.VERIFIED] = sequence
-    group.context[Context.CHUNK] = max(chunks) + layout.STAGES
+    group.context[Context.sequence] = sequence
+    group.context[Context.verified] = sequence
+    group.context[Context.chunk] = max(chunks) + layout.STAGES
     group.go_on()
 
 

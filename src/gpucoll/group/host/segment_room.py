@@ -51,8 +51,8 @@ def make_room(context: npt.NDArray[np.int64]) -> None:
     SharedMemoryError
         The kernel has refused, or the host has too little. The communicator is as it was before.
     """
-    wanted_bytes, number = int(context[Context.REFUSED_BYTES]), int(context[Context.REFUSED_ERROR])
-    rank, world_size = int(context[Context.RANK]), int(context[Context.WORLD_SIZE])
+    wanted_bytes, number = int(context[Context.refused_bytes]), int(context[Context.refused_error])
+    rank, world_size = int(context[Context.rank]), int(context[Context.world_size])
     who = f"{rank_of(rank, world_size)}: no shared memory for the next part of gpucoll-segment: "
     remedy = (
         "Free memory, raise the limit of the process or its cgroup, use fewer ranks, or smaller "
@@ -69,7 +69,7 @@ def make_room(context: npt.NDArray[np.int64]) -> None:
             f"(/proc/meminfo, or the limit of the cgroup). {remedy}"
         )
     more_bytes = NEVER if free_bytes is None else _granted_bytes(free_bytes, world_size)
-    context[Context.ROOM_BYTES] = wanted_bytes + more_bytes
+    context[Context.room_bytes] = wanted_bytes + more_bytes
 
 
 def _most_bytes(free_bytes: int) -> int:

@@ -16,14 +16,7 @@ from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.flags import wait_long, wait_long_alone
-from gpucoll.transport.shared.words import (
-    PENDING_CALLS,
-    PENDING_WORDS,
-    STARTED_WORDS,
-    Pending,
-    Started,
-    Status,
-)
+from gpucoll.transport.shared.words import PENDING_CALLS, STARTED_WORDS, Pending, Started, Status
 
 
 class StartedCalls:
@@ -62,17 +55,17 @@ class StartedCalls:
     ) -> None:
         self._make_room = make_room
         # Not NumPy's memory: that may be shared with a forked child, which writes to these words.
-        self._memory = bytearray(8 * (PENDING_WORDS + 8))
+        self._memory = bytearray(8 * (Pending.n_words + 8))
         words = np.frombuffer(self._memory, np.int64)
-        words = words[-words.ctypes.data // 8 % 8 :][:PENDING_WORDS]  # from a cache line on
+        words = words[-words.ctypes.data // 8 % 8 :][: Pending.n_words]  # from a cache line on
         self._words = words
         self._looked_at = self._memory, context
         self.address: int = words.ctypes.data
-        words[Pending.CONTEXT] = context.ctypes.data
-        words[Pending.THREAD] = thread().address
-        words[Pending.WAIT_LONG] = wait_long.address
-        words[Pending.WAIT_LONG_ALONE] = wait_long_alone.address
-        words[Pending.TIMEOUT_NS] = nanoseconds(timeout_s)
+        words[Pending.context] = context.ctypes.data
+        words[Pending.thread] = thread().address
+        words[Pending.wait_long] = wait_long.address
+        words[Pending.wait_long_alone] = wait_long_alone.address
+        words[Pending.timeout_ns] = nanoseconds(timeout_s)
         holder = capsule(self.address)
 
         def entry(code: Any) -> Callable[..., int]:
@@ -102,8 +95,8 @@ class StartedCalls:
 
     def without_room(self) -> int:
         """Return the number of the next call if it found no memory and so has not begun; else 0."""
-        number = int(self._words[Pending.DONE]) + 1
-        if number > int(self._words[Pending.TAIL]) or self.status_of(number) != Status.NO_ROOM:
+        number = int(self._words[Pending.done]) + 1
+        if number > int(self._words[Pending.tail]) or self.status_of(number) != Status.NO_ROOM:
             return 0
         return number
 
@@ -112,7 +105,7 @@ class StartedCalls:
 
         Raises SharedMemoryError if there still is no memory; the call never runs then.
         """
-        self._words[self._place_of(number) + Started.STATUS] = Status.NOT_RUN
+        self._words[self._place_of(number) + Started.status] = Status.NOT_RUN
         try:
             self._make_room()
         except BaseException:
@@ -127,29 +120,29 @@ class StartedCalls:
 
     def started(self) -> range:
         """Return the numbers of calls that were started and not reaped."""
-        return range(int(self._words[Pending.REAPED]) + 1, int(self._words[Pending.TAIL]) + 1)
+        return range(int(self._words[Pending.reaped]) + 1, int(self._words[Pending.tail]) + 1)
 
     def ended(self) -> range:
         """Return the numbers of calls that have ended and were not reaped."""
-        return range(int(self._words[Pending.REAPED]) + 1, int(self._words[Pending.DONE]) + 1)
+        return range(int(self._words[Pending.reaped]) + 1, int(self._words[Pending.done]) + 1)
 
     @property
     def n_reaped(self) -> int:
         """The number of the last call that was reaped; those up to it have all ended."""
-        return int(self._words[Pending.REAPED])
+        return int(self._words[Pending.reaped])
 
     def status_of(self, number: int) -> int:
         """Return the status of a call that has ended and was not reaped."""
-        return int(self._words[self._place_of(number) + Started.STATUS])
+        return int(self._words[self._place_of(number) + Started.status])
 
     def _place_of(self, number: int) -> int:
         """Return the index at which the entry of a call begins."""
-        return Pending.ENTRIES + (number % PENDING_CALLS) * STARTED_WORDS
+        return Pending.entries + (number % PENDING_CALLS) * STARTED_WORDS
 
     @property
     def is_running(self) -> bool:
         """Whether a thread runs calls of this queue, or has not quite stopped."""
-        return bool(self._words[Pending.IS_RUNNING])
+        return bool(self._words[Pending.is_running])
 
     def settle(self) -> bool:
         """Wait, for `ENDING_S` at most, until no thread runs calls; return whether none does."""

@@ -99,7 +99,7 @@ def _absence_of(members: Members, rank: int, last: int | None) -> str:
 def _connects(members: Members, rank: int, sequence: int) -> bool:
     """Return whether a call only connected the GPUs for a call on GPU arrays."""
     with members.held():
-        collective = int(members.record_words(rank, sequence)[Record.COLLECTIVE])
+        collective = int(members.record_words(rank, sequence)[Record.collective])
         return collective == Collective.CONNECT
 
 
@@ -130,8 +130,8 @@ def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
     place = _last_of(records)
     if place is None:
         return None, False
-    is_in_it = int(records[place, Record.STATE]) in layout.UNFINISHED
-    return difference(int(records[place, Record.SEQUENCE]), 0), is_in_it
+    is_in_it = int(records[place, Record.state]) in layout.UNFINISHED
+    return difference(int(records[place, Record.sequence]), 0), is_in_it
 
 
 def present_call(members: Members, rank: int) -> int | None:
@@ -144,7 +144,7 @@ def present_call(members: Members, rank: int) -> int | None:
         return None
     with members.held():
         records = members.all_records(rank).copy()
-    numbers = records[np.isin(records[:, Record.STATE], layout.UNFINISHED), Record.SEQUENCE]
+    numbers = records[np.isin(records[:, Record.state], layout.UNFINISHED), Record.sequence]
     return min(
         (difference(number, 0) for number in numbers.tolist()),
         key=lambda number: difference(number, last),
@@ -156,15 +156,15 @@ def last_enqueued(members: Members, rank: int) -> int | None:
     with members.held():
         records = members.all_enqueued(rank).copy()
     place = _last_of(records)
-    return None if place is None else difference(int(records[place, Record.SEQUENCE]), 0)
+    return None if place is None else difference(int(records[place, Record.sequence]), 0)
 
 
 def _last_of(records: npt.NDArray[np.int64]) -> int | None:
     """Return the place of the record with the greatest number; None: there is no record."""
-    places = np.flatnonzero(records[:, Record.COLLECTIVE])
+    places = np.flatnonzero(records[:, Record.collective])
     if not places.size:
         return None
-    sequences = records[places, Record.SEQUENCE].astype(np.int32)
+    sequences = records[places, Record.sequence].astype(np.int32)
     ahead = sequences - sequences[0]  # numbers may have wrapped, so compare their differences
     return int(places[ahead.argmax()])
 
@@ -196,30 +196,30 @@ def _done_word(members: Members, rank: int) -> int:
 def _doing(members: Members, rank: int) -> list[int]:
     with members.held():
         words = members.bell_words(rank)[layout.BELL_DOING // 8 :]
-        return [int(word) for word in words[: len(Doing)]]
+        return [int(word) for word in words[: Doing.n_words]]
 
 
 def describe_message(members: Members, rank: int) -> str | None:
     """Return the message that a rank waits for, or sends, as a call; None: there is none."""
     doing = _doing(members, rank)
-    kind, peer, tag = doing[Doing.KIND], doing[Doing.PEER], doing[Doing.TAG]
+    kind, peer, tag = doing[Doing.kind], doing[Doing.peer], doing[Doing.tag]
     if kind == 0:
         return None
     who = "ANY_SOURCE" if peer < 0 else str(members.number(peer))
     what = "ANY_TAG" if tag < 0 else str(tag)
-    size = f"{dtype_name(doing[Doing.DTYPE])}, {doing[Doing.SIZE_BYTES]} bytes, "
+    size = f"{dtype_name(doing[Doing.dtype])}, {doing[Doing.size_bytes]} bytes, "
     end = "dest" if kind == Kind.SEND else "source"
     name = Kind(kind).name.lower()
     if kind in (Kind.PROBE, Kind.TAKE):
         name, size = "recv or probe", ""
-    more = doing[Doing.FURTHER]
+    more = doing[Doing.further]
     beside = f" and {more} more message{'s' if more > 1 else ''}" if more else ""
     return f"{name}({size}{end}={who}, tag={what}){beside}"
 
 
 def message_timeout_s(members: Members, rank: int) -> float:
     """Return the deadline of the message that a rank waits for, in seconds."""
-    return _doing(members, rank)[Doing.TIMEOUT_NS] / 1e9
+    return _doing(members, rank)[Doing.timeout_ns] / 1e9
 
 
 def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
@@ -228,15 +228,15 @@ def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
     This does not depend on what the rank itself is doing.
     """
     doing = _doing(members, rank)
-    if not doing[Doing.SENDS]:
+    if not doing[Doing.sends]:
         return None
-    peer, tag = doing[Doing.SEND_PEER], doing[Doing.SEND_TAG]
+    peer, tag = doing[Doing.send_peer], doing[Doing.send_tag]
     return f"its send to rank {members.number(peer)}, tag {tag}, waits for its receive", peer
 
 
 def awaited_by_message(members: Members, rank: int) -> list[int]:
     """Return the ranks that can be the other end of the message that a rank waits for."""
-    peer = _doing(members, rank)[Doing.PEER]
+    peer = _doing(members, rank)[Doing.peer]
     others = [other for other in range(members.layout.ends) if other != rank]
     return others if peer < 0 else [peer]
 

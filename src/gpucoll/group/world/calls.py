@@ -150,7 +150,7 @@ class WorldCalls(WorldNews):
         if status == Status.NOT_YET and self.exchanges.outcome == Outcome.NONE:
             self.host.reset_timeout()
             return
-        timeout_s = int(self.host.context[Context.TIMEOUT_NS]) / 1e9
+        timeout_s = int(self.host.context[Context.timeout_ns]) / 1e9
         with self._small_call(timeout_s):
             if status != Status.NOT_YET:
                 self._raise_for(status)

@@ -82,11 +82,7 @@ class Connecting:
         """The last connection that was refused, and why."""
 
     def run(
-        self,
-        listener: socket.socket,
-        bell_fd: int,
-        look: Callable[[], None],
-        deadline: float,
+        self, listener: socket.socket, bell_fd: int, look: Callable[[], None], deadline: float
     ) -> Links:
         """Connect to all neighbours; return the links.
 

@@ -26,7 +26,7 @@ class WorldDiagnosis(WorldState):
 
     @property
     def _where(self) -> str:
-        if self._calling or int(self.host.context[Context.STATE]) == State.BUSY:
+        if self._calling or int(self.host.context[Context.state]) == State.BUSY:
             return f"in {self._called}"
         return "between two calls"
 

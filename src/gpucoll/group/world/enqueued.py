@@ -65,7 +65,7 @@ class WorldEnqueuedCalls(EnqueuedCalls):
         has_closed: Callable[[int], bool],
         ring: Callable[[], None],
     ) -> None:
-        context[Context.WORLD_SIZE] = members.layout.enqueued_rows
+        context[Context.world_size] = members.layout.enqueued_rows
         super().__init__(members, context)
         self._others = [host for host in range(hosts.count) if host != here]
         self._hosts = hosts
@@ -192,7 +192,7 @@ class Mirror:
                 records = [members.enqueued_words(place, sequence) for place in places]
                 sent, received = (
                     _wrapped(sum(int(record[field]) for record in records))
-                    for field in (Record.SENT, Record.RECEIVED)
+                    for field in (Record.sent, Record.received)
                 )
             if len(headers) > 1:  # they differ on this host already: make it differ everywhere
                 sent = _wrapped(received + 1)
@@ -243,7 +243,7 @@ class Mirror:
         members = self._members
         with members.held():
             record = members.enqueued_words(row, sequence)
-            record[Record.SENT], record[Record.RECEIVED] = sent, received
+            record[Record.sent], record[Record.received] = sent, received
         members.store_enqueued_header(row, sequence, _wrapped(digest << 32 | sequence))
 
     def after(self, host: int, sequence: int, function: Callable[[], None]) -> None:

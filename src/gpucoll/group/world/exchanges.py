@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpucoll.blocks import Words
 from gpucoll.group.world.connecting import Connecting, unsealed
 from gpucoll.group.world.hosts import Hosts, neighbours
-from gpucoll.kernels.cpu.blocks import Words
 from gpucoll.transport.tcp import exchange, small_calls
 from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials

@@ -15,10 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpucoll.errors import (
-    DeadlineError,
-    GpucollError,
-)
+from gpucoll.errors import DeadlineError, GpucollError
 from gpucoll.finalizers import is_first, leave, run_all
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
@@ -131,7 +128,7 @@ class WorldGroup(WorldCalls):
                 abort=host.members.at(EVENT_ABORT),
                 bell_fd=bell_fd,
             )
-            host.context[Context.HOSTS] = self.exchanges.address
+            host.context[Context.hosts] = self.exchanges.address
         self._n_calls = 0
         self._n_completed = 0
         self._calling = ""

@@ -160,10 +160,7 @@ def join_world(
 
 
 def _introduction(
-    job: Job,
-    listeners: Listeners,
-    facts: dict[str, Any],
-    same: dict[str, Any],
+    job: Job, listeners: Listeners, facts: dict[str, Any], same: dict[str, Any]
 ) -> dict[str, Any]:
     address, port = listeners.first.getsockname()[:2]
     return {

@@ -120,5 +120,5 @@ class WorldState:
         if self._block is not None:
             return describe_block(self._block)
         host = self.host
-        sequence = int(host.context[Context.SEQUENCE])
+        sequence = int(host.context[Context.sequence])
         return describe_call(host.members, host.rank, sequence) or "its first collective"

@@ -42,11 +42,7 @@ class Following:
     """
 
     def __init__(
-        self,
-        client: Any,
-        order: Order,
-        stations: Mapping[str, Station],
-        collection: Collection,
+        self, client: Any, order: Order, stations: Mapping[str, Station], collection: Collection
     ) -> None:
         self._client, self._order, self._stations = client, order, stations
         self._collection = collection

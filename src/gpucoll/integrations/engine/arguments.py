@@ -13,14 +13,7 @@ from typing import Any
 from gpucoll import ArgumentError, ArgumentTypeError, BackendUnavailableError
 from gpucoll.integrations.engine.rank_call import Run
 
-__all__ = [
-    "check_call",
-    "check_seconds",
-    "check_world_size",
-    "checked_options",
-    "load",
-    "new_run",
-]
+__all__ = ["check_call", "check_seconds", "check_world_size", "checked_options", "load", "new_run"]
 
 _OURS = ("rank", "world_size", "meet", "name")
 

@@ -13,13 +13,7 @@ import numpy as np
 from gpucoll.integrations.mpi4py.constants import IN_PLACE
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.integers import integer
-from gpucoll.integrations.mpi4py.specifications import (
-    Finish,
-    Simple,
-    Typed,
-    Vector,
-    numbers,
-)
+from gpucoll.integrations.mpi4py.specifications import Finish, Simple, Typed, Vector, numbers
 
 
 class Call(NamedTuple):

@@ -216,11 +216,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = INFO_NULL) -> Any:
         """Split by host (COMM_TYPE_SHARED), or leave this rank out (UNDEFINED)."""
-        if split_type in (
-            COMM_TYPE_HW_GUIDED,
-            COMM_TYPE_HW_UNGUIDED,
-            COMM_TYPE_RESOURCE_GUIDED,
-        ):
+        if split_type in (COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED):
             if not info or info.get("mpi_hw_resource_type") != "mpi_shared_memory":
                 return self.Split(UNDEFINED)  # shared memory is the only known resource
         elif split_type not in (COMM_TYPE_SHARED, UNDEFINED):

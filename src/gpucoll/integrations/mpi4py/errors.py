@@ -6,11 +6,7 @@ import re
 from typing import Any, NoReturn
 
 from gpucoll import errors
-from gpucoll.integrations.mpi4py.constants import (
-    ERR_LASTCODE,
-    ERROR_CLASSES,
-    ERROR_TEXTS,
-)
+from gpucoll.integrations.mpi4py.constants import ERR_LASTCODE, ERROR_CLASSES, ERROR_TEXTS
 
 _NAMES = {number: name for name, number in ERROR_CLASSES.items()}
 _added: dict[int, tuple[int, str]] = {}

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpucoll.integrations.mpi4py.constants import (
-    IDENT,
-    PROC_NULL,
-    SIMILAR,
-    UNDEFINED,
-    UNEQUAL,
-)
+from gpucoll.integrations.mpi4py.constants import IDENT, PROC_NULL, SIMILAR, UNDEFINED, UNEQUAL
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.handles import Handle
 

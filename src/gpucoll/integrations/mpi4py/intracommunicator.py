@@ -168,6 +168,4 @@ COMM_WORLD = Intracomm._of(job.world)
 COMM_SELF = Intracomm._of(job.self)
 Compute_dims = compute_dims
 
-__all__ = [
-    *("COMM_NULL", "COMM_SELF", "COMM_WORLD", "Compute_dims", "Intracomm"),
-]
+__all__ = [*("COMM_NULL", "COMM_SELF", "COMM_WORLD", "Compute_dims", "Intracomm")]

@@ -125,11 +125,7 @@ def basic_map(dtype: np.dtype[Any]) -> TypeMap:
 
 
 def merged_map(
-    runs: Offsets,
-    elements: list[np.dtype[Any] | None],
-    lb: int,
-    extent: int,
-    alignment: int,
+    runs: Offsets, elements: list[np.dtype[Any] | None], lb: int, extent: int, alignment: int
 ) -> TypeMap:
     """Return a map in which adjacent runs are merged."""
     runs = runs[runs[:, 1] > 0]

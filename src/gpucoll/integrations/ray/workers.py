@@ -43,13 +43,7 @@ def run(
     """
     with Workers(world_size, **workers) as made:
         return made.run(
-            function,
-            args,
-            kwargs,
-            init=init,
-            elastic=elastic,
-            timeout_s=timeout_s,
-            grace_s=grace_s,
+            function, args, kwargs, init=init, elastic=elastic, timeout_s=timeout_s, grace_s=grace_s
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.words import CALL_WORDS, Call
+from gpucoll.transport.shared.words import Call
 from gpucoll.types import NO_ROOT, Collective, ReduceOp, digest_of, dtype_code, mix_digest
 
 
@@ -43,13 +43,13 @@ class CallBlock:
         root: int = NO_ROOT,
         keep: tuple[Any, ...] = (),
     ) -> None:
-        self.words = np.zeros(CALL_WORDS, np.int64)
+        self.words = np.zeros(Call.n_words, np.int64)
         self.keep = keep
         words = self.words
-        words[Call.LOOP] = loop
-        words[Call.ITEM_BYTES] = item_bytes
-        words[Call.PART_BYTES] = item_bytes
-        words[Call.SOURCE_PARTS] = words[Call.DESTINATION_PARTS] = words[Call.LARGEST_PARTS] = 1
+        words[Call.loop] = loop
+        words[Call.item_bytes] = item_bytes
+        words[Call.part_bytes] = item_bytes
+        words[Call.source_parts] = words[Call.destination_parts] = words[Call.largest_parts] = 1
         self.set_call(collective, dtype, op, root, op.parameter_bits if op else 0)
 
     def set_call(
@@ -57,38 +57,38 @@ class CallBlock:
     ) -> None:
         """Set what is called: the fields that ranks compare first, and that errors show."""
         words = self.words
-        words[Call.COLLECTIVE] = collective
-        words[Call.OPERATION] = op.code if op else 0
-        words[Call.DTYPE] = dtype_code(dtype) if dtype else -1
-        words[Call.ROOT] = words[Call.SHOWN_ROOT] = root
-        words[Call.PARAMETER_BITS] = parameter
-        words[Call.BASE_DIGEST] = digest_of(
+        words[Call.collective] = collective
+        words[Call.operation] = op.code if op else 0
+        words[Call.dtype] = dtype_code(dtype) if dtype else -1
+        words[Call.root] = words[Call.shown_root] = root
+        words[Call.parameter_bits] = parameter
+        words[Call.base_digest] = digest_of(
             tuple(
                 int(words[field])
                 for field in (
-                    Call.COLLECTIVE,
-                    Call.OPERATION,
-                    Call.DTYPE,
-                    Call.ROOT,
-                    Call.PARAMETER_BITS,
+                    Call.collective,
+                    Call.operation,
+                    Call.dtype,
+                    Call.root,
+                    Call.parameter_bits,
                 )
             )
         )
 
     def sign(self, *numbers: int) -> None:
         """Add these numbers, on which all ranks must agree, to the signature."""
-        digest = int(self.words[Call.BASE_DIGEST])
+        digest = int(self.words[Call.base_digest])
         for number in numbers:
             digest = mix_digest(digest, number)
-        self.words[Call.DIGEST] = digest
+        self.words[Call.digest] = digest
 
     def sign_list(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Add the shapes of a list of arrays to the signature, as `gpucoll.entries.lists` does."""
         numbers = (number for shape in shapes for number in (len(shape), *shape))
         self.sign(len(shapes), *numbers)
         count = sum(map(math.prod, shapes))
-        self.words[Call.COUNT] = count
-        is_list = int(self.words[Call.COLLECTIVE]) == Collective.ALL_REDUCE_LIST
+        self.words[Call.count] = count
+        is_list = int(self.words[Call.collective]) == Collective.ALL_REDUCE_LIST
         self.show_shape((len(shapes) if is_list else count,))
 
     def sign_block(self, count: int) -> None:
@@ -99,9 +99,9 @@ class CallBlock:
     def show_shape(self, shape: tuple[int, ...]) -> None:
         """Set the shape that the call's record shows."""
         words = self.words
-        words[Call.DIMENSIONS] = len(shape)
+        words[Call.n_dimensions] = len(shape)
         shown = shape[: layout.SHOWN_DIMENSIONS]
-        words[Call.DIMENSION : Call.DIMENSION + len(shown)] = shown
+        words[Call.dimensions : Call.dimensions + len(shown)] = shown
 
     def set_arrays(
         self, shape: tuple[int, ...], source: int, destination: int, keep: tuple[Any, ...] = ()
@@ -109,10 +109,10 @@ class CallBlock:
         """Fill in the input's shape (also as the signature) and the addresses of the data."""
         words = self.words
         count = math.prod(shape)
-        words[Call.COUNT] = count
-        words[Call.SIZE_BYTES] = count * int(words[Call.ITEM_BYTES])
-        words[Call.SOURCE] = source
-        words[Call.DESTINATION] = destination
+        words[Call.count] = count
+        words[Call.size_bytes] = count * int(words[Call.item_bytes])
+        words[Call.source] = source
+        words[Call.destination] = destination
         self.sign(len(shape), *shape)
         self.show_shape(shape)
         self.keep = (*self.keep, *keep)
@@ -121,11 +121,11 @@ class CallBlock:
         self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]]
     ) -> None:
         """Set the address ranges of the inputs and outputs, given as (address, bytes)."""
-        for field, areas in ((Call.READS, reads), (Call.WRITES, writes)):
+        for field, areas in ((Call.reads, reads), (Call.writes, writes)):
             self.words[field] = min((start for start, _ in areas), default=0)
             self.words[field + 1] = max((start + size for start, size in areas), default=0)
 
-    def set_table(self, field: Call, values: Sequence[int]) -> None:
+    def set_table(self, field: int, values: Sequence[int]) -> None:
         """Store numbers for compiled code, and their address in a field."""
         table = np.array(values, np.int64)
         self.words[field] = table.ctypes.data

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     MACHINE,
@@ -21,13 +22,11 @@ from gpucoll.kernels.cpu.memory import (
     exchange64,
     fence_acquire,
     fence_full,
-    get,
     load32_acquire,
     load32_ordered,
     load64,
     load64_acquire,
     pause,
-    put,
     signed32,
     store64,
 )
@@ -42,7 +41,7 @@ from gpucoll.transport.shared.layout import (
     STATUS_CLOSED_SEQUENCE,
     Abort,
 )
-from gpucoll.transport.shared.words import Context, Status, TransferTable
+from gpucoll.transport.shared.words import Context, Status
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 if MACHINE not in _FUTEX_NUMBERS:
@@ -80,29 +79,7 @@ SHARING_SLEEPS = 64
 """One in this many waits of such a rank sleeps at once: the kernel wakes it on an idle CPU."""
 
 # Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
-_SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
-_SLEEPY = int(Context.SLEEPY)
-_CPUS, _FULL_SPINS = int(Context.CPUS), int(Context.FULL_SPINS)
-_SHARING, _SHARING_WAITS = int(Context.SHARING), int(Context.SHARING_WAITS)
-_IO_VECTORS = int(Context.IO_VECTORS)
-_FUTEX_TIMEOUT, _CLOCK = int(Context.FUTEX_TIMEOUT), int(Context.CLOCK)
-_EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
-_WAITED_RANK, _LOST_RANK = int(Context.WAITED_RANK), int(Context.LOST_RANK)
-_RANK, _WORLD_SIZE, _SEQUENCE = (
-    int(Context.RANK),
-    int(Context.WORLD_SIZE),
-    int(Context.SEQUENCE),
-)
-_STATUS_LINES, _POLL_FDS = int(Context.STATUS_LINES), int(Context.POLL_FDS)
-_START_NS, _TIMEOUT_NS = int(Context.START_NS), int(Context.TIMEOUT_NS)
-_RAISED, _WAIT_LONG = int(Context.RAISED), int(Context.WAIT_LONG)
-_TRANSFERS, _MESSAGE_STEP = int(Context.TRANSFERS), int(Context.MESSAGE_STEP)
-_PENDING_MESSAGES, _MOVES = int(TransferTable.PENDING), int(TransferTable.MOVES)
-INTERPRETER, HELD = int(Context.INTERPRETER), 1
-_OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
-_DEADLINE, _LOST, _SIGNAL = int(Status.DEADLINE), int(Status.LOST), int(Status.SIGNAL)
-_ABORT_DEADLINE, _ABORT_LOST = int(Abort.DEADLINE), int(Abort.LOST)
-_ABORT_INTERRUPTED = int(Abort.INTERRUPTED)
+HELD = 1
 
 _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
@@ -118,31 +95,33 @@ _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32
 
 
 @inline
-def copy_from_process(context, pid, destination, source, size_bytes):
+def copy_from_process(
+    context: Context, pid: int, destination: int, source: int, size_bytes: int
+) -> int:
     """Copy from an address in another process; return the bytes copied, negative on errors."""
-    vectors = context + 8 * _IO_VECTORS
-    put(vectors, 0, destination)
-    put(vectors, 1, size_bytes)
-    put(vectors, 2, source)
-    put(vectors, 3, size_bytes)
-    return _syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors + 16, 1, 0)
+    vectors = Words(context.at.io_vectors)
+    vectors[0] = destination
+    vectors[1] = size_bytes
+    vectors[2] = source
+    vectors[3] = size_bytes
+    return _syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors.address + 16, 1, 0)
 
 
 @inline
-def now_ns(context):
+def now_ns(context: Context) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), context + 8 * _CLOCK)
-    return get(context, _CLOCK) * NANOSECONDS + get(context, _CLOCK + 1)
+    _clock_gettime(np.int32(CLOCK_MONOTONIC), context.at.clock)
+    return context.clock[0] * NANOSECONDS + context.clock[1]
 
 
 @inline
-def behind(value, target):
+def behind(value: int, target: int) -> bool:
     """Return whether the 32-bit counter `value` is behind `target`, by their difference."""
-    return np.int32(np.int64(value) - np.int64(target)) < 0
+    return bool(np.int32(np.int64(value) - np.int64(target)) < 0)
 
 
 @inline
-def signal(address, value):
+def signal(address: int, value: int) -> None:
     """Set a {value, waiters} word and wake all that sleep on it."""
     exchange32(address, value)
     if load32_ordered(address + 4) > 0:
@@ -150,7 +129,7 @@ def signal(address, value):
 
 
 @inline
-def signal_header(slot, word):
+def signal_header(slot: int, word: int) -> None:
     """Set a slot's {sequence, digest} word and wake all that sleep on it."""
     exchange64(slot + HEADER_WORD, word)
     if load32_ordered(slot + HEADER_WAITERS) > 0:
@@ -158,20 +137,20 @@ def signal_header(slot, word):
 
 
 @inline
-def event_pending(context):
+def event_pending(context: Context) -> bool:
     """Return whether the communicator was aborted, or has an event that this rank must answer."""
-    line = get(context, _EVENT_LINE)
-    return load64(line + EVENT_ABORT) != 0 or load64(line + EVENT_WORD) != get(context, _EVENT_SEEN)
+    line = context.event_line
+    return load64(line + EVENT_ABORT) != 0 or load64(line + EVENT_WORD) != context.event_seen
 
 
 @inline
-def is_aborted(context):
+def is_aborted(context: Context) -> bool:
     """Return whether the communicator was given up."""
-    return load64(get(context, _EVENT_LINE) + EVENT_ABORT) != 0
+    return load64(context.event_line + EVENT_ABORT) != 0
 
 
 @inline
-def is_aborted_since(context):
+def is_aborted_since(context: Context) -> bool:
     """Return whether the communicator was given up, also while this rank copied a peer's memory.
 
     The flag is loaded after all copied data. A peer that has given up may have reused its memory
@@ -182,36 +161,36 @@ def is_aborted_since(context):
 
 
 @inline
-def event_pending_since(context):
+def event_pending_since(context: Context) -> bool:
     """Return whether there was an abort or event, also while this rank copied a peer's memory."""
     fence_acquire()
     return event_pending(context)
 
 
 @inline
-def start_clock(context):
+def start_clock(context: Context) -> int:
     """Start the clock of this call's deadline, unless it is running; return the time."""
     time_ns = now_ns(context)
-    if get(context, _START_NS) == 0:
-        put(context, _START_NS, time_ns)
+    if context.start_ns == 0:
+        context.start_ns = time_ns
     return time_ns
 
 
 @inline
-def release_interpreter(context):
+def release_interpreter(context: Context) -> None:
     """Release the interpreter to other Python threads, if this call still holds it."""
-    if get(context, INTERPRETER) == HELD:
-        put(context, INTERPRETER, _save_thread())
+    if context.interpreter == HELD:
+        context.interpreter = _save_thread()
 
 
 @inline
-def yield_once():
+def yield_once() -> None:
     """Yield the CPU to another process."""
     _sched_yield()
 
 
 @inline
-def ring(bell):
+def ring(bell: int) -> None:
     """Wake all that sleep on a bell; first store what they are to see, with a full fence."""
     if load32_ordered(bell + 4) > 0:
         add32(bell, 1)
@@ -219,135 +198,135 @@ def ring(bell):
 
 
 @inline
-def _step_messages(context):
+def _step_messages(context: Context) -> int:
     """Advance pending messages by a step; return the longest sleep allowed, in nanoseconds.
 
     Other ranks may wait for this rank's part of a message before they enter this collective.
     """
-    table = get(context, _TRANSFERS)
-    if table == 0 or load64_acquire(table + 8 * _PENDING_MESSAGES) == 0:
-        return get(context, _SLICE_NS)
-    moves = get(table, _MOVES)
-    if call_step(get(context, _MESSAGE_STEP), table) == 0:
-        return get(context, _SLICE_NS)
-    longest_ns = MESSAGE_SLICE_NS if get(table, _MOVES) == moves else MESSAGE_SLICE_NS // 10
-    return min(get(context, _SLICE_NS), longest_ns)
+    table = context.transfers
+    if not table or load64_acquire(table.at.pending) == 0:
+        return context.slice_ns
+    moves = table.moves
+    if call_step(context.message_step, table) == 0:
+        return context.slice_ns
+    longest_ns = MESSAGE_SLICE_NS if table.moves == moves else MESSAGE_SLICE_NS // 10
+    return min(context.slice_ns, longest_ns)
 
 
 @inline
-def _sleep_slice(context, address, waiters, value, slice_ns):
+def _sleep_slice(context: Context, address: int, waiters: int, value: int, slice_ns: int) -> None:
     """Sleep until the word at `address` changes, for at most `slice_ns`."""
     slice_ns = min(slice_ns, _step_messages(context))
-    put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
-    put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
+    context.futex_timeout[0] = slice_ns // NANOSECONDS
+    context.futex_timeout[1] = slice_ns % NANOSECONDS
     add32(waiters, 1)
     seen = load32_ordered(address)
     if behind(seen, value):
-        timeout = context + 8 * _FUTEX_TIMEOUT
+        timeout = context.at.futex_timeout
         _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
     add32(waiters, -1)
 
 
 @inline
-def sleep_until_rung(context, bell, seen):
+def sleep_until_rung(context: Context, bell: int, seen: int) -> None:
     """Sleep until the bell's count differs from `seen`, for at most one slice."""
-    slice_ns = get(context, _SLICE_NS)
-    put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
-    put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
-    timeout = context + 8 * _FUTEX_TIMEOUT
+    slice_ns = context.slice_ns
+    context.futex_timeout[0] = slice_ns // NANOSECONDS
+    context.futex_timeout[1] = slice_ns % NANOSECONDS
+    timeout = context.at.futex_timeout
     _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
 @inline
-def begin_to_sleep(bell):
+def begin_to_sleep(bell: int) -> int:
     """Announce a sleeper; return the bell's count. The caller then checks everything again."""
     add32(bell + 4, 1)
     return load32_ordered(bell)
 
 
 @inline
-def end_sleep(bell):
+def end_sleep(bell: int) -> None:
     """Withdraw the announcement."""
     add32(bell + 4, -1)
 
 
 @inline
-def python_raised(context):
+def python_raised(context: Context) -> int:
     """Let Python's signal handlers run; keep the exception, and return whether there is one."""
     gil = _take_gil()
     raised = _check_signals() != 0
     if raised:
-        kept = context + 8 * _RAISED
+        kept = context.at.raised
         _fetch_error(kept, kept + 8, kept + 16)
     _give_gil(gil)
     return raised
 
 
 @inline
-def dead_rank(context):
+def dead_rank(context: Context) -> int:
     """Return a rank whose process ended without closing the communicator, or -1."""
-    world_size, fds = get(context, _WORLD_SIZE), get(context, _POLL_FDS)
+    world_size, fds = context.world_size, Words(context.poll_fds)
     _poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
-        if get(fds, rank) >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
-            line = get(context, _STATUS_LINES) + rank * LINE_BYTES
+        if fds[rank] >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
+            line = context.status_lines + rank * LINE_BYTES
             if load64_acquire(line + STATUS_CLOSED) == 0:
                 return rank
     return -1
 
 
 @inline
-def _lost_rank(context):
+def _lost_rank(context: Context) -> int:
     """Return a rank for which this call may wait in vain, or -1.
 
     A rank whose process ended without closing is lost. A rank that has closed is lost only to calls
     after its last one.
     """
-    world_size, fds = get(context, _WORLD_SIZE), get(context, _POLL_FDS)
+    world_size, fds = context.world_size, Words(context.poll_fds)
     _poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
-        line = get(context, _STATUS_LINES) + rank * LINE_BYTES
+        line = context.status_lines + rank * LINE_BYTES
         if load64_acquire(line + STATUS_CLOSED) != 0:
-            if behind(load64(line + STATUS_CLOSED_SEQUENCE), get(context, _SEQUENCE)):
+            if behind(load64(line + STATUS_CLOSED_SEQUENCE), context.sequence):
                 return rank
-        elif get(fds, rank) >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
+        elif fds[rank] >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
             return rank
     return -1
 
 
 @inline
-def give_up(context, code, rank):
+def give_up(context: Context, code: int, rank: int) -> None:
     """Break the communicator for every rank, unless a rank already has."""
-    word = code | (rank << 8) | (get(context, _SEQUENCE) << 32)
-    compare_exchange64(get(context, _EVENT_LINE) + EVENT_ABORT, 0, word)
+    word = code | (rank << 8) | (context.sequence << 32)
+    compare_exchange64(context.event_line + EVENT_ABORT, 0, word)
     fence_full()  # after this the rank may reuse its arrays: see `is_aborted_since`
 
 
 @inline
-def look_for_end(context, deadline_code):
+def look_for_end(context: Context, deadline_code: int) -> int:
     """Check for a lost rank and the deadline; return a status."""
     lost = _lost_rank(context)
     if lost >= 0:
-        put(context, _LOST_RANK, lost)
-        give_up(context, _ABORT_LOST, lost)
-        return _LOST
-    if start_clock(context) - get(context, _START_NS) > get(context, _TIMEOUT_NS):
-        give_up(context, deadline_code, get(context, _RANK))
-        return _DEADLINE
-    return _OK
+        context.lost_rank = lost
+        give_up(context, Abort.LOST, lost)
+        return Status.LOST
+    if start_clock(context) - context.start_ns > context.timeout_ns:
+        give_up(context, deadline_code, context.rank)
+        return Status.DEADLINE
+    return Status.OK
 
 
 @inline
-def look_around(context, deadline_code):
+def look_around(context: Context, deadline_code: int) -> int:
     """Check whether to go on waiting: signals, lost peers, the deadline; return a status."""
     if python_raised(context):
-        give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
-        return _SIGNAL
+        give_up(context, Abort.INTERRUPTED, context.rank)
+        return Status.SIGNAL
     return look_for_end(context, deadline_code)
 
 
 @inline
-def _shares_cpu(context):
+def _shares_cpu(context: Context) -> bool:
     """Return whether another rank has waited on this CPU after this one; note that this one waits.
 
     There is one word for each CPU: {its number, the last rank that waited long on it}. Two ranks
@@ -355,8 +334,8 @@ def _shares_cpu(context):
     once. The word is not written if it does not change.
     """
     cpu = signed32(_sched_getcpu())
-    place = get(context, _CPUS) + 8 * (cpu & (CPUS - 1))
-    mine = (cpu << 32) | (get(context, _RANK) + 1)
+    place = context.cpus + 8 * (cpu & (CPUS - 1))
+    mine = (cpu << 32) | (context.rank + 1)
     seen = load64(place)
     if seen == mine:
         return False
@@ -365,36 +344,36 @@ def _shares_cpu(context):
 
 
 @inline
-def _look_for_sharers(context):
+def _look_for_sharers(context: Context) -> None:
     """Spin less from now on if another rank is on this CPU: it cannot run while this one spins."""
-    sharing = get(context, _SHARING)
+    sharing = context.sharing
     if _shares_cpu(context):
-        put(context, _SPINS, min(SHARING_SPINS, get(context, _FULL_SPINS)))
-        put(context, _SHARING, SHARING_LASTS)
+        context.spins = min(SHARING_SPINS, context.full_spins)
+        context.sharing = SHARING_LASTS
     elif sharing > 0:
-        put(context, _SHARING, sharing - 1)
+        context.sharing = sharing - 1
         if sharing == 1:
-            put(context, _SPINS, get(context, _FULL_SPINS))
-            put(context, _SHARING_WAITS, 0)
+            context.spins = context.full_spins
+            context.sharing_waits = 0
 
 
 @inline
-def _yield_until(context, address, value):
+def _yield_until(context: Context, address: int, value: int) -> bool:
     """Yield for a while; return whether the word has reached `value`.
 
     A yield to another rank takes a microsecond, or the time of a chunk. A yield that takes a time
     slice went to a process outside this job: two such processes on two cores make an all_reduce of
     four ranks 50 times slower than sleeping does. So the next waits sleep at once.
     """
-    sleepy = get(context, _SLEEPY)
+    sleepy = context.sleepy
     if sleepy > 0:
-        put(context, _SLEEPY, sleepy - 1)
+        context.sleepy = sleepy - 1
         return False
-    yields = get(context, _YIELDS)
-    if get(context, _SHARING) > 0:
+    yields = context.yields
+    if context.sharing > 0:
         yields = min(yields, SHARING_YIELDS)
-        waits = get(context, _SHARING_WAITS)
-        put(context, _SHARING_WAITS, waits + 1)
+        waits = context.sharing_waits
+        context.sharing_waits = waits + 1
         if waits % SHARING_SLEEPS == 0:
             return False
     before_ns = start_clock(context)
@@ -404,14 +383,14 @@ def _yield_until(context, address, value):
             return True
         after_ns = now_ns(context)
         if after_ns - before_ns > TIME_SLICE_NS:
-            put(context, _SLEEPY, SLEEPY_WAITS)
+            context.sleepy = SLEEPY_WAITS
             return False
         before_ns = after_ns
     return False
 
 
 @inline
-def _event_unless_reached(address, value):
+def _event_unless_reached(address: int, value: int) -> int:
     """Return EVENT, unless the awaited value came before the event; return a status.
 
     A mismatch is announced when all ranks have posted the call. A rank that has posted that call
@@ -419,81 +398,81 @@ def _event_unless_reached(address, value):
     them fail.
     """
     fence_acquire()
-    return _EVENT if behind(load32_acquire(address), value) else _OK
+    return Status.EVENT if behind(load32_acquire(address), value) else Status.OK
 
 
 @compiled
-def wait_long(context, address, waiters, value, rank):
+def wait_long(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
     """Go on spinning, yield, then sleep in slices, with checks after each slice.
 
     It is a C function of its own, so that it is compiled once, not into every place that waits.
     """
     release_interpreter(context)
-    if get(context, _FULL_SPINS) > FIRST_SPINS:
+    if context.full_spins > FIRST_SPINS:
         _look_for_sharers(context)
-    for _ in range(get(context, _SPINS) - FIRST_SPINS):
+    for _ in range(context.spins - FIRST_SPINS):
         pause()
         if not behind(load32_acquire(address), value):
-            return _OK
+            return Status.OK
     if _yield_until(context, address, value):
-        return _OK
-    put(context, _WAITED_RANK, rank)
+        return Status.OK
+    context.waited_rank = rank
     time_ns = start_clock(context)
-    look_ns = time_ns + get(context, _SLICE_NS)
-    end_ns = get(context, _START_NS) + get(context, _TIMEOUT_NS)
+    look_ns = time_ns + context.slice_ns
+    end_ns = context.start_ns + context.timeout_ns
     while True:
-        slice_ns = max(min(get(context, _SLICE_NS), end_ns - time_ns), LEAST_SLICE_NS)
+        slice_ns = max(min(context.slice_ns, end_ns - time_ns), LEAST_SLICE_NS)
         _sleep_slice(context, address, waiters, value, slice_ns)
         if not behind(load32_acquire(address), value):
-            return _OK
+            return Status.OK
         if event_pending(context):
             return _event_unless_reached(address, value)
         time_ns = now_ns(context)
         if time_ns >= look_ns or time_ns > end_ns:
-            status = look_around(context, _ABORT_DEADLINE)
-            if status != _OK:
+            status = look_around(context, Abort.DEADLINE)
+            if status != Status.OK:
                 return status
-            look_ns = now_ns(context) + get(context, _SLICE_NS)
+            look_ns = now_ns(context) + context.slice_ns
 
 
 @inline
-def wait_counter(context, address, waiters, value, rank):
+def wait_counter(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
     """Wait until the 32-bit counter at `address` has reached `value`; return a status."""
     if not behind(load32_acquire(address), value):
-        return _OK
-    for _ in range(min(get(context, _SPINS), FIRST_SPINS)):
+        return Status.OK
+    for _ in range(min(context.spins, FIRST_SPINS)):
         pause()
         if not behind(load32_acquire(address), value):
-            return _OK
-    return call_wait(get(context, _WAIT_LONG), context, address, waiters, np.int64(value), rank)
+            return Status.OK
+    return call_wait(context.wait_long, context, address, waiters, np.int64(value), rank)
 
 
 @inline
-def wait(context, address, value, rank):
+def wait(context: Context, address: int, value: int, rank: int) -> int:
     """Wait until the {value, waiters} word of `rank` has reached `value`; return a status."""
     return wait_counter(context, address, address + 4, value, rank)
 
 
 @inline
-def wait_header(context, slot, word, rank):
+def wait_header(context: Context, slot: int, word: int, rank: int) -> int:
     """Wait until `rank` has posted this sequence in `slot`; MISMATCH if its digest differs.
 
     A rank that is a whole ring ahead compared this rank's digest before it reused the slot.
     """
     seen = load64_acquire(slot + HEADER_WORD)
     if seen == word:
-        return _OK
-    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, np.int32(word), rank)
-    if status != _OK:
+        return Status.OK
+    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, signed32(word), rank)
+    if status != Status.OK:
         return status
     seen = load64_acquire(slot + HEADER_WORD)
     if seen != word and np.int32(seen) == np.int32(word):
-        return _MISMATCH
-    return _OK
+        return Status.MISMATCH
+    return Status.OK
 
 
 @compiled
-def event_compare_exchange(address, expected, desired):
+def event_compare_exchange(address: int, expected: int, desired: int) -> int:
     """Store `desired` if the word is `expected`, with a full fence; return the old value."""
     before = compare_exchange64(address, expected, desired)
     fence_full()
@@ -501,26 +480,26 @@ def event_compare_exchange(address, expected, desired):
 
 
 @compiled
-def event_store(address, value):
+def event_store(address: int, value: int) -> int:
     """Store with a full fence; return the old value. For Python."""
     return exchange64(address, value)
 
 
 @compiled
-def wait_long_alone(context, address, waiters, value, rank):
+def wait_long_alone(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
     """Wait like `wait_long`, in a thread that is not Python's and runs next to one that computes.
 
     Unlike `wait_long`, it sleeps at once. It does not check for Python signals, because such a
     thread never takes the interpreter. It ends when another thread gives the communicator up.
     """
-    put(context, _WAITED_RANK, rank)
+    context.waited_rank = rank
     start_clock(context)
     while True:
-        _sleep_slice(context, address, waiters, value, get(context, _SLICE_NS))
+        _sleep_slice(context, address, waiters, value, context.slice_ns)
         if not behind(load32_acquire(address), value):
-            return _OK
+            return Status.OK
         if event_pending(context):
             return _event_unless_reached(address, value)
-        status = look_for_end(context, _ABORT_DEADLINE)
-        if status != _OK:
+        status = look_for_end(context, Abort.DEADLINE)
+        if status != Status.OK:
             return status

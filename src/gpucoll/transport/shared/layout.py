@@ -39,7 +39,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, fields
-from enum import IntEnum
+
+from gpucoll.blocks import Block, Field, Words, word, words
+from gpucoll.codes import Codes
 
 LAYOUT_VERSION = 13
 LINE_BYTES = 128
@@ -111,20 +113,20 @@ BELL_DOING = 8
 """What the rank waits for at its bell; see `Doing`."""
 
 
-class Doing(IntEnum):
-    """Words from `BELL_DOING` on: the message that a rank sleeps for, written before it sleeps."""
+class Doing(Block):
+    """From `BELL_DOING` on: the message that a rank sleeps for, written before it sleeps."""
 
-    KIND = 0  # kind of the operation; 0: the rank waits for no message
-    PEER = 1
-    TAG = 2
-    SIZE_BYTES = 3
-    DTYPE = 4
-    FURTHER = 5  # how many more operations it waits for
-    TIMEOUT_NS = 6
+    kind: int  # kind of the operation; 0: the rank waits for no message
+    peer: int
+    tag: int
+    size_bytes: int
+    dtype: int
+    further: int  # how many more operations it waits for
+    timeout_ns: int
     # The rank's first send that waits for its receive, whatever the rank is doing.
-    SENDS = 7  # 1 if there is one
-    SEND_PEER = 8
-    SEND_TAG = 9
+    sends: int  # 1 if there is one
+    send_peer: int
+    send_tag: int
 
 
 # Offsets in an enqueued line.
@@ -162,32 +164,32 @@ ACKNOWLEDGEMENTS = 512
 """How many messages of a rank may wait to be acknowledged; further ones are streamed."""
 
 
-class Envelope(IntEnum):
-    """Fields of a record's first cache line, in words of 8 bytes.
+class Envelope(Block):
+    """The first cache line of a record in a mailbox.
 
     It also contains the data of a very small message: one transfer between cores.
     """
 
-    NUMBER = 0  # not zero; written last
-    SIZE_BYTES = 1  # of the whole message; in a `Way.PART`, of that part
-    TAG = 2
-    DTYPE = 3
-    PACKED = 4  # way, mode, 16 + dimensions, acknowledgement, bytes of the description
-    PLACE = 5  # or the first dimension, if the data lies in the mailbox
-    FIRST_LENGTH = 6  # the first dimension, if it does not; or up to SMALLEST_BYTES of data
+    number: int  # not zero; written last
+    size_bytes: int  # of the whole message; in a `Way.PART`, of that part
+    tag: int
+    dtype: int
+    packed: int  # way, mode, 16 + dimensions, acknowledgement, bytes of the description
+    place: int  # or the first dimension, if the data lies in the mailbox
+    first_length: int  # the first dimension, if it does not; or up to SMALLEST_BYTES of data
 
 
 SMALLEST_BYTES = 16
 
 
-class SentNumber(IntEnum):
+class SentNumber(Codes):
     """In place of a message's number of dimensions: a number was sent, not an array."""
 
     NUMPY = -1
     PYTHON = -2
 
 
-class Way(IntEnum):
+class Way(Codes):
     """Where a message's data is."""
 
     POSTED = 0  # after the envelope, and in the parts that follow
@@ -208,33 +210,33 @@ NOT_SHARED = -1
 """In place of an offset: the buffer is not in its rank's arena."""
 
 
-class Record(IntEnum):
-    """Fields of a record, in words of 8 bytes."""
+class Record(Block):
+    """The record of one rank's call, which errors show."""
 
-    SEQUENCE = 0
-    COLLECTIVE = 1
-    OPERATION = 2
-    DTYPE = 3
-    ROOT = 4
-    COUNT = 5
-    SIZE_BYTES = 6
-    STATE = 7
-    PARAMETER = 8
-    DIMENSIONS = 11
-    DIMENSION = 12  # four of them; further ones are in the digest only
-    N_COUNTS = 16
-    COUNTS = 17  # eight of them; further ones are in the digest only
+    sequence: int
+    collective: int
+    operation: int
+    dtype: int
+    root: int
+    count: int
+    size_bytes: int
+    state: int
+    parameter: int
+    n_dimensions: int = word(11)
+    dimensions: Field[Words] = words(4)  # further ones are in the digest only
+    n_counts: int
+    counts: Field[Words] = words(8)  # further ones are in the digest only
     # Fields of a call on GPU arrays.
-    SENT = 25  # all_to_all with counts: a sum over what goes to each rank
-    RECEIVED = 26  # a sum over what comes from each rank: summed over all ranks, both are equal
-    HEADER = 31  # {sequence, digest}, written last
+    sent: int  # all_to_all with counts: a sum over what goes to each rank
+    received: int  # a sum over what comes from each rank: summed over all ranks, both are equal
+    header: int = word(31)  # {sequence, digest}, written last
 
 
 SHOWN_DIMENSIONS = 4
 SHOWN_COUNTS = 8
 
 
-class RecordState(IntEnum):
+class RecordState(Codes):
     """The state of a recorded call."""
 
     STARTED = 1
@@ -247,7 +249,7 @@ UNFINISHED = (RecordState.STARTED, RecordState.GOES_AHEAD)
 """States of calls that a rank is in."""
 
 
-class Abort(IntEnum):
+class Abort(Codes):
     """Why a communicator is broken: the low byte of the abort word.
 
     The word is {code: 8 bits, rank: 24 bits, sequence: 32 bits}; the rank is the lost one, or the

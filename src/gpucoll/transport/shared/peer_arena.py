@@ -9,46 +9,30 @@ another thread may be reading there.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 
+from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import (
-    call_reach,
-    compare_exchange64,
-    get,
-    load64,
-    load64_acquire,
-)
+from gpucoll.kernels.cpu.memory import call_reach, compare_exchange64, load64, load64_acquire
 from gpucoll.transport.shared.flags import give_up
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context
 
-__all__ = ["ARENA_WORDS", "FIRST_BYTES", "GROWTHS", "PeerArena", "arena_of", "map_more", "reach"]
+__all__ = ["FIRST_BYTES", "GROWTHS", "PeerArena", "arena_of", "map_more", "reach"]
 
 FIRST_BYTES = 1 << 20
 GROWTHS = 20
 _GROWTH_BITS = 2
 
 
-class PeerArena(IntEnum):
-    """Words of an arena, one block for all communicators of this process."""
+class PeerArena(Block):
+    """An arena: one block for all communicators of this process."""
 
-    MAPPED = 0  # how often the mapping has grown
-    SIZE_BYTES = 1
-    ADDRESS = 2  # for each growth: the address of its mapping
+    mapped: int  # how often the mapping has grown
+    size_bytes: int
+    mappings: Field[Words] = words(GROWTHS + 1)  # for each growth: the address of its mapping
 
 
-ARENA_WORDS = PeerArena.ADDRESS + GROWTHS + 1
-
-_MAPPED, _SIZE_BYTES, _ADDRESS = (
-    int(PeerArena.MAPPED),
-    int(PeerArena.SIZE_BYTES),
-    int(PeerArena.ADDRESS),
-)
-_ARENAS, _RANK, _MAP_MORE = int(Context.ARENAS), int(Context.RANK), int(Context.MAP_MORE)
-_ABORT_NO_ADDRESSES = int(Abort.NO_ADDRESSES)
 _MAY_MOVE = 1
 
 _i64, _i32 = types.int64, types.int32
@@ -57,38 +41,38 @@ _munmap = types.ExternalFunction("munmap", _i32(_i64, _i64))
 
 
 @inline
-def _reaches(growth, stop):
+def _reaches(growth: int, stop: int) -> bool:
     """Return whether the mapping after `growth` growths includes all offsets before `stop`."""
     return stop <= FIRST_BYTES << (_GROWTH_BITS * growth)
 
 
 @inline
-def arena_of(context, rank):
+def arena_of(context: Context, rank: int) -> int:
     """Return where the arena of `rank` is mapped, as far as `reach` has mapped it."""
-    arena = load64(get(context, _ARENAS) + 8 * rank)
-    return load64(arena + 8 * (_ADDRESS + load64_acquire(arena + 8 * _MAPPED)))
+    arena = PeerArena(load64(context.arenas + 8 * rank))
+    return load64(arena.at.mappings + 8 * (load64_acquire(arena.at.mapped)))
 
 
 @inline
-def reach(context, rank, stop):
+def reach(context: Context, rank: int, stop: int) -> int:
     """Return the address of `rank`'s arena, mapped up to offset `stop`; 0: it was given up."""
-    arena = load64(get(context, _ARENAS) + 8 * rank)
-    growth = load64_acquire(arena + 8 * _MAPPED)
+    arena = PeerArena(load64(context.arenas + 8 * rank))
+    growth = load64_acquire(arena.at.mapped)
     if _reaches(growth, stop):
-        return load64(arena + 8 * (_ADDRESS + growth))
-    return call_reach(get(context, _MAP_MORE), context, rank, stop)
+        return load64(arena.at.mappings + 8 * growth)
+    return call_reach(context.map_more, context, rank, stop)
 
 
 @inline
-def _map_growth(arena, growth):
+def _map_growth(arena: PeerArena, growth: int) -> int:
     """Map the arena again, from its beginning, for this growth; return the address, or 0."""
-    place = arena + 8 * (_ADDRESS + growth)
+    place = arena.at.mappings + 8 * growth
     address = load64_acquire(place)
     if address != 0:
         return address
-    size_bytes = min(FIRST_BYTES << (_GROWTH_BITS * growth), load64(arena + 8 * _SIZE_BYTES))
+    size_bytes = min(FIRST_BYTES << (_GROWTH_BITS * growth), load64(arena.at.size_bytes))
     # If the old size is 0, mremap(2) maps the same memory a second time.
-    address = _mremap(load64(arena + 8 * _ADDRESS), 0, size_bytes, np.int32(_MAY_MOVE))
+    address = _mremap(load64(arena.at.mappings), 0, size_bytes, np.int32(_MAY_MOVE))
     if address == -1:
         return 0
     before = compare_exchange64(place, 0, address)
@@ -99,19 +83,19 @@ def _map_growth(arena, growth):
 
 
 @compiled
-def map_more(context, rank, stop):
+def map_more(context: Context, rank: int, stop: int) -> int:
     """Map the arena of `rank` up to `stop`; return its address, or give up and return 0."""
-    arena = load64(get(context, _ARENAS) + 8 * rank)
-    growth = load64_acquire(arena + 8 * _MAPPED)
+    arena = PeerArena(load64(context.arenas + 8 * rank))
+    growth = load64_acquire(arena.at.mapped)
     while not _reaches(growth, stop):
         growth += 1
     address = 0
-    if stop <= load64(arena + 8 * _SIZE_BYTES):
+    if stop <= load64(arena.at.size_bytes):
         address = _map_growth(arena, growth)
     if address == 0:
-        give_up(context, _ABORT_NO_ADDRESSES, get(context, _RANK))
+        give_up(context, Abort.NO_ADDRESSES, context.rank)
         return 0
-    before = load64_acquire(arena + 8 * _MAPPED)
+    before = load64_acquire(arena.at.mapped)
     while before < growth:  # another thread may have gone further
-        before = compare_exchange64(arena + 8 * _MAPPED, before, growth)
+        before = compare_exchange64(arena.at.mapped, before, growth)
     return address

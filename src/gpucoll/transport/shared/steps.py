@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_loop,
-    get,
     load64,
-    put,
     signed32,
     store32_release,
     store64,
@@ -50,248 +49,221 @@ _SLOT_BYTES, SMALL_BYTES = layout.SLOT_BYTES, layout.SMALL_BYTES
 HEADER_SOURCE, HEADER_DESTINATION = layout.HEADER_SOURCE, layout.HEADER_DESTINATION
 HEADER_ADDRESS = layout.HEADER_ADDRESS
 NOT_SHARED, STATUS_DONE = layout.NOT_SHARED, layout.STATUS_DONE
-OK, EVENT, MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
-NOT_RUN = int(Status.NOT_RUN)
-STARTED, DONE = int(RecordState.STARTED), int(RecordState.DONE)
-_GOES_AHEAD = int(RecordState.GOES_AHEAD)
 
-RANK, WORLD_SIZE, SEQUENCE = int(Context.RANK), int(Context.WORLD_SIZE), int(Context.SEQUENCE)
-VERIFIED, START_NS, PATH = int(Context.VERIFIED), int(Context.START_NS), int(Context.PATH)
-MISMATCHED = int(Context.MISMATCHED)
-STATUS_LINES, RECORD_LINES = int(Context.STATUS_LINES), int(Context.RECORDS)
-_SLOTS = int(Context.SLOTS)
-_PAYLOADS, _PAYLOAD_STRIDE = int(Context.PAYLOADS), int(Context.PAYLOAD_STRIDE)
-READY_BYTES, _MAKE_READY = int(Context.READY_BYTES), int(Context.MAKE_READY)
-ARENA_BASE, ARENA_BYTES = int(Context.ARENA_BASE), int(Context.ARENA_BYTES)
-COLLECTIVE, DIGEST, SIZE_BYTES = int(Call.COLLECTIVE), int(Call.DIGEST), int(Call.SIZE_BYTES)
-SOURCE, DESTINATION, ROOT = int(Call.SOURCE), int(Call.DESTINATION), int(Call.ROOT)
-OPERATION, DTYPE, COUNT = int(Call.OPERATION), int(Call.DTYPE), int(Call.COUNT)
-PARAMETER_BITS, DIMENSIONS = int(Call.PARAMETER_BITS), int(Call.DIMENSIONS)
-KERNEL, PARAMETER, PART_BYTES = int(Call.KERNEL), int(Call.PARAMETER), int(Call.PART_BYTES)
-N_COUNTS, COUNTS = int(Call.N_COUNTS), int(Call.COUNTS)
-ITEM_BYTES, IDENTITY = int(Call.ITEM_BYTES), int(Call.IDENTITY)
-LARGEST_BYTES = int(Call.LARGEST_BYTES)
 SHOWN_DIMENSIONS, SHOWN_COUNTS = layout.SHOWN_DIMENSIONS, layout.SHOWN_COUNTS
 
-_R_SEQUENCE, _R_COLLECTIVE = int(Record.SEQUENCE), int(Record.COLLECTIVE)
-_SHOWN_ROOT = int(Call.SHOWN_ROOT)
-_R_OPERATION, _R_DTYPE, _R_ROOT = int(Record.OPERATION), int(Record.DTYPE), int(Record.ROOT)
-_R_COUNT, _R_SIZE_BYTES, _R_STATE = int(Record.COUNT), int(Record.SIZE_BYTES), int(Record.STATE)
-_R_PARAMETER, _R_DIMENSIONS = int(Record.PARAMETER), int(Record.DIMENSIONS)
-_R_N_COUNTS, _R_COUNTS = int(Record.N_COUNTS), int(Record.COUNTS)
-
 
 @inline
-def slot_of(context, sequence, rank):
+def slot_of(context: Context, sequence: int, rank: int) -> int:
     """Return the address of the slot of `rank` for the call numbered `sequence`."""
-    place = (sequence & (RING - 1)) * get(context, WORLD_SIZE) + rank
-    return get(context, _SLOTS) + place * _SLOT_BYTES
+    place = (sequence & (RING - 1)) * context.world_size + rank
+    return context.slots + place * _SLOT_BYTES
 
 
 @inline
-def _payload_column(context, sequence, rank):
+def _payload_column(context: Context, sequence: int, rank: int) -> int:
     """Return the rank in whose place `rank`'s payload lies: another one in each turn of the ring.
 
     So a rank writes to lines that it was the last to read: an all_reduce of 4 to 32 KiB between two
     ranks takes 15 to 20 % less time. The place is the same in every kind of call, because a rank
     that makes another call than the others must not write where one of them does.
     """
-    world_size = np.uint64(get(context, WORLD_SIZE))
+    world_size = np.uint64(context.world_size)
     turn = np.uint64((sequence & 0x7FFFFFFF) // RING)
-    return np.int64((np.uint64(rank) + turn) % world_size)
+    return int((np.uint64(rank) + turn) % world_size)
 
 
 @inline
-def payload_of(context, sequence, rank, size_bytes):
+def payload_of(context: Context, sequence: int, rank: int, size_bytes: int) -> int:
     """Return the address of `rank`'s payload; a very small one is next to its header word."""
     if size_bytes <= INLINE_BYTES:
         return slot_of(context, sequence, rank) + INLINE_OFFSET
     column = _payload_column(context, sequence, rank)
     if size_bytes <= SMALL_BYTES:
         return slot_of(context, sequence, column) + HEADER_BYTES
-    place = (sequence & (RING - 1)) * get(context, WORLD_SIZE) + column
-    return get(context, _PAYLOADS) + place * get(context, _PAYLOAD_STRIDE)
+    place = (sequence & (RING - 1)) * context.world_size + column
+    return context.payloads + place * context.payload_stride
 
 
 @inline
-def make_ready(context, size_bytes, most_bytes):
+def make_ready(context: Context, size_bytes: int, most_bytes: int) -> int:
     """Ensure memory for a call of this size; return OK, or NO_ROOM if it has not begun.
 
     Inputs of up to `most_bytes` go through payloads, larger ones through stages.
     """
-    if size_bytes <= get(context, READY_BYTES):
-        return OK
+    if size_bytes <= context.ready_bytes:
+        return Status.OK
     payload_bytes = size_bytes if size_bytes <= most_bytes else 0
-    return call_loop(get(context, _MAKE_READY), context, payload_bytes)
+    return call_loop(context.make_ready, context, payload_bytes)
 
 
 @inline
-def header_word(call, sequence):
+def header_word(call: Call, sequence: int) -> int:
     """Return the {sequence, digest} word of this call."""
-    return (get(call, DIGEST) << 32) | (sequence & 0xFFFFFFFF)
+    return (call.digest << 32) | (sequence & 0xFFFFFFFF)
 
 
 @inline
-def record_of(context, sequence):
+def record_of(context: Context, sequence: int) -> Record:
     """Return the address of this rank's record of the call numbered `sequence`."""
-    place = get(context, RANK) * RECORDS + (sequence & (RECORDS - 1))
-    return get(context, RECORD_LINES) + place * RECORD_BYTES
+    place = context.rank * RECORDS + (sequence & (RECORDS - 1))
+    return Record(context.records + place * RECORD_BYTES)
 
 
 @inline
-def fill_record(record, call, sequence):
+def fill_record(record: Record, call: Call, sequence: int) -> None:
     """Record in the segment what this rank is about to do; errors show it."""
-    put(record, _R_STATE, STARTED)
-    put(record, _R_COLLECTIVE, get(call, COLLECTIVE))
-    put(record, _R_OPERATION, get(call, OPERATION))
-    put(record, _R_DTYPE, get(call, DTYPE))
-    put(record, _R_ROOT, get(call, _SHOWN_ROOT))
-    put(record, _R_COUNT, get(call, COUNT))
-    put(record, _R_SIZE_BYTES, get(call, SIZE_BYTES))
-    put(record, _R_PARAMETER, get(call, PARAMETER_BITS))
+    record.state = RecordState.STARTED
+    record.collective = call.collective
+    record.operation = call.operation
+    record.dtype = call.dtype
+    record.root = call.shown_root
+    record.count = call.count
+    record.size_bytes = call.size_bytes
+    record.parameter = call.parameter_bits
     for place in range(SHOWN_DIMENSIONS + 1):
-        put(record, _R_DIMENSIONS + place, get(call, DIMENSIONS + place))
-    put(record, _R_N_COUNTS, get(call, N_COUNTS))
-    for place in range(min(get(call, N_COUNTS), SHOWN_COUNTS)):
-        put(record, _R_COUNTS + place, get(get(call, COUNTS), place))
-    put(record, _R_SEQUENCE, sequence)
+        Words(record.at.n_dimensions)[place] = Words(call.at.n_dimensions)[place]
+    record.n_counts = call.n_counts
+    for place in range(min(call.n_counts, SHOWN_COUNTS)):
+        record.counts[place] = call.counts[place]
+    record.sequence = sequence
 
 
 @inline
-def wait_all_done(context, sequence):
+def wait_all_done(context: Context, sequence: int) -> int:
     """Wait until every rank has finished the call numbered `sequence`; return a status."""
-    lines = get(context, STATUS_LINES)
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    lines = context.status_lines
+    me, world_size = context.rank, context.world_size
     for step in range(1, world_size):
         rank = (me + step) % world_size
         status = wait(context, lines + rank * LINE + STATUS_DONE, sequence, rank)
-        if status != OK:
+        if status != Status.OK:
             return status
-    return OK
+    return Status.OK
 
 
 @inline
-def verify(context):
+def verify(context: Context) -> int:
     """Compare the signatures of earlier calls that this rank left before all had arrived.
 
     If all ranks have arrived in the calling call, every rank has posted its headers of these calls.
     Otherwise this waits for the headers.
     """
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    verified = get(context, VERIFIED)
-    calls = signed32(get(context, SEQUENCE) - verified)
+    me, world_size = context.rank, context.world_size
+    verified = context.verified
+    calls = signed32(context.sequence - verified)
     for place in range(1, calls):
         sequence = verified + place
         word = load64(slot_of(context, sequence, me))
         for step in range(1, world_size):
             rank = (me + step) % world_size
             status = wait_header(context, slot_of(context, sequence, rank), word, rank)
-            if status != OK:
-                put(context, MISMATCHED, sequence)
+            if status != Status.OK:
+                context.mismatched = sequence
                 return status
-    put(context, VERIFIED, get(context, SEQUENCE) - 1)
-    return OK
+    context.verified = context.sequence - 1
+    return Status.OK
 
 
 @inline
-def begin(context, call):
+def begin(context: Context, call: Call) -> int:
     """Take the next sequence number and record the call; wait until its slot is free.
 
     Verifying one call later would be too late: a rank that has posted a call may have finished only
     the calls up to ``AHEAD`` numbers before it.
     """
     if event_pending(context):
-        return EVENT
-    sequence = signed32(get(context, SEQUENCE) + 1)
-    put(context, SEQUENCE, sequence)
-    put(context, START_NS, 0)
+        return Status.EVENT
+    sequence = signed32(context.sequence + 1)
+    context.sequence = sequence
+    context.start_ns = 0
     fill_record(record_of(context, sequence), call, sequence)
-    if behind(get(context, VERIFIED), sequence - (RING - AHEAD)):
+    if behind(context.verified, sequence - (RING - AHEAD)):
         return verify(context)
-    return OK
+    return Status.OK
 
 
 @inline
-def begin_ahead(context, call):
+def begin_ahead(context: Context, call: Call) -> int:
     """Take the next sequence number and record a call that is posted before others have ended.
 
     Unlike `begin`, it never waits: it returns NOT_RUN if it would have to.
     """
-    sequence = signed32(get(context, SEQUENCE) + 1)
-    if event_pending(context) or behind(get(context, VERIFIED), sequence - (RING - AHEAD)):
-        return NOT_RUN
-    put(context, SEQUENCE, sequence)
+    sequence = signed32(context.sequence + 1)
+    if event_pending(context) or behind(context.verified, sequence - (RING - AHEAD)):
+        return Status.NOT_RUN
+    context.sequence = sequence
     fill_record(record_of(context, sequence), call, sequence)
-    return OK
+    return Status.OK
 
 
 @inline
-def goes_ahead(context):
+def goes_ahead(context: Context) -> None:
     """Record, before the header is posted, that this rank may end the call before all have arrived.
 
     If the ranks' calls differ, some ranks find that out in a later call. Then a rank cannot tell
     which of its calls the others have made, and the communicator is broken.
     """
-    put(record_of(context, get(context, SEQUENCE)), _R_STATE, _GOES_AHEAD)
+    record_of(context, context.sequence).state = RecordState.GOES_AHEAD
 
 
 @inline
-def post(context, call, source, destination):
+def post(context: Context, call: Call, source: int, destination: int) -> None:
     """Announce to every rank that this one has arrived, and where in its arena its buffers are."""
-    sequence = get(context, SEQUENCE)
-    slot = slot_of(context, sequence, get(context, RANK))
+    sequence = context.sequence
+    slot = slot_of(context, sequence, context.rank)
     store64(slot + HEADER_SOURCE, source)
     store64(slot + HEADER_DESTINATION, destination)
     signal_header(slot, header_word(call, sequence))
 
 
 @inline
-def wait_all_arrived(context, call):
+def wait_all_arrived(context: Context, call: Call) -> int:
     """Wait for every rank's header and compare signatures; return a status."""
-    sequence = get(context, SEQUENCE)
+    sequence = context.sequence
     word = header_word(call, sequence)
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    status = OK
+    me, world_size = context.rank, context.world_size
+    status: int = Status.OK
     for step in range(1, world_size):
         rank = (me + step) % world_size
         seen = wait_header(context, slot_of(context, sequence, rank), word, rank)
-        if seen == MISMATCH:
-            put(context, MISMATCHED, sequence)
+        if seen == Status.MISMATCH:
+            context.mismatched = sequence
             status = seen  # go on: the error names every odd rank, so all must have arrived
-        elif seen != OK:
+        elif seen != Status.OK:
             return seen
-    if status == OK and get(context, VERIFIED) != sequence - 1:
+    if status == Status.OK and context.verified != sequence - 1:
         status = verify(context)
-    if status == OK:
-        put(context, VERIFIED, sequence)
+    if status == Status.OK:
+        context.verified = sequence
     return status
 
 
 @inline
-def wait_arrived(context, call, rank):
+def wait_arrived(context: Context, call: Call, rank: int) -> int:
     """Wait for one rank's header and compare its signature; return a status.
 
     If a call waits only for some ranks, `verify` compares the others' signatures in a later call.
     After a mismatch this waits until all have arrived, because the error names every odd rank.
     """
-    sequence = get(context, SEQUENCE)
+    sequence = context.sequence
     slot, word = slot_of(context, sequence, rank), header_word(call, sequence)
     status = wait_header(context, slot, word, rank)
-    return wait_all_arrived(context, call) if status == MISMATCH else status
+    return wait_all_arrived(context, call) if status == Status.MISMATCH else status
 
 
 @inline
-def signal_done(context):
+def signal_done(context: Context) -> None:
     """Announce to every rank that this one no longer touches others' memory for this call.
 
     It is for calls that read or write other ranks' arrays in place, before `wait_all_done`.
     """
-    line = get(context, STATUS_LINES) + get(context, RANK) * LINE
-    signal(line + STATUS_DONE, get(context, SEQUENCE))
+    line = context.status_lines + context.rank * LINE
+    signal(line + STATUS_DONE, context.sequence)
 
 
 @inline
-def close_record(context):
+def close_record(context: Context) -> None:
     """Record that the call is over; take the cache line of the next call's header.
 
     Other ranks have read that line: without this the next call waits for it, which is a quarter of
@@ -299,35 +271,35 @@ def close_record(context):
     (`signal_done`). The word is set all the same: it tells which ranks are late, and an old value
     would look as if it were ahead.
     """
-    sequence = get(context, SEQUENCE)
-    line = get(context, STATUS_LINES) + get(context, RANK) * LINE
+    sequence = context.sequence
+    line = context.status_lines + context.rank * LINE
     store32_release(line + STATUS_DONE, sequence)
-    put(record_of(context, sequence), _R_STATE, DONE)
-    take_line(slot_of(context, sequence + 1, get(context, RANK)))
+    record_of(context, sequence).state = RecordState.DONE
+    take_line(slot_of(context, sequence + 1, context.rank))
 
 
 @inline
-def arena_offset(context, address, size_bytes):
+def arena_offset(context: Context, address: int, size_bytes: int) -> int:
     """Return the offset of a buffer in this rank's arena, or NOT_SHARED."""
-    offset = address - get(context, ARENA_BASE)
-    if offset < 0 or offset + size_bytes > get(context, ARENA_BYTES):
+    offset = address - context.arena_base
+    if offset < 0 or offset + size_bytes > context.arena_bytes:
         return NOT_SHARED
     return offset
 
 
 @inline
-def posted_source(context, rank):
+def posted_source(context: Context, rank: int) -> int:
     """Return the arena offset of the input that `rank` has posted for this call."""
-    return load64(slot_of(context, get(context, SEQUENCE), rank) + HEADER_SOURCE)
+    return load64(slot_of(context, context.sequence, rank) + HEADER_SOURCE)
 
 
 @inline
-def posted_address(context, rank):
+def posted_address(context: Context, rank: int) -> int:
     """Return the address that `rank` has posted for a larger input, in its own process."""
-    return load64(slot_of(context, get(context, SEQUENCE), rank) + HEADER_ADDRESS)
+    return load64(slot_of(context, context.sequence, rank) + HEADER_ADDRESS)
 
 
 @inline
-def posted_destination(context, rank):
+def posted_destination(context: Context, rank: int) -> int:
     """Return the arena offset of the output that `rank` has posted for this call."""
-    return load64(slot_of(context, get(context, SEQUENCE), rank) + HEADER_DESTINATION)
+    return load64(slot_of(context, context.sequence, rank) + HEADER_DESTINATION)

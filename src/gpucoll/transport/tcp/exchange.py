@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.kernels.cpu.blocks import Words
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_loop, load32, load64, signed32
@@ -227,7 +227,7 @@ def _end_step(words: Exchange) -> bool:
         return False
     if sent < HEADER_BYTES + words.sent_header[3]:
         return False
-    words.held_bytes = words.held_bytes + came - HEADER_BYTES
+    words.held_bytes += came - HEADER_BYTES
     words.step += 1
     return True
 

@@ -7,7 +7,8 @@ host's ranks, one after the other, padded to whole words.
 
 from __future__ import annotations
 
-from gpucoll.kernels.cpu.blocks import Block, Codes, Words, words
+from gpucoll.blocks import Block, Field, Words, words
+from gpucoll.codes import Codes
 
 MAGIC = int.from_bytes(b"gpusmal\x01", "little")
 """First word of a message; its last byte is the version of the protocol on the connection."""
@@ -136,8 +137,8 @@ class Exchange(Block):
     n_hosts: int
     rank: int
     world_size: int
-    edges: Words
-    order: Words
+    edges: Field[Words]
+    order: Field[Words]
     most_bytes: int
     number: int
     entered: int
@@ -161,15 +162,15 @@ class Exchange(Block):
     link: int
     errno: int
     start_ns: int
-    parts: Words
-    inputs: Words
+    parts: Field[Words]
+    inputs: Field[Words]
     one: int
-    sent_header: Words = words(4)
-    came_header: Words = words(4)
-    message: Words = words(8)
-    vectors: Words = words(4)
-    poll_fds: Words = words(2)
-    clock: Words = words(2)
+    sent_header: Field[Words] = words(4)
+    came_header: Field[Words] = words(4)
+    message: Field[Words] = words(8)
+    vectors: Field[Words] = words(4)
+    poll_fds: Field[Words] = words(2)
+    clock: Field[Words] = words(2)
     completed: int
     large: int
     is_large: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.kernels.cpu.blocks import Words
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import call_reduce
 from gpucoll.transport.tcp.stream_plan import is_sent_first
@@ -156,14 +156,7 @@ def _reduce(state: State, row: Row, place: int, theirs: int, size_bytes: int) ->
     state.operands[1] = place if theirs_first else theirs
     count = size_bytes // state.item_bytes * state.parts
     call_reduce(
-        state.kernel,
-        state.at.destination,
-        1,
-        state.operands.address,
-        2,
-        count,
-        state.parameter,
-        0,
+        state.kernel, state.at.destination, 1, state.operands.address, 2, count, state.parameter, 0
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucoll.kernels.cpu.blocks import Words
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.transport.tcp.stream_words import Link, Plan, Row, State
 

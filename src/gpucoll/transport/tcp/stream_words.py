@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpucoll.kernels.cpu.blocks import Block, Codes, Words, words
+from gpucoll.blocks import Block, Field, Words, words
+from gpucoll.codes import Codes
 
 HEADER_BYTES = 32
 """Size of the header before a call's first byte in each direction of a connection."""
@@ -130,7 +131,7 @@ class State(Block):
     item_bytes: int
     parts: int
     parameter: int
-    header: Words = words(4)
+    header: Field[Words] = words(4)
     abort: int
     deadline_ns: int
     slice_ns: int
@@ -141,18 +142,18 @@ class State(Block):
     begun: int
     links: int
     n_links: int
-    poll_fds: Words
+    poll_fds: Field[Words]
     open: int
     first_send: int
     first_receive: int
     idle: int
     link: int
     errno: int
-    clock: Words = words(2)
-    message: Words = words(7)
-    vectors: Words = words(4)
+    clock: Field[Words] = words(2)
+    message: Field[Words] = words(7)
+    vectors: Field[Words] = words(4)
     destination: int
-    operands: Words = words(2)
+    operands: Field[Words] = words(2)
 
 
 class StreamStatus(Codes):

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.kernels.cpu.blocks import Words
+from gpucoll.blocks import Words
 from gpucoll.transport.tcp.stream_loop import run_streams
 from gpucoll.transport.tcp.stream_words import (
     HEADER_BYTES,

@@ -64,10 +64,7 @@ class Tls:
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         accepts, connects = self._contexts[Role.ACCEPTS], self._contexts[Role.CONNECTS]
         client = connects.wrap_bio(to_client, to_server)
-        ends = [
-            client,
-            accepts.wrap_bio(to_server, to_client, server_side=True),
-        ]
+        ends = [client, accepts.wrap_bio(to_server, to_client, server_side=True)]
         try:
             for _ in range(_TURNS):
                 ends = [end for end in ends if not _is_over(end)]

@@ -4,32 +4,44 @@
 
     class Channel(Block):
         rank: int                # one word
-        hosts: Hosts             # one word: the address of another block
-        sizes: Words             # one word: the address of several words
-        clock: Words = words(2)  # two words, here
-        tail: int = word(16)     # word 16: on a cache line of its own
+        hosts: Field[Hosts]             # one word: the address of another block
+        sizes: Field[Words]             # one word: the address of several words
+        clock: Field[Words] = words(2)  # two words, here
+        rows: Field[Row]                # one word: the address of an array of blocks
+        tail: int = word(16)            # word 16: on a cache line of its own
 
 A compiled loop sees an address: ``channel.rank`` is one load and ``channel.rank = 3`` one store of
-machine code, `Channel(address)` is no instruction at all, and ``channel.at.tail`` is the address of
-a word, for atomics. Python sees an object with the same attributes over the same words.
+machine code, and `Channel(address)` is no instruction at all. ``channel.rows[3]`` is the fourth
+block of an array. ``channel.at.tail`` is the address of a word, for atomics, and ``Channel.tail``
+the number of the word in its block. Python sees an object with the same attributes over the same
+words.
 
 Loads and stores of fields are plain: they are for words that no other thread writes meanwhile.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from enum import EnumMeta, IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, cast, get_type_hints
-
-import numpy as np
-import numpy.typing as npt
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from typing_extensions import Self
 
-__all__ = ["WORD_BYTES", "Block", "Codes", "Words", "word", "words"]
+__all__ = ["WORD_BYTES", "Block", "Field", "Words", "word", "words"]
+
+T = TypeVar("T")
 
 WORD_BYTES = 8
 
@@ -52,10 +64,11 @@ def words(count: int, index: int | None = None) -> Any:
     return _Place(index, count)
 
 
-class Field(int):
+class Field(int, Generic[T]):
     """One field of a block: the number of its first word, with its name.
 
     `Channel.rank` is the field itself: an index into an array of words. To a loop it is a number.
+    As an annotation, ``Field[Words]`` says what a field is that is no plain number.
     """
 
     owner: type[Block]
@@ -64,6 +77,7 @@ class Field(int):
     """How many words it has in the block itself; 0 for an ordinary one."""
 
     def __new__(cls, index: int, owner: type[Block], name: str, count: int) -> Self:
+        """Make the field whose first word has this index in blocks of its owner."""
         made = super().__new__(cls, index)
         made.owner, made.name, made.count = owner, name, count
         return made
@@ -72,16 +86,24 @@ class Field(int):
     def _kind(self) -> Any:
         return kinds(self.owner)[self.name]
 
+    @overload
+    def __get__(self, block: None, owner: type[Block]) -> Field[T]: ...
+    @overload
+    def __get__(self, block: Block, owner: type[Block]) -> T: ...
     def __get__(self, block: Block | None, owner: type[Block]) -> Any:
+        """Return the field itself for the class, and for a block its value."""
         if block is None:
             return self
         if self.count:
-            return Words(block.address + WORD_BYTES * self, self.count, block)
+            address = block.address + WORD_BYTES * self
+            return Words(address, self.count, block) if self._kind is Words else self._kind(address)
         value = int(block.words[self])
         return self._kind(value) if self._kind is not int else value
 
-    def __set__(self, block: Block, value: Any) -> None:
-        block.words[self] = value.address if isinstance(value, _ADDRESSED) else value
+    def __set__(self, block: Block, value: T) -> None:
+        """Write the field of a block."""
+        number: Any = value.address if isinstance(value, _ADDRESSED) else value
+        block.words[self] = number
 
 
 class _Addresses:
@@ -110,7 +132,7 @@ class Block(metaclass=BlockClass):
         Where it lies: memory that outlives this object.
     """
 
-    fields: ClassVar[dict[str, Field]] = {}
+    fields: ClassVar[dict[str, Field[Any]]] = {}
     n_words: ClassVar[int] = 0
     n_bytes: ClassVar[int] = 0
 
@@ -126,6 +148,10 @@ class Block(metaclass=BlockClass):
         cls.n_words, cls.n_bytes = index, WORD_BYTES * index
 
     def __init__(self, address: int) -> None:
+        import ctypes
+
+        import numpy as np  # not where only the layout is needed, as in gpucoll-run
+
         n_words = type(self).n_words
         memory = (ctypes.c_int64 * n_words).from_address(address) if address else b""
         self.words: npt.NDArray[np.int64] = np.frombuffer(memoryview(memory), np.int64)
@@ -141,12 +167,18 @@ class Block(metaclass=BlockClass):
     @classmethod
     def new(cls) -> Self:
         """Return a block of zeros in memory of its own, whoever makes NumPy's memory."""
+        import numpy as np
+
         return cls.over(np.frombuffer(bytearray(cls.n_bytes), np.int64))
 
     @property
-    def at(self) -> Self:
-        """The addresses of the fields, under their names."""
-        return cast("Self", _Addresses(self))
+    def at(self) -> type[Self]:
+        """The addresses of the fields, under their names: numbers, as the fields' own."""
+        return cast("type[Self]", _Addresses(self))
+
+    def __getitem__(self, number: int) -> Self:
+        """Return a block of an array of such blocks whose first one this is."""
+        return type(self)(self.address + type(self).n_bytes * number)
 
     def __bool__(self) -> bool:
         """Return whether there is a block: its address is not 0."""
@@ -164,6 +196,8 @@ class Words(metaclass=BlockClass):
     def _word(self, index: int) -> Any:
         if index < 0 or (self._count and index >= self._count):
             raise IndexError(f"word {index} of {self._count}")
+        import ctypes
+
         return ctypes.c_int64.from_address(self.address + WORD_BYTES * index)
 
     def __getitem__(self, index: int) -> int:
@@ -177,14 +211,6 @@ class Words(metaclass=BlockClass):
         return self.address != 0
 
 
-class CodesClass(EnumMeta):
-    """The type of classes of codes, by which Numba knows them."""
-
-
-class Codes(IntEnum, metaclass=CodesClass):
-    """Numbers with names. To a loop a name is a plain number, not a type of its own."""
-
-
 _ADDRESSED = (Block, Words)
 
 
@@ -192,4 +218,4 @@ _ADDRESSED = (Block, Words)
 def kinds(cls: type[Block]) -> dict[str, Any]:
     """Return what each field of a class is: ``int``, `Words`, or a class of blocks."""
     hints = get_type_hints(cls)
-    return {name: hints[name] for name in cls.fields}
+    return {name: (*get_args(hints[name]), hints[name])[0] for name in cls.fields}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpucoll.kernels.cpu.blocks import Block, Codes, Words, word, words
+from gpucoll.blocks import Block, Field, Words, word, words
+from gpucoll.codes import Codes
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import exchange64
 
@@ -22,9 +23,9 @@ class Inner(Block):
 
 class Outer(Block):
     rank: int
-    inner: Inner
-    table: Words
-    clock: Words = words(3)
+    inner: Field[Inner]
+    table: Field[Words]
+    clock: Field[Words] = words(3)
     tail: int = word(8)
     last: int
 
