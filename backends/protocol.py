@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the bench knows of each collective, one row each; dtypes and reductions are gpucoll's.
+"""How the bench reports each collective, one row each; what a collective is, gpucoll knows.
 
 A new collective needs a row here, a case in `rank.inputs.expected`, and a line in the table of each
 library in `rank`.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from gpucoll import collectives as gpucoll_collectives
 from gpucoll.bench.rank.inputs import storage
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.types import BUILT_IN, DTYPES, ReduceOp
@@ -100,29 +102,35 @@ class Collective:
         return tuple((d, o) for d in dtypes for o in redops if allows(d, o))
 
 
+def _known(name: str, **given: Any) -> Collective:
+    """Return how one of gpucoll's collectives is reported; `given` is what only the bench knows."""
+    known = gpucoll_collectives.Collective[name.upper()]
+    return Collective(
+        known.bus_factor,
+        reduces=known.reduces,
+        has_root=known.has_root,
+        in_blocks=known.has_blocks,
+        is_prefix=known.is_scan,
+        **given,
+    )
+
+
 def whole(ranks: int) -> float:
     """Return the bus factor if every byte passes the busiest link."""
     return 1.0
 
 
-def without_own_block(ranks: int) -> float:
-    """Return the bus factor if a rank exchanges all but one of its blocks with other ranks."""
-    return (ranks - 1) / ranks
-
-
 COLLECTIVES = {
-    "all_reduce": Collective(
-        lambda ranks: 2 * (ranks - 1) / ranks, reduces=True, listed=True, limited=True
-    ),
-    "reduce": Collective(whole, reduces=True, has_root=True),
-    "broadcast": Collective(whole, has_root=True, listed=True, limited=True),
-    "all_gather": Collective(without_own_block, in_blocks=True),
-    "gather": Collective(without_own_block, has_root=True, in_blocks=True),
-    "reduce_scatter": Collective(without_own_block, reduces=True, in_blocks=True),
-    "scatter": Collective(without_own_block, has_root=True, in_blocks=True),
-    "all_to_all": Collective(without_own_block, in_blocks=True, limited=True),
-    "scan": Collective(whole, reduces=True, is_prefix=True, limited=True),
-    "exclusive_scan": Collective(whole, reduces=True, is_prefix=True, limited=True),
+    "all_reduce": _known("all_reduce", listed=True, limited=True),
+    "reduce": _known("reduce"),
+    "broadcast": _known("broadcast", listed=True, limited=True),
+    "all_gather": _known("all_gather"),
+    "gather": _known("gather"),
+    "reduce_scatter": _known("reduce_scatter"),
+    "scatter": _known("scatter"),
+    "all_to_all": _known("all_to_all", limited=True),
+    "scan": _known("scan", limited=True),
+    "exclusive_scan": _known("exclusive_scan", limited=True),
     "send_recv": Collective(whole, planned=False, limited=True, least_ranks=2),
     "ping_pong": Collective(whole, planned=False, least_ranks=2),
     "stream": Collective(whole, planned=False, least_ranks=2),

@@ -36,7 +36,8 @@ from gpucoll import config, devices
 from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.prototypes import ncclDataType_t, ncclRedOp_t
 from gpucoll.calls.preparation import Arguments, prepare
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.collectives import Collective
+from gpucoll.types import ReduceOp
 
 CALLS = 100
 """Calls in a batch: fewer than may be in flight (`gpucoll.backends.gpu.issuer.MOST_IN_FLIGHT`)."""

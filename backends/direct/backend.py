@@ -15,7 +15,7 @@ from gpucoll.backends.direct.inner import Inner
 from gpucoll.backends.direct.kernel_reductions import composed
 from gpucoll.backends.direct.messages import Flow, HostMessages, MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
-from gpucoll.backends.direct.piece_slots import MOVEMENTS, PieceSlots, in_host_memory
+from gpucoll.backends.direct.piece_slots import PieceSlots, in_host_memory
 from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
 from gpucoll.backends.gpu import compressed
@@ -120,7 +120,8 @@ class DirectBackend:
 
     def _slots_of(self, request: Request) -> PieceSlots:
         """Return the slots for the request's pieces; all ranks choose in the same way."""
-        if self.slots_for_mpi is not None and request.collective in MOVEMENTS:
+        # MPI moves data in GPU memory; our kernels reduce on the host.
+        if self.slots_for_mpi is not None and not request.collective.reduces:
             return self.slots_for_mpi
         if self._slots is None:
             self._slots = in_host_memory(self.device, self.inner, self._slot_bytes)

@@ -23,8 +23,9 @@ from gpucoll.backends.direct.piece_slots import PieceSlots
 from gpucoll.backends.direct.pieces import Copy, Pieces
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
 from gpucoll.backends.protocol import PreparedCall, Request
+from gpucoll.collectives import Collective
 from gpucoll.errors import GpucollError
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 PAUSES_S = (20e-6, 1e-3)
 """First and longest pause between two looks at a word."""

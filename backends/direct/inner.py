@@ -13,11 +13,11 @@ from typing import Any
 from gpucoll import backends
 from gpucoll.backends.choice import MPI
 from gpucoll.backends.protocol import HostBackend
+from gpucoll.collectives import Collective
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.group.division import Division
 from gpucoll.group.joining import Policy, join
 from gpucoll.group.protocol import Channel, Group
-from gpucoll.types import Collective
 
 NEVER_S = 1e8
 """Deadline of its calls: the deadlines of the GPU calls are watched where these are issued."""

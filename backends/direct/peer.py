@@ -32,11 +32,12 @@ from gpucoll.backends.direct.rounds import (
     value_of,
 )
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Collective
 from gpucoll.devices import Device
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.kernels.cpu.identities import identity_of
 from gpucoll.kernels.gpu.reduce import prepare_reduce
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 ONE_SHOT_BYTES: Final = 256 << 10
 """Up to this size every rank combines the whole array. Chosen by reasoning, not measured: each rank
@@ -233,7 +234,7 @@ class _Binder:
 
     def __init__(self, path: PeerPath, request: Request) -> None:
         self._path, self._request = path, request
-        self._is_scan = request.collective in (Collective.SCAN, Collective.EXCLUSIVE_SCAN)
+        self._is_scan = request.collective.is_scan
         if request.op is not None and request.data.count:
             path.try_kernel(request.op, request.data)
 
@@ -331,7 +332,7 @@ def _gathering(request: Request, exchange: rounds.Exchange) -> Rounds:
     x, out = request.source, request.destination
     assert x is not None
     starts = _starts(request, x.size_bytes, exchange.world_size)
-    root = request.root if request.collective == Collective.GATHER else None
+    root = request.root if request.collective.has_root else None
     return rounds.gathering(exchange, x.address, out.address if out else 0, starts, root)
 
 
@@ -366,7 +367,7 @@ def _scan(request: Request, exchange: rounds.Exchange) -> Rounds:
     x, out = request.source, request.destination
     assert x is not None
     assert out is not None
-    is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
+    is_exclusive = request.collective.excludes_own
     if is_exclusive and request.op is not None:
         identity_of(x.dtype, request.op.name)  # raises ArgumentTypeError, on all ranks alike
     part = Part(x.address, out.address, x.count)

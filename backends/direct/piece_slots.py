@@ -18,20 +18,9 @@ from gpucoll.backends.direct.pinned import Slots
 from gpucoll.backends.protocol import PreparedCall, Request
 from gpucoll.devices import Device
 from gpucoll.errors import GpucollError
-from gpucoll.types import Collective
 
 GPU_SLOT_BYTES = 8 << 20
 """Size of one direction of a piece on the GPU: links need larger messages than host memory."""
-MOVEMENTS = frozenset(
-    {
-        Collective.BROADCAST,
-        Collective.ALL_GATHER,
-        Collective.GATHER,
-        Collective.SCATTER,
-        Collective.ALL_TO_ALL,
-    }
-)
-"""Collectives that MPI does on GPU memory: they reduce nothing. Our kernels reduce on the host."""
 
 
 class GpuMemory:

@@ -13,21 +13,9 @@ from typing import NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import Request
-from gpucoll.types import Collective
 
 SLOT_BYTES = 2 << 20
 """Size of one direction of a piece, unless one element of each block needs more."""
-BY_ELEMENTS = frozenset(
-    {
-        Collective.ALL_REDUCE,
-        Collective.ALL_REDUCE_LIST,
-        Collective.REDUCE,
-        Collective.BROADCAST,
-        Collective.SCAN,
-        Collective.EXCLUSIVE_SCAN,
-    }
-)
-"""Collectives that treat each element independently of all others in the call."""
 
 
 class Copy(NamedTuple):
@@ -81,9 +69,9 @@ def pieces_of(request: Request, rank: int, world_size: int, slot_bytes: int = SL
     slot_bytes : int
         The most that a piece may read or write, unless one element of each block is more.
     """
-    if request.collective in BY_ELEMENTS:
-        return _by_elements(request, rank, slot_bytes)
-    return _by_blocks(request, rank, world_size, slot_bytes)
+    if request.collective.has_blocks:
+        return _by_blocks(request, rank, world_size, slot_bytes)
+    return _by_elements(request, rank, slot_bytes)
 
 
 def slot_bytes_for(world_size: int) -> int:
@@ -96,14 +84,10 @@ def _by_elements(request: Request, rank: int, slot_bytes: int) -> Pieces:
     pairs: Sequence[tuple[Buffer | None, Buffer | None]] = request.parts or (
         (request.source, request.destination),
     )
-    is_rooted = request.collective in (Collective.REDUCE, Collective.BROADCAST)
-    reads = request.collective != Collective.BROADCAST or rank == root
-    writes = not is_rooted or (request.collective == Collective.BROADCAST) or rank == root
+    reads, writes = request.collective.gives(rank, root), request.collective.gets(rank, root)
     ends = [0, *accumulate((source or out or data).count for source, out in pairs)]
     at_once = max(slot_bytes // data.item_bytes, 1)
-    collective = request.collective
-    if collective == Collective.ALL_REDUCE_LIST:
-        collective = Collective.ALL_REDUCE
+    collective = request.collective.of_one
     has_source = any(source is not None for source, _ in pairs)
     has_out = any(out is not None for _, out in pairs)
 
@@ -214,8 +198,8 @@ def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
     """Return the number of elements in each rank's block."""
     if request.counts is not None:
         return tuple(count * request.row_count for count in request.counts)
-    source, out, collective = request.source, request.destination, request.collective
-    if collective in (Collective.ALL_GATHER, Collective.GATHER):
+    source, out = request.source, request.destination
+    if not request.collective.spreads:
         assert source is not None
         count = source.count
     elif source is not None:
@@ -228,19 +212,17 @@ def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
 
 def _sides(request: Request, rank: int, world_size: int) -> tuple[_Side | None, _Side | None]:
     """Return input and output as blocks; None if this rank does not use it."""
-    collective, is_root = request.collective, rank == request.root
+    collective = request.collective
     blocks = _all_counts(request, world_size)
     mine, received = (blocks[rank],), blocks
     if request.receive_counts is not None:
         received = tuple(count * request.row_count for count in request.receive_counts)
-    spreads = collective in (Collective.SCATTER, Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER)
-    gathers = collective in (Collective.ALL_GATHER, Collective.GATHER, Collective.ALL_TO_ALL)
-    source, out = request.source, request.destination
-    if collective == Collective.SCATTER and not is_root:
-        source = None
-    if collective == Collective.GATHER and not is_root:
-        out = None
-    return (_side(source, blocks if spreads else mine), _side(out, received if gathers else mine))
+    source = request.source if collective.gives(rank, request.root) else None
+    out = request.destination if collective.gets(rank, request.root) else None
+    return (
+        _side(source, blocks if collective.spreads else mine),
+        _side(out, received if collective.gathers else mine),
+    )
 
 
 def _side(buffer: Buffer | None, counts: tuple[int, ...]) -> _Side | None:

@@ -17,13 +17,14 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Place, Run, Step, on_its_stream
 from gpucoll.backends.protocol import Compressed, Request
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.block_message import BLOCK, FORMATS, message_bytes
 from gpucoll.kernels.gpu import pack, quantise
 from gpucoll.kernels.gpu.pack import prepare_pack, prepare_unpack
 from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.kernels.gpu.source import MAX_RANKS
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 _ALIGNMENT_BYTES = 256
 _FLOAT_BYTES = 4

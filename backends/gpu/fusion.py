@@ -15,8 +15,8 @@ from gpucoll.backends.gpu import rank_order
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Place, Step, on_its_stream
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Flow
 from gpucoll.kernels.gpu.pack import load_kernels, prepare_pack, prepare_unpack
-from gpucoll.types import Collective
 
 FUSED_BYTES = 1 << 20
 """Arrays up to this size are packed.
@@ -65,8 +65,8 @@ def compose(
     large = tuple(pair for pair in pairs if pair[0].size_bytes > FUSED_BYTES)
     batches = list(_batches(small))
     is_root = request.root in (place.rank, -1)
-    packs, unpacks = is_root or request.collective != Collective.BROADCAST, is_root
-    if request.collective == Collective.BROADCAST:
+    packs, unpacks = request.collective.gives(place.rank, request.root), is_root
+    if request.collective.flow == Flow.FROM_ROOT:
         unpacks = any(out is not None and x.address != out.address for x, out in small)
         unpacks = unpacks or not is_root
 
@@ -108,11 +108,8 @@ def _packed(request: Request, batch: _Batch, address: int) -> Request:
     like = batch.pairs[0][0]
     count = batch.offsets[-1] // like.item_bytes
     buffer = replace(like, address=address, shape=(count,), owner=None)
-    collective = _OF_ONE.get(request.collective, request.collective)
+    collective = request.collective.of_one
     return replace(request, collective=collective, source=buffer, destination=buffer, parts=())
-
-
-_OF_ONE = {Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE}
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[_Batch]:

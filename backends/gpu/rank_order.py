@@ -26,11 +26,12 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Copy, Fill, Place, Run, Step
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
 from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.kernels.gpu.source import MAX_RANKS
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 SCRATCH_BYTES = 64 << 20
 """How much scratch memory a call may use; larger arrays are reduced in pieces."""
@@ -118,10 +119,8 @@ def _make_ready(call: _Call, request: Request) -> None:
     """Compile and load the kernels, before the other ranks see the call."""
     world_size = call.place.world_size
     numbers = [world_size]
-    if call.op.function is not None and request.collective in (
-        Collective.SCAN,
-        Collective.EXCLUSIVE_SCAN,
-    ):  # a kernel for each number of sources; the built-in kernels take any number
+    if call.op.function is not None and request.collective.is_scan:
+        # A kernel for each number of sources; the built-in kernels take any number.
         numbers = [*range(1, world_size + 1)]
     for number in numbers:
         for _ in call.fold(_FAR_ADDRESS, [_FAR_ADDRESS] * number, 1):
@@ -194,7 +193,7 @@ def _whole(request: Request, call: _Call, collect: _Collect, areas: int) -> Comp
     for x, _ in pairs:
         largest = max(largest, min(x.count, most))
     item_bytes, world_size = call.like.item_bytes, call.place.world_size
-    gets = request.collective != Collective.REDUCE or request.root == call.place.rank
+    gets = request.collective.gets(call.place.rank, request.root)
     room = max(_shares(largest, item_bytes, world_size)) * world_size * item_bytes
 
     def steps(scratch: int, _: int) -> Iterator[Step | Request]:
@@ -285,7 +284,7 @@ def _scan(request: Request, call: _Call) -> Composed:
     assert x is not None
     assert out is not None
     assert request.op is not None
-    is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
+    is_exclusive = request.collective.excludes_own
     identity = _identity(request.op, x.dtype) if is_exclusive else b""
     item_bytes, most = call.like.item_bytes, _piece_of(call, 2)
     largest = _shares(min(x.count, most), item_bytes, place.world_size)

@@ -9,7 +9,7 @@ from gpucoll.backends.protocol import Request
 from gpucoll.group.protocol import EnqueuedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
-from gpucoll.types import Collective, digest_of
+from gpucoll.types import digest_of
 
 _KEPT = 1024
 """How many signatures a communicator keeps: a training step has hundreds of shapes."""
@@ -70,7 +70,7 @@ class Signatures:
             block.sign_list([source.shape for source, _ in request.parts])
         elif request.counts is not None:
             self._sign_counts(block, request)
-        elif request.collective == Collective.SCATTER:
+        elif request.collective.knows_one_block:
             is_whole = request.source is not None
             count = data.count // (self._world_size if is_whole else 1)
             block.sign_block(count)

@@ -18,12 +18,13 @@ from gpucoll.backends.mpi.blocks import BlockMakers, CommunicatorWords
 from gpucoll.backends.mpi.library import library
 from gpucoll.backends.mpi.ranks import MpiRanks, keep_for_ever
 from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import BackendUnavailableError, StateError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Status
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.types import ReduceOp
 from gpucoll.wording import rank_of
 
 PROMISES = {
@@ -213,7 +214,7 @@ class MpiBackend:
 
     def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the entry of a collective."""
-        if collective == Collective.ALL_REDUCE_LIST:
+        if collective.is_list:
             return self._serve_nothing  # MPI takes no lists: Python packs them
         key = collective, of_blocks
         if key not in self._tables:

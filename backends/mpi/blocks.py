@@ -14,25 +14,17 @@ from gpucoll.backends.mpi.library import Library, native_operation
 from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.words import FUNCTIONS, Move, MpiWords
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
-_NATIVE = (
-    Collective.ALL_REDUCE,
-    Collective.ALL_REDUCE_LIST,
-    Collective.REDUCE,
-    Collective.SCAN,
-    Collective.EXCLUSIVE_SCAN,
-)
-"""A reduce_scatter never is native: its ranks may differ in whether it is in place."""
 FEW_RANKS = 8
 """Up to this number of ranks our kernels do all reductions to all ranks, or to a root, even those
 that MPI could do. Between two ranks an exchange of slices takes 0.5 to 0.9 of the time of Intel
 MPI's and Open MPI's nonblocking all_reduce of 4 KiB to 1 MiB, and keeps rank order. It needs a
 message for each pair of ranks, so MPI's trees are faster for many ranks. A test sets it to 0."""
-_AVERAGED = (Collective.ALL_REDUCE, Collective.ALL_REDUCE_LIST, Collective.REDUCE)
 _free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", ctypes.CDLL(None)))
 MOST_BYTES = 1 << 30
 """Limit of one message, and of a call of a function without large counts; a test sets it lower."""
@@ -121,7 +113,6 @@ class MpiBlockMaker(BlockMaker):
         words[Call.loop] = mpi_call.address
         words[Call.post] = words[Call.finish] = 0
         words[Call.mpi] = self._mpi_words.words.ctypes.data
-        words[Call.mpi_collective] = collective
         if op is not None and not keeps:
             self._set_operation(block, collective, dtype, op)
         return block
@@ -131,12 +122,13 @@ class MpiBlockMaker(BlockMaker):
     ) -> None:
         """Have MPI itself reduce if it can."""
         depends = self._group.keeps_order and op.depends_on_order(dtype)
-        if op.function is not None or collective not in _NATIVE or depends:
+        # Whether a reduce_scatter is in place may differ between its ranks.
+        if op.function is not None or collective.has_blocks or depends:
             return
-        if collective in _AVERAGED and self._world_size <= FEW_RANKS:
+        if not collective.is_scan and self._world_size <= FEW_RANKS:
             return
         is_averaged = op.name == "avg" and dtype.startswith(("float", "complex"))
-        if is_averaged and collective not in _AVERAGED:
+        if is_averaged and collective.is_scan:
             return
         native = native_operation(dtype, "sum" if is_averaged else op.name)
         if native is None:

@@ -16,19 +16,17 @@ from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.transport.shared.steps import NOT_SHARED, begin, close_record, post, wait_all_arrived
 from gpucoll.transport.shared.words import Call, Context, Path, Status
 from gpucoll.transport.tcp import exchange_words
-from gpucoll.types import Collective
 
 
 @inline
 def _run(context: Context, words: MpiWords, call: Call) -> int:
-    kind = call.mpi_collective
     if call.mpi_operation != 0:
         return reduce_by_mpi(context, words, call)
     if call.kernel == 0:
-        if kind == Collective.BROADCAST:
+        if not call.is_spread and not call.lands_apart:
             return broadcast(context, words, call)
         return move(context, words, call)
-    if kind == Collective.REDUCE_SCATTER:
+    if call.is_spread:
         return reduce_blocks(context, words, call)
     return reduce_by_kernels(context, words, call)
 

@@ -15,10 +15,10 @@ from gpucoll.backends.mpi.steps import (
     vector_of,
 )
 from gpucoll.backends.mpi.words import MpiWords
+from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import load64
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.types import Collective
 
 
 @inline
@@ -236,22 +236,22 @@ def _all_to_all(context: Context, words: MpiWords, call: Call, source: int) -> i
 @inline
 def _move_pairwise(context: Context, words: MpiWords, call: Call, source: int) -> int:
     """Do any movement of blocks by messages, if MPI's functions cannot span all blocks."""
-    kind, me, root = call.mpi_collective, words.rank, call.root
-    landing = call.destination
+    me, root, landing = words.rank, call.root, call.destination
+    is_to_all = call.flow == Flow.ALL
     for rank in range(words.world_size):
         origin, sent, at, received = source, 0, landing, 0
-        if kind == Collective.ALL_TO_ALL:
+        if call.is_spread and call.lands_apart:
             origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             at, received = landing + _received_start(call, rank), _received_bytes(words, call, rank)
-        elif kind == Collective.SCATTER:
+        elif call.is_spread:
             if me == root:
                 origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             if rank == root:
                 received = bytes_of(call, me)
         else:
-            if kind == Collective.ALL_GATHER or rank == root:
+            if is_to_all or rank == root:
                 sent = bytes_of(call, me)
-            if kind == Collective.ALL_GATHER or me == root:
+            if is_to_all or me == root:
                 at, received = landing + start_of(call, rank), bytes_of(call, rank)
         set_move(words, rank, origin, sent, at, received)
     return exchange(context, words)
@@ -259,15 +259,15 @@ def _move_pairwise(context: Context, words: MpiWords, call: Call, source: int) -
 
 @inline
 def _move_blocks(context: Context, words: MpiWords, call: Call, source: int) -> int:
-    kind, me = call.mpi_collective, words.rank
+    me = words.rank
     if not _fits(words, call):
         return _move_pairwise(context, words, call, source)
-    if kind == Collective.ALL_TO_ALL:
-        return _all_to_all(context, words, call, source)
-    if kind == Collective.ALL_GATHER:
+    if call.flow == Flow.ALL:
+        if call.is_spread:
+            return _all_to_all(context, words, call, source)
         return _all_gather(context, words, call, source)
     is_root, mine = call.root == me, start_of(call, me)
-    if kind == Collective.SCATTER:
+    if call.is_spread:
         landing = call.destination
         if is_root and landing == source + mine:
             landing = words.in_place
@@ -280,23 +280,21 @@ def _move_blocks(context: Context, words: MpiWords, call: Call, source: int) -> 
 @inline
 def _reads_what_it_writes(words: MpiWords, call: Call) -> bool:
     """Return whether this rank's input is a part of its output, which MPI does not permit."""
-    kind, source = call.mpi_collective, call.source
-    if kind == Collective.ALL_TO_ALL:
-        return source == call.destination
-    if kind == Collective.ALL_GATHER:
-        return source == call.destination + start_of(call, words.rank)
-    return False
+    if call.flow != Flow.ALL:
+        return False
+    start = 0 if call.is_spread else start_of(call, words.rank)
+    return call.source == call.destination + start
 
 
 @inline
 def move(context: Context, words: MpiWords, call: Call) -> int:
     """Do a movement; from a copy of the input if it is in place with one block per rank."""
-    source, kind = call.source, call.mpi_collective
+    source = call.source
     if not _reads_what_it_writes(words, call):
         return _move_blocks(context, words, call, source)
-    size_bytes = start_of(call, words.world_size)
-    if kind == Collective.ALL_GATHER:
-        size_bytes = bytes_of(call, words.rank)
+    size_bytes = bytes_of(call, words.rank)
+    if call.is_spread:
+        size_bytes = start_of(call, words.world_size)
     copy = copied(context, source, size_bytes)
     if copy == 0:
         return no_memory(context)

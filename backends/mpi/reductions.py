@@ -14,10 +14,10 @@ from gpucoll.backends.mpi.steps import (
     set_move,
 )
 from gpucoll.backends.mpi.words import GATHERED_BYTES, PIECE_BYTES, MpiWords
+from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, call_reduce
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.types import Collective
 
 # --- reductions that MPI does ---------------------------------------------------------------------
 
@@ -36,9 +36,8 @@ def _fill_with_identity(context: Context, call: Call, size_bytes: int) -> None:
 @inline
 def _reduce_piece(words: MpiWords, call: Call, source: int, destination: int, count: int) -> None:
     """Issue MPI's own reduction of `count` elements."""
-    kind, dtype = call.mpi_collective, call.mpi_dtype
-    operation, comm = call.mpi_operation, words.communicator
-    if kind == Collective.REDUCE:
+    dtype, operation, comm = call.mpi_dtype, call.mpi_operation, words.communicator
+    if call.flow == Flow.TO_ROOT:
         if source == destination:
             source = words.in_place  # on the root only
         root, request = call.root, next_request(words)
@@ -58,9 +57,9 @@ def _reduce_piece(words: MpiWords, call: Call, source: int, destination: int, co
         )
         return
     function = words.all_reduce
-    if kind == Collective.SCAN:
+    if call.operands == Operands.UP_TO_OWN:
         function = words.scan
-    elif kind == Collective.EXCLUSIVE_SCAN:
+    elif call.operands == Operands.BEFORE_OWN:
         function = words.exclusive_scan
     request = next_request(words)
     issue(words, function, source, destination, count, dtype, operation, comm, request, 0, 0, 0)
@@ -74,7 +73,7 @@ def _reduce_from(context: Context, words: MpiWords, call: Call, source: int) -> 
     if words.has_large_counts == 0:
         step = min(step, words.most_bytes // item_bytes * item_bytes)
     destination = call.destination
-    gets = call.mpi_collective != Collective.REDUCE or call.root == words.rank
+    gets = call.flow != Flow.TO_ROOT or call.root == words.rank
     while done < size_bytes and status == Status.OK:
         piece_bytes = min(step, size_bytes - done)
         landing = destination + done if gets else 0
@@ -86,7 +85,7 @@ def _reduce_from(context: Context, words: MpiWords, call: Call, source: int) -> 
             count = piece_bytes // call.part_bytes
             call_reduce(call.kernel, inputs, 1, inputs, 1, count, call.parameter, 0)
         done += piece_bytes
-    if call.mpi_collective == Collective.EXCLUSIVE_SCAN and words.rank == 0 and status == Status.OK:
+    if call.operands == Operands.BEFORE_OWN and words.rank == 0 and status == Status.OK:
         _fill_with_identity(context, call, size_bytes)
     return status
 
@@ -95,7 +94,7 @@ def _reduce_from(context: Context, words: MpiWords, call: Call, source: int) -> 
 def reduce_by_mpi(context: Context, words: MpiWords, call: Call) -> int:
     """Have MPI reduce private arrays."""
     source = call.source
-    if call.mpi_collective == Collective.REDUCE or source != call.destination:
+    if call.flow == Flow.TO_ROOT or source != call.destination:
         return _reduce_from(context, words, call, source)
     copy = copied(context, source, call.size_bytes)
     if copy == 0:
@@ -112,12 +111,11 @@ def reduce_by_mpi(context: Context, words: MpiWords, call: Call) -> int:
 @inline
 def _n_inputs(words: MpiWords, call: Call) -> int:
     """Return how many ranks' inputs make up this rank's result; -1: it gets none."""
-    kind = call.mpi_collective
-    if kind == Collective.SCAN:
+    if call.operands == Operands.UP_TO_OWN:
         return words.rank + 1
-    if kind == Collective.EXCLUSIVE_SCAN:
+    if call.operands == Operands.BEFORE_OWN:
         return words.rank
-    if kind == Collective.REDUCE and call.root != words.rank:
+    if call.flow == Flow.TO_ROOT and call.root != words.rank:
         return -1
     return words.world_size
 
@@ -167,13 +165,13 @@ def _combine_slices(
     context: Context, words: MpiWords, call: Call, scratch: int, width: int, mine_bytes: int
 ) -> None:
     """Combine this rank's slices of all inputs, for the ranks that get them, after the inputs."""
-    world_size, kind = words.world_size, call.mpi_collective
+    world_size = words.world_size
     results = scratch + world_size * width
-    if kind != Collective.SCAN and kind != Collective.EXCLUSIVE_SCAN:
+    if call.operands == Operands.ALL:
         combine(words, call, results, scratch, width, world_size, mine_bytes)
         return
     for rank in range(world_size):
-        n_ranks = rank + 1 if kind == Collective.SCAN else rank
+        n_ranks = rank + 1 if call.operands == Operands.UP_TO_OWN else rank
         if n_ranks > 0:
             combine(words, call, results + rank * width, scratch, width, n_ranks, mine_bytes)
 
@@ -183,8 +181,7 @@ def _reduce_slices(
     context: Context, words: MpiWords, call: Call, done: int, size_bytes: int
 ) -> int:
     """Reduce a piece: each rank reduces its slice, and sends it to the ranks that get it."""
-    me, world_size, kind = words.rank, words.world_size, call.mpi_collective
-    is_scan = kind == Collective.SCAN or kind == Collective.EXCLUSIVE_SCAN
+    me, world_size, is_scan = words.rank, words.world_size, call.operands != Operands.ALL
     mine_bytes = _slice_start(words, call, me + 1, size_bytes) - _slice_start(
         words, call, me, size_bytes
     )
@@ -205,10 +202,10 @@ def _reduce_slices(
     for rank in range(world_size):
         start = _slice_start(words, call, rank, size_bytes)
         stop = _slice_start(words, call, rank + 1, size_bytes)
-        gets = kind != Collective.REDUCE or rank == call.root
-        gets_here = kind != Collective.REDUCE or me == call.root
+        gets = call.flow != Flow.TO_ROOT or rank == call.root
+        gets_here = call.flow != Flow.TO_ROOT or me == call.root
         result = scratch + (world_size + (rank if is_scan else 0)) * width
-        if kind == Collective.EXCLUSIVE_SCAN:
+        if call.operands == Operands.BEFORE_OWN:
             gets, gets_here = rank > 0, me > 0
         set_move(
             words,
@@ -233,7 +230,7 @@ def reduce_by_kernels(context: Context, words: MpiWords, call: Call) -> int:
         piece_bytes = min(step, size_bytes - done)
         status = _reduce_slices(context, words, call, done, piece_bytes)
         done += piece_bytes
-    if call.mpi_collective == Collective.EXCLUSIVE_SCAN and words.rank == 0 and status == Status.OK:
+    if call.operands == Operands.BEFORE_OWN and words.rank == 0 and status == Status.OK:
         _fill_with_identity(context, call, size_bytes)
     return status
 

@@ -22,10 +22,10 @@ from gpucoll.backends.mpi.exchange import go_on_by_mpi
 from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
+from gpucoll.collectives import Collective
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.words import Status
-from gpucoll.types import Collective
 from gpucoll.wording import rank_of
 
 _OVER_LINKS = "the first rank of each host agrees with the others over TCP, with TLS; then MPI"

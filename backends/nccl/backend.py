@@ -24,7 +24,6 @@ from gpucoll.devices import Device
 from gpucoll.devices.foreign_library import address_of
 from gpucoll.errors import GpucollError
 from gpucoll.transport.shared.words import Kind
-from gpucoll.types import Collective
 
 FLOAT8_CAPABILITY = 9
 """NVIDIA's Hopper: NCCL moves float8 on older GPUs, but does not reduce it there."""
@@ -114,11 +113,11 @@ class NcclBackend:
         op.check_dtype(dtype)
         if self._keeps_order and op.depends_on_order(dtype):
             return True
-        if op.name == "avg" and request.collective == Collective.SCAN:
+        if op.name == "avg" and request.collective.is_scan:
             return True  # each rank has a different divisor
         if lack(op, dtype, library.vendor.name, library.version, self._place.world_size):
             return True
-        if dtype.startswith("float8") and request.collective == Collective.EXCLUSIVE_SCAN:
+        if dtype.startswith("float8") and request.collective.excludes_own:
             return True  # the identity may be infinite, which the library makes finite
         # NCCL would return an error that breaks the communicator.
         major = self.device.attribute("compute_capability_major")

@@ -16,13 +16,13 @@ from gpucoll import config
 from gpucoll.backends.choice import KINDS, Found, ObstacleError, obstacle
 from gpucoll.backends.nccl import finding
 from gpucoll.backends.nccl.communicator import NcclCommunicator
+from gpucoll.collectives import Collective
 from gpucoll.devices import device_count, open_device
 from gpucoll.errors import BackendUnavailableError, DeadlineError
 from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 from gpucoll.topology.default_gpu import default_number
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
-from gpucoll.types import Collective
 from gpucoll.wording import list_ranks
 
 _ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"

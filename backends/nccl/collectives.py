@@ -26,7 +26,7 @@ from gpucoll.backends.nccl.launch import FunctionArguments, Launch, Phase, plain
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.nccl.scans import scan
 from gpucoll.backends.protocol import Request
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 _Call = tuple[str, FunctionArguments]
 

@@ -14,7 +14,6 @@ from gpucoll.backends.nccl.launch import Launch, Phase
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.protocol import Request
 from gpucoll.kernels.cpu.identities import identity_of
-from gpucoll.types import Collective
 
 SCRATCH_BYTES = 64 << 20
 """How much memory the blocks of one piece may take."""
@@ -27,7 +26,7 @@ def scan(request: Request, place: Place, library: Library, reduced: Reduction | 
     assert out is not None
     assert reduced is not None
     assert request.op is not None
-    is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
+    is_exclusive = request.collective.excludes_own
     identity = identity_of(x.dtype, request.op.name).tobytes()
     type_, operation = reduced.arguments
     row_bytes = x.item_bytes * place.world_size

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 from weakref import WeakValueDictionary
 
-from gpucoll.codes import Codes
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.function_digest import function_digest, python_function
 from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
@@ -49,60 +48,12 @@ COMPRESSIONS = ("float16", "bfloat16", "int8_block", "float8_block")
 """Formats of a compressed all_reduce. A format's number in a signature is its index here."""
 
 
-class Collective(Codes):
-    """The kind of a call, as its number in a signature."""
-
-    BARRIER = 1
-    ALL_REDUCE = 2
-    BROADCAST = 3
-    BROADCAST_OBJECT = 4
-    ALL_GATHER_OBJECT = 5
-    GATHER_OBJECT = 6
-    SCATTER_OBJECT = 7
-    ALL_REDUCE_OBJECT = 8
-    SPLIT = 9
-    DUPLICATE = 10
-    REDUCE = 11
-    ALL_GATHER = 12
-    GATHER = 13
-    REDUCE_SCATTER = 14
-    SCATTER = 15
-    ALL_TO_ALL = 16
-    SCAN = 17
-    EXCLUSIVE_SCAN = 18
-    COUNTS = 19
-    SEND = 20
-    RECV = 21
-    ALL_REDUCE_LIST = 22
-    COMPRESSED_ALL_REDUCE = 23
-    CONNECT = 24
-    UNFIT = 25
-
-    __hash__ = int.__hash__  # an enumeration's own hash is that of the name, in Python code
-
-    @property
-    def spelled(self) -> str:
-        """The method's name."""
-        return self.name.lower()
-
-
-NO_ROOT: Final = -1
-"""The root of a collective that has none."""
 ANY_SOURCE: Final = -1
 """The source of a receive that accepts a message from any rank."""
 ANY_TAG: Final = -1
 """The tag of a receive that accepts any tag."""
 TAGS: Final = 1 << 31
 """Limit of tags: all are smaller."""
-
-WITH_COUNTS = (
-    Collective.ALL_GATHER,
-    Collective.GATHER,
-    Collective.REDUCE_SCATTER,
-    Collective.SCATTER,
-    Collective.ALL_TO_ALL,
-)
-"""Collectives whose blocks may have different sizes."""
 
 
 @dataclass(frozen=True)

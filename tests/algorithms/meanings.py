@@ -6,7 +6,7 @@ from gpucoll.algorithms.contents import Contents
 from gpucoll.algorithms.initial import initial_blocks
 from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.table import Algorithm
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 C = Collective
 REDUCES = (C.ALL_REDUCE, C.REDUCE, C.REDUCE_SCATTER, C.SCAN, C.EXCLUSIVE_SCAN)

@@ -6,8 +6,8 @@ import pytest
 
 from gpucoll.algorithms.choice import MOST_LINKS, RULES, choose
 from gpucoll.algorithms.table import ALGORITHMS, Order, named
+from gpucoll.collectives import Collective as Call
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective as Call
 
 KIB = 1024
 MIB = 1024 * KIB

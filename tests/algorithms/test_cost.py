@@ -8,7 +8,7 @@ from tests.algorithms.test_schedules import LOGARITHMIC, SIZES, each_algorithm, 
 from gpucoll.algorithms.cost import Cost, cost_of, divide, largest
 from gpucoll.algorithms.steps import Span, Step
 from gpucoll.algorithms.table import ALGORITHMS, named
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 
 @each_algorithm

@@ -8,7 +8,7 @@ from pathlib import Path
 from gpucoll.algorithms.cli import main
 from gpucoll.algorithms.drawing import draw
 from gpucoll.algorithms.table import ALGORITHMS, named
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 

@@ -14,8 +14,8 @@ from gpucoll.algorithms.rounds import rounds_of
 from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.steps import WHOLE, Step
 from gpucoll.algorithms.table import named
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective
 
 SVG = "{http://www.w3.org/2000/svg}"
 SIZES = (1, 2, 3, 5, 8, 11)

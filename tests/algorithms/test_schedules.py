@@ -12,8 +12,8 @@ from gpucoll.algorithms.contents import EMPTY, Contents
 from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.steps import NOBODY, WHOLE, Span, Step, block_numbers, spans
 from gpucoll.algorithms.table import ALGORITHMS, Order, named
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective
 
 SIZES = (*range(1, 18), 31, 32, 33, 64)
 LOGARITHMIC = ("recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "dissemination")

@@ -10,8 +10,8 @@ from gpucoll.algorithms.hierarchy import Inside, block_sizes, carriers, predict_
 from gpucoll.algorithms.steps import WHOLE, Span, Step
 from gpucoll.algorithms.table import Order, named
 from gpucoll.algorithms.timing import Network, predict
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective
 
 ALPHA, RATE = 1e-3, 1e6
 NETWORK = Network(ALPHA, RATE)

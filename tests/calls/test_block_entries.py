@@ -9,6 +9,7 @@ import pytest
 
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.calls.block_lists import has_blocks, with_counts
+from gpucoll.collectives import Collective
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -17,7 +18,6 @@ from gpucoll.errors import (
     MismatchError,
 )
 from gpucoll.transport.shared.words import Call
-from gpucoll.types import Collective
 
 FLOAT = np.float32
 FIELDS = (

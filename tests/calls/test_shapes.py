@@ -11,8 +11,8 @@ from tests import oracle
 from tests.collective_cases import COUNTED, COUNTS, GATHERING, SCATTERING, SPREAD, Case
 
 from gpucoll.calls.shapes import parse_counts, result_of
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective
 
 OTHERS = ("all_reduce", "reduce", "broadcast", "scan", "exclusive_scan")
 

@@ -13,12 +13,13 @@ from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import BlockEntryTable, EntryTable, ListEntryTable
 from gpucoll.backends.cpu.host.message_table import MessageTable
 from gpucoll.backends.protocol import HostBackend, Request
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Path
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 PROMISES = {
     "same bits on every rank": "yes: ranks are combined in order 0..P-1",
@@ -86,7 +87,7 @@ class CpuBackend:
 
     def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
-        kind = ListEntryTable if collective == Collective.ALL_REDUCE_LIST else EntryTable
+        kind = ListEntryTable if collective.is_list else EntryTable
         key = collective, of_blocks
         if key not in self._entries:
             self._entries[key] = (BlockEntryTable if of_blocks else kind)(self._group)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.host.movements import movement_finish, movement_loop, movement_post
 from gpucoll.backends.cpu.host.reductions import reduction_finish, reduction_loop, reduction_post
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.addresses import (
     changes_inputs,
@@ -21,32 +21,17 @@ from gpucoll.kernels.cpu.addresses import (
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import UNKNOWN_BYTES
-from gpucoll.transport.shared.words import Call, Flow
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.transport.shared.words import Call
+from gpucoll.types import ReduceOp
 
 INT8_MAX = 127
 _MOVEMENT = movement_loop, movement_post, movement_finish
 _REDUCTION = reduction_loop, reduction_post, reduction_finish
 
 
-@dataclass(frozen=True)
-class Movement:
-    """The ranks between which blocks move, and whether input or output has one block per rank."""
-
-    flow: Flow
-    is_spread: bool
-    lands_apart: bool
-
-
-MOVEMENTS = {
-    Collective.BROADCAST: Movement(Flow.FROM_ROOT, False, False),
-    Collective.ALL_GATHER: Movement(Flow.ALL, False, True),
-    Collective.GATHER: Movement(Flow.TO_ROOT, False, True),
-    Collective.SCATTER: Movement(Flow.FROM_ROOT, True, False),
-    Collective.ALL_TO_ALL: Movement(Flow.ALL, True, True),
-    Collective.REDUCE_SCATTER: Movement(Flow.ALL, True, False),
-}
-SCANS = (Collective.SCAN, Collective.EXCLUSIVE_SCAN)
+def _moves_blocks(collective: Collective) -> bool:
+    """Return whether the loop of movements serves it; it also combines blocks."""
+    return collective.has_blocks or not collective.reduces
 
 
 class BlockMaker:
@@ -73,14 +58,15 @@ class BlockMaker:
         keeps: bool = False,
     ) -> CallBlock:
         """Return the block of a call whose arrays are not known yet. For `keeps` see `Request`."""
-        loop, *parts = _MOVEMENT if collective in MOVEMENTS else _REDUCTION
+        loop, *parts = _MOVEMENT if _moves_blocks(collective) else _REDUCTION
         block = CallBlock(
             collective, loop.address, dtype=dtype, item_bytes=item_bytes, op=op, root=root
         )
         block.words[Call.post], block.words[Call.finish] = (part.address for part in parts)
+        block.words[Call.flow], block.words[Call.operands] = collective.flow, collective.operands
         if op is not None:
             self._set_kernel(block, collective, dtype, op, keeps)
-        if collective in MOVEMENTS:
+        if _moves_blocks(collective):
             self._set_movement(block, collective, root)
         return block
 
@@ -92,7 +78,7 @@ class BlockMaker:
             self._set_custom_kernel(block, collective, dtype, op)
             return
         self._check_divisor(block, dtype, op)
-        scans, words = collective in SCANS, block.words
+        scans, words = collective.is_scan, block.words
         if op.name == "avg":
             divisors = range(1, self._world_size + 1) if scans else [self._world_size]
             parameter = parameter_for(dtype, divisors)
@@ -105,7 +91,7 @@ class BlockMaker:
         words[Call.part_bytes] //= parts_per_element(dtype)
         block.keep += (parameter,)
         if scans:
-            exclusive = collective == Collective.EXCLUSIVE_SCAN
+            exclusive = collective.excludes_own
             words[Call.scan_kernel] = scan_kernel(dtype, op.name, exclusive)
             if exclusive:
                 identity = identity_of(dtype, op.name)
@@ -116,7 +102,7 @@ class BlockMaker:
         self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
     ) -> None:
         words = block.words
-        if collective == Collective.EXCLUSIVE_SCAN:
+        if collective.excludes_own:
             identity = exact_identity(op.identity, dtype, str(op))
             words[Call.identity] = identity.ctypes.data
             block.keep += (identity,)
@@ -125,7 +111,7 @@ class BlockMaker:
         kernel = custom_kernel(op, dtype)
         words[Call.kernel] = kernel.address
         block.keep += (kernel,)
-        if collective in SCANS:
+        if collective.is_scan:
             scan = custom_kernel(op, dtype, collective.spelled)
             words[Call.scan_kernel] = scan.address
             block.keep += (scan,)
@@ -138,19 +124,17 @@ class BlockMaker:
             )
 
     def _set_movement(self, block: CallBlock, collective: Collective, root: int) -> None:
-        movement, words = MOVEMENTS[collective], block.words
-        words[Call.flow] = movement.flow
-        words[Call.is_spread] = movement.is_spread
-        words[Call.lands_apart] = movement.lands_apart
-        words[Call.signs_count] = collective == Collective.SCATTER
+        words = block.words
+        words[Call.is_spread] = collective.spreads
+        words[Call.lands_apart] = collective.gathers
+        words[Call.signs_count] = collective.knows_one_block
         everyone = self._world_size
-        words[Call.largest_parts] = everyone if movement.is_spread else 1
-        is_rooted = movement.flow != Flow.ALL
-        if is_rooted and self._rank != root:
+        words[Call.largest_parts] = everyone if collective.spreads else 1
+        if collective.has_root and self._rank != root:
             return  # its only array, a gather's input or a scatter's output, is one block
-        words[Call.source_parts] = everyone if movement.is_spread else 1
-        words[Call.destination_parts] = everyone if movement.lands_apart else 1
-        words[Call.in_place_block] = self._rank * (movement.lands_apart - movement.is_spread)
+        words[Call.source_parts] = everyone if collective.spreads else 1
+        words[Call.destination_parts] = everyone if collective.gathers else 1
+        words[Call.in_place_block] = self._rank * (collective.gathers - collective.spreads)
 
     def of(self, request: Request) -> CallBlock:
         """Return the block of a request."""
@@ -170,7 +154,7 @@ class BlockMaker:
             destination.address if destination else 0,
             (source and source.owner, destination and destination.owner),
         )
-        if request.collective in MOVEMENTS:
+        if _moves_blocks(request.collective):
             self._set_blocks(block, request)
         if request.sources:
             self._set_addresses(block, Call.inputs, request.sources)
@@ -209,29 +193,28 @@ class BlockMaker:
         block.set_table(Call.segments, rows)
 
     def _set_blocks(self, block: CallBlock, request: Request) -> None:
-        movement, words = MOVEMENTS[request.collective], block.words
-        source = request.source
+        collective, words, source = request.collective, block.words, request.source
         words[Call.size_bytes] = source.size_bytes if source else 0
         if request.counts is not None:
             self._set_counts(block, request)
             return
-        whole = movement.is_spread and source is not None
+        whole = collective.spreads and source is not None
         block_bytes = request.data.size_bytes // (self._world_size if whole else 1)
         words[Call.block_bytes] = block_bytes
         words[Call.largest_bytes] = block_bytes * int(words[Call.largest_parts])
-        if request.collective == Collective.SCATTER:
+        if collective.knows_one_block:
             count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has no bytes
             block.sign_block(count)
 
     def _set_counts(self, block: CallBlock, request: Request) -> None:
-        movement, words, counts = MOVEMENTS[request.collective], block.words, request.counts
+        words, counts = block.words, request.counts
         assert counts is not None
         row_bytes = request.row_count * request.data.item_bytes
         words[Call.n_counts] = len(counts)
         block.set_table(Call.counts, counts)
         offsets = [0, *accumulate(row_bytes * count for count in counts)]
         block.set_table(Call.offsets, offsets)
-        largest = offsets[-1] if movement.is_spread else max(counts) * row_bytes
+        largest = offsets[-1] if request.collective.spreads else max(counts) * row_bytes
         words[Call.largest_bytes] = largest
         if request.receive_counts is None:
             block.sign(request.row_count, *counts)

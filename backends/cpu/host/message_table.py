@@ -20,6 +20,7 @@ from gpucoll.backends.cpu.host.message_rows import Rows, address_of, plain_array
 from gpucoll.backends.cpu.host.message_waiter import Waiter
 from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.collectives import Collective
 from gpucoll.entries import begun_messages, messages
 from gpucoll.entries.pending import ask_thread
 from gpucoll.errors import GpucollError, SharedMemoryError
@@ -43,7 +44,6 @@ from gpucoll.transport.shared.words import (
     Transfer,
     TransferTable,
 )
-from gpucoll.types import Collective
 from gpucoll.wording import another_thread
 
 _Words = npt.NDArray[np.int64]

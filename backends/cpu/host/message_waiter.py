@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from gpucoll.backends.cpu.host.message_loop import message_loop
 from gpucoll.backends.cpu.host.message_rows import Rows
+from gpucoll.collectives import Collective
 from gpucoll.entries import collectives
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Context
-from gpucoll.types import Collective
 
 _ROWS, _N_ROWS = int(Call.transfers), int(Call.n_transfers)
 _IS_STARTED, _LEAVES = int(Call.is_started), int(Call.leaves)

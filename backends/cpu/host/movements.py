@@ -27,6 +27,7 @@ from gpucoll.backends.cpu.host.pieces import (
 from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged_movement import move_staged
 from gpucoll.backends.cpu.host.tables import reduce_inputs
+from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, load64, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
@@ -55,7 +56,7 @@ from gpucoll.transport.shared.steps import (
     wait_all_done,
     wait_arrived,
 )
-from gpucoll.transport.shared.words import Call, Context, Flow, Path, Status
+from gpucoll.transport.shared.words import Call, Context, Path, Status
 
 _LARGE_BYTES = 64 << 10
 _LISTED = -1

@@ -14,6 +14,7 @@ from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.host.tables import n_inputs, reduce_inputs
+from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, store64
 from gpucoll.transport.shared.room import have_stages
@@ -38,7 +39,6 @@ from gpucoll.transport.shared.steps import (
     wait_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Path, Status
-from gpucoll.types import Collective
 
 _PATTERN_BYTES = 16 << 10
 _SHIFT_BYTES = 128 << 10
@@ -88,10 +88,10 @@ def _reduce_slots(context: Context, call: Call, count: int) -> None:
 @inline
 def _n_symmetric(context: Context, call: Call) -> int:
     """Return how many ranks posted shared memory for their input and, if any, their output."""
-    count, kind = 0, call.collective
+    count = 0
     for rank in range(context.world_size):
-        has_none = kind == Collective.REDUCE and rank != call.root
-        fills_itself = kind == Collective.EXCLUSIVE_SCAN and rank == 0
+        has_none = call.flow == Flow.TO_ROOT and rank != call.root
+        fills_itself = call.operands == Operands.BEFORE_OWN and rank == 0
         needs_destination = not (has_none or fills_itself)
         has_destination = posted_destination(context, rank) != NOT_SHARED
         if posted_source(context, rank) != NOT_SHARED and (
@@ -105,7 +105,7 @@ def _n_symmetric(context: Context, call: Call) -> int:
 def _alone(context: Context, call: Call) -> None:
     """Reduce over one rank: the op's preparation and finish, without any traffic."""
     context.path = Path.LOCAL
-    if call.collective == Collective.EXCLUSIVE_SCAN:
+    if call.operands == Operands.BEFORE_OWN:
         _fill_all_with_identity(context, call)
         return
     _reduce_slots(context, call, 1)
@@ -114,7 +114,7 @@ def _alone(context: Context, call: Call) -> None:
 @inline
 def _is_plain_shift(context: Context, call: Call) -> bool:
     """Return whether the call only gives rank 0's input to rank 1; the same on all ranks."""
-    if call.collective != Collective.EXCLUSIVE_SCAN or context.world_size != 2:
+    if call.operands != Operands.BEFORE_OWN or context.world_size != 2:
         return False
     return call.size_bytes > context.one_shot_bytes and call.prepares == 0
 
@@ -171,13 +171,8 @@ def _shift(context: Context, call: Call) -> int:
 @inline
 def _waits_for_few(context: Context, call: Call, count: int) -> bool:
     """Return whether this rank only needs the first `count` ranks, which need not wait for it."""
-    kind = call.collective
     is_small = call.size_bytes <= context.one_shot_bytes
-    is_one_sided = (
-        kind == Collective.SCAN
-        or kind == Collective.EXCLUSIVE_SCAN
-        or (kind == Collective.REDUCE and count == 0)
-    )
+    is_one_sided = call.operands != Operands.ALL or (call.flow == Flow.TO_ROOT and count == 0)
     return is_small and is_one_sided
 
 
@@ -259,10 +254,10 @@ def _move(context: Context, call: Call, source: int, destination: int, posts: in
 @inline
 def _shared_offset(context: Context, call: Call, address: int) -> int:
     """Return an array's offset in this rank's arena if it is worth using, or NOT_SHARED."""
-    size_bytes, kind = call.size_bytes, call.collective
+    size_bytes = call.size_bytes
     least_bytes = context.symmetric_min_bytes
     # Small inputs go through slots, so that ranks wait only for the ranks whose input they need.
-    if kind == Collective.REDUCE or kind == Collective.SCAN or kind == Collective.EXCLUSIVE_SCAN:
+    if call.flow == Flow.TO_ROOT or call.operands != Operands.ALL:
         least_bytes = max(least_bytes, context.one_shot_bytes + 1)
     if size_bytes < least_bytes or context.arena_bytes == 0 or not is_one_piece(call):
         return NOT_SHARED
@@ -271,11 +266,10 @@ def _shared_offset(context: Context, call: Call, address: int) -> int:
 
 @inline
 def _together(context: Context, call: Call, posts: int) -> int:
-    kind = call.collective
     source = _shared_offset(context, call, call.source)
     destination = _shared_offset(context, call, call.destination)
     status = _move(context, call, source, destination, posts)
-    is_empty = kind == Collective.EXCLUSIVE_SCAN and context.rank == 0
+    is_empty = call.operands == Operands.BEFORE_OWN and context.rank == 0
     if status == Status.OK and is_empty and context.path != Path.SINGLE_COPY:
         _fill_all_with_identity(context, call)
     return status

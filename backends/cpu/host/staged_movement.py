@@ -18,10 +18,11 @@ from gpucoll.backends.cpu.host.chunks import (
 from gpucoll.backends.cpu.host.pieces import input_piece, landing, largest_piece_bytes, piece_bytes
 from gpucoll.backends.cpu.host.tables import reduce_inputs
 from gpucoll.backends.cpu.host.tuning import LANE_BYTES
+from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, store64
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.words import Call, Context, Flow, Status
+from gpucoll.transport.shared.words import Call, Context, Status
 
 
 @inline

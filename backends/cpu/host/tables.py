@@ -5,21 +5,20 @@ The tables are by rank: the address of each rank's input, and that of its result
 
 from __future__ import annotations
 
+from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_reduce
 from gpucoll.transport.shared.words import Call, Context
-from gpucoll.types import Collective
 
 
 @inline
 def n_inputs(context: Context, call: Call) -> int:
     """Return how many ranks' inputs, from rank 0 on, make up this rank's result; 0: no result."""
-    kind = call.collective
-    if kind == Collective.SCAN:
+    if call.operands == Operands.UP_TO_OWN:
         return context.rank + 1
-    if kind == Collective.EXCLUSIVE_SCAN:
+    if call.operands == Operands.BEFORE_OWN:
         return context.rank
-    if kind == Collective.REDUCE and context.rank != call.root:
+    if call.flow == Flow.TO_ROOT and context.rank != call.root:
         return 0
     return context.world_size
 
@@ -45,7 +44,7 @@ def reduce_inputs(
 def reduce_for_all(context: Context, call: Call, size_bytes: int, ahead: int) -> None:
     """Reduce all inputs of the table for every rank that gets a result."""
     world_size, results = context.world_size, context.destinations
-    if call.collective == Collective.REDUCE:
+    if call.flow == Flow.TO_ROOT:
         root = results + 8 * call.root
         reduce_inputs(context, call, root, world_size, size_bytes, ahead)
         return

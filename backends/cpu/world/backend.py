@@ -22,10 +22,10 @@ from gpucoll.backends.cpu.world.reductions import REDUCTIONS
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_large
 from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries, may_be_small
 from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
+from gpucoll.collectives import Collective
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.words import Status
-from gpucoll.types import Collective
 
 _MOST_SIGNATURES = 256
 PROMISES = {

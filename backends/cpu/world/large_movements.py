@@ -18,9 +18,9 @@ from gpucoll.backends.cpu.world.sizes import (
     pieces_of,
     sections_of,
 )
+from gpucoll.collectives import Collective
 from gpucoll.group.world.schedules import Section
 from gpucoll.transport.tcp.streams import ALL
-from gpucoll.types import Collective
 
 _NOTHING: Final = np.empty(0, np.uint8)
 

@@ -25,11 +25,12 @@ from gpucoll.backends.cpu.world.sizes import (
     pieces_of,
     sections_of,
 )
+from gpucoll.collectives import Collective
 from gpucoll.group.world.schedules import Section
 from gpucoll.kernels.cpu.addresses import HALF_TYPES, changes_inputs, reduce_kernel
 from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import Reduction
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 
 class _Operation:
@@ -114,11 +115,9 @@ def _reduce(run: Run) -> None:
     operation, root = _Operation(run), run.request.root
     mine, is_root = run.input(), run.group.rank == root
     output = run.output() if is_root else np.empty(0, np.uint8)
-    # If the call itself is no reduce, the loop inside the host gives every rank a result.
-    has_result = run.leads or int(run.block.words[Call.collective]) != Collective.REDUCE
     work = np.empty(0, np.uint8)
-    if has_result:
-        work = output if run.leads and is_root else np.empty(mine.size, np.uint8)
+    if run.leads:
+        work = output if is_root else np.empty(mine.size, np.uint8)
     item_bytes = run.request.data.item_bytes
     pieces = pieces_of(mine.size, item_bytes)
     moving = run.begin(
@@ -130,7 +129,7 @@ def _reduce(run: Run) -> None:
         ready=0,
     )
     for number, piece in enumerate(pieces):
-        landing = work[piece] if has_result else None
+        landing = work[piece] if run.leads else None
         operation.reduce_here(mine[piece], landing, Collective.REDUCE)
         moving.let(number + 1)
     for number, piece in enumerate(pieces if root in run.here else []):
@@ -149,7 +148,6 @@ def _reduce_scatter(run: Run) -> None:
     mine, output = run.input(), run.output()
     sizes = block_sizes(run, mine.size)
     edges, here = host_edges(run, sizes), run.group.here
-    # The loop inside the host gives every rank a result, because the call is no reduce.
     whole = np.empty(mine.size, np.uint8)
     order = _order_of_blocks(run, mine.size)
     if order is None:

@@ -14,10 +14,10 @@ from gpucoll.algorithms import choice
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.world.phases import Bytes, Run
 from gpucoll.backends.cpu.world.reductions import REDUCTIONS, combine
+from gpucoll.collectives import Collective
 from gpucoll.kernels.cpu.addresses import changes_inputs
 from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import Reduction
-from gpucoll.types import Collective
 
 
 def _is_by_hosts(run: Run) -> bool:
@@ -50,7 +50,7 @@ def _scan(run: Run) -> None:
         return
     before = work[size:] if run.leads else np.empty(size, np.uint8)
     run.spread(before)
-    if collective == Collective.EXCLUSIVE_SCAN and run.leads:
+    if collective.excludes_own and run.leads:
         output[:] = before  # no other rank of this host is before it
     else:
         combine(run, [before, output], output, 1)
@@ -65,7 +65,7 @@ def _gather_total(run: Run, mine: Bytes, scanned: Bytes, total: Bytes) -> None:
     found = np.empty(0, np.uint8)
     if _is_last(run):
         found = scanned
-        if run.request.collective == Collective.EXCLUSIVE_SCAN:
+        if run.request.collective.excludes_own:
             found = mine
             if len(run.here) > 1:
                 combine(run, [scanned, mine], found, 1)
@@ -75,7 +75,7 @@ def _gather_total(run: Run, mine: Bytes, scanned: Bytes, total: Bytes) -> None:
 
 def _scan_here(run: Run, collective: Collective, mine: Bytes, output: Bytes) -> None:
     """Scan the inputs of this host's ranks."""
-    if len(run.here) > 1 or collective == Collective.EXCLUSIVE_SCAN:
+    if len(run.here) > 1 or collective.excludes_own:
         run.inside(collective, _typed(run, mine), _typed(run, output), op=run.request.op)
     elif output.ctypes.data != mine.ctypes.data:
         output[:] = mine

@@ -14,8 +14,8 @@ from gpucoll.backends.cpu.world.large_movements import all_to_all
 from gpucoll.backends.cpu.world.phases import Bytes, Run, cut, joined
 from gpucoll.backends.cpu.world.reductions import combine
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, block_sizes, is_sealed
+from gpucoll.collectives import Collective
 from gpucoll.group.world.messages import pack, unpack
-from gpucoll.types import Collective
 
 
 def _of(sizes: Sequence[int], ranks: Sequence[int]) -> list[int]:

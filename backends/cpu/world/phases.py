@@ -14,6 +14,7 @@ from gpucoll.algorithms.steps import Step
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.protocol import PartOf, Request
+from gpucoll.collectives import Collective
 from gpucoll.errors import MismatchError
 from gpucoll.group.host.records import describe_block
 from gpucoll.group.world.call import Transfer, WorldCall
@@ -23,7 +24,7 @@ from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
 from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import ALL, Reduction
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 from gpucoll.wording import rank_of
 
 Bytes = npt.NDArray[np.uint8]

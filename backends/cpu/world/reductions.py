@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from gpucoll.backends.cpu.world.phases import Bytes, Run, at_address, cut, joined
+from gpucoll.collectives import Collective
 from gpucoll.group.world.messages import pack, unpack
 from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS
 from gpucoll.transport.shared.words import Call
-from gpucoll.types import Collective
 
 ROUND_BYTES: Final = 1 << 20
 """How much each leader receives in one round of uncombined inputs."""
@@ -116,7 +116,7 @@ def _reduce_ordered(run: Run) -> None:
 
 def _scan_ordered(run: Run) -> None:
     mine, output = run.input(), run.output()
-    exclusive = run.request.collective == Collective.EXCLUSIVE_SCAN
+    exclusive = run.request.collective.excludes_own
     if _is_int(run):
         inputs, n_ranks = _everyones(run), run.group.rank + (not exclusive)
         if n_ranks:

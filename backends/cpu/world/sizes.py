@@ -10,10 +10,10 @@ import numpy as np
 
 from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Data
 from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.schedules import Section
-from gpucoll.types import Collective
 
 LARGE_BYTES: Final = MOST_BYTES
 """Limit of all ranks' data together that is sent in the exchange that begins each call."""
@@ -26,23 +26,14 @@ PIECE_BYTES: Final = 512 << 10
 the ranks of a host work on others: 1.40 of 1.43 Gbit/s with 2 hosts of 2 ranks at 1 Gbit/s, 32
 MiB."""
 
-_OBJECTS: Final = (
-    Collective.BROADCAST_OBJECT,
-    Collective.ALL_GATHER_OBJECT,
-    Collective.GATHER_OBJECT,
-    Collective.SCATTER_OBJECT,
-    Collective.ALL_REDUCE_OBJECT,
-)
-
 
 def is_sealed(request: Request, is_encrypted: bool) -> bool:
     """Return whether a call must use the links, whatever its size, because it is unpickled.
 
     A change on the way is noticed there; without TLS it is not noticed elsewhere.
     """
-    return (
-        not is_encrypted and request.part_of is not None and request.part_of.collective in _OBJECTS
-    )
+    whole = request.part_of
+    return not is_encrypted and whole is not None and whole.collective.data == Data.OBJECTS
 
 
 def is_large(request: Request, hosts: Hosts, is_encrypted: bool) -> bool:
@@ -56,7 +47,7 @@ def is_large(request: Request, hosts: Hosts, is_encrypted: bool) -> bool:
         return False
     if op is not None and not op.commutative and not hosts.is_in_order:
         return False
-    if request.collective == Collective.ALL_TO_ALL and request.receive_counts is not None:
+    if request.collective.is_exchange and request.receive_counts is not None:
         return False
     if request.counts is not None:
         whole = sum(request.counts) * request.row_count * data.item_bytes
@@ -66,13 +57,10 @@ def is_large(request: Request, hosts: Hosts, is_encrypted: bool) -> bool:
         whole = data.size_bytes
     if op is not None and whole <= INT_BYTES:
         return False
-    is_one_block = request.counts is None and request.collective in (
-        Collective.ALL_GATHER,
-        Collective.GATHER,
-    )
-    if request.collective == Collective.SCATTER and request.counts is None:
+    is_one_block = request.counts is None and request.collective.gathers
+    if request.collective.knows_one_block and request.counts is None:
         is_one_block = request.source is None
-    is_everyones = op is not None or request.collective == Collective.ALL_TO_ALL
+    is_everyones = op is not None or request.collective.is_exchange
     return whole * (world_size if is_one_block or is_everyones else 1) > LARGE_BYTES
 
 

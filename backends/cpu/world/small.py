@@ -15,13 +15,12 @@ from gpucoll.backends.cpu.host.entry_tables import EntryTable
 from gpucoll.backends.cpu.world.phases import Bytes, input_of, output_of, put_into
 from gpucoll.backends.cpu.world.sizes import is_sealed
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import NO_ROOT, Collective, Flow
 from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
-
-_TO_ROOT = (Collective.REDUCE, Collective.GATHER)
+from gpucoll.types import ReduceOp
 
 
 def may_be_small(request: Request) -> bool:
@@ -103,7 +102,7 @@ class SmallEntries:
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
         """Return the entry of a collective: see `gpucoll.backends.protocol.HostBackend`."""
-        if collective == Collective.ALL_REDUCE_LIST:
+        if collective.is_list:
             return self.serve_nothing
         if collective not in self._tables:
             self._tables[collective] = EntryTable(self._group.host)
@@ -118,7 +117,7 @@ class SmallEntries:
         table = self._tables.get(collective)
         # An entry compares the root with the rank's number on its host: tensors' flags depend on
         # it.
-        if table is None or (kind.tensor_table and collective in _TO_ROOT):
+        if table is None or (kind.tensor_table and collective.flow == Flow.TO_ROOT):
             return
 
         def make() -> CallBlock:

@@ -12,7 +12,7 @@ from typing import Final
 from gpucoll.algorithms.choice import RULES
 from gpucoll.algorithms.hierarchy import Inside
 from gpucoll.algorithms.timing import Network
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective, Data
 
 MOST_HOSTS: Final = 1024
 """A ring of this many hosts takes some 10 s and 700 MiB."""
@@ -138,7 +138,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
         collective,
         given.hosts,
         given.ranks_per_host,
-        0 if collective is Collective.BARRIER else given.bytes,
+        0 if collective.data == Data.NOTHING else given.bytes,
         given.algorithm,
         given.rank,
         given.root,

@@ -16,8 +16,8 @@ from typing import Final
 
 from gpucoll.algorithms.steps import power_below
 from gpucoll.algorithms.table import Algorithm, Order, named
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective
 
 KIB: Final = 1024
 MOST_LINKS: Final = 128

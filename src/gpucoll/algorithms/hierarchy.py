@@ -11,28 +11,9 @@ from gpucoll.algorithms.cost import divide
 from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.algorithms.timing import Network, predict
+from gpucoll.collectives import Collective, Data, Flow
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective
 
-_BEFORE: Final = frozenset(
-    (
-        Collective.ALL_REDUCE,
-        Collective.REDUCE,
-        Collective.REDUCE_SCATTER,
-        Collective.GATHER,
-        Collective.ALL_TO_ALL,
-        Collective.SCAN,
-        Collective.EXCLUSIVE_SCAN,
-        Collective.BARRIER,
-    )
-)
-"""Collectives in which the ranks of a host first combine their data."""
-_AFTER: Final = _BEFORE - {Collective.REDUCE, Collective.GATHER} | {
-    Collective.BROADCAST,
-    Collective.SCATTER,
-    Collective.ALL_GATHER,
-}
-"""Collectives in which the ranks of a host finally get the data from other hosts."""
 ONE_CARRIES_UP_TO_BYTES: Final = 32 * 1024
 """Up to this size one rank of each host carries all of it; above, each carries its share."""
 
@@ -116,10 +97,15 @@ def predict_call(
     between = predict(algorithm.schedules(hosts, root), sizes, network, flows)
     step = inside.step_s(size_bytes) if ranks_per_host > 1 else 0.0
     return Prediction(
-        step if algorithm.collective in _BEFORE else 0.0,
+        step if _combines_first(algorithm.collective) else 0.0,
         between,
-        step if algorithm.collective in _AFTER else 0.0,
+        step if algorithm.collective.flow != Flow.TO_ROOT else 0.0,
     )
+
+
+def _combines_first(collective: Collective) -> bool:
+    """Return whether the ranks of a host first bring their data together."""
+    return collective.flow != Flow.FROM_ROOT and collective is not Collective.ALL_GATHER
 
 
 def block_sizes(algorithm: Algorithm, size_bytes: int, hosts: int) -> list[int]:
@@ -128,9 +114,9 @@ def block_sizes(algorithm: Algorithm, size_bytes: int, hosts: int) -> list[int]:
     If the algorithm needs blocks of equal size, they may add up to more than the array.
     """
     blocks = algorithm.blocks(hosts)
-    if algorithm.collective is Collective.BARRIER:
+    if algorithm.collective.data == Data.NOTHING:
         return [1] * blocks
-    if algorithm.collective is Collective.ALL_TO_ALL:
+    if algorithm.collective.is_exchange:
         return [-(-size_bytes // hosts)] * blocks
     if algorithm.equal_blocks:
         return [size_bytes] * blocks

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from gpucoll.algorithms.contents import EMPTY, Contents
 from gpucoll.algorithms.table import Algorithm
-from gpucoll.types import Collective
-
-_ALL_BLOCKS: Final = (
-    Collective.ALL_REDUCE,
-    Collective.REDUCE,
-    Collective.REDUCE_SCATTER,
-    Collective.SCAN,
-)
-_FIRST_BLOCK: Final = (Collective.EXCLUSIVE_SCAN, Collective.BARRIER)
-_OWN_BLOCK: Final = (Collective.ALL_GATHER, Collective.GATHER)
+from gpucoll.collectives import Collective, Data, Flow
 
 
 def initial_blocks(
@@ -51,10 +40,9 @@ def initial_blocks(
 
 def _brought(collective: Collective, rank: int, root: int, count: int) -> range:
     """Return the blocks to which a rank contributes."""
-    if collective in _ALL_BLOCKS:
-        return range(count)
-    if collective in _FIRST_BLOCK:
-        return range(1)
-    if collective in _OWN_BLOCK:
+    if collective.flow == Flow.FROM_ROOT:
+        return range(count if rank == root else 0)
+    if collective.gathers:
         return range(rank, rank + 1)
-    return range(count if rank == root else 0)
+    is_first = collective.excludes_own or collective.data == Data.NOTHING
+    return range(1 if is_first else count)

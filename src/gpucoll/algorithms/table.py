@@ -12,8 +12,8 @@ from gpucoll.algorithms import bruck, chain, direct, doubling, halving, pairwise
 from gpucoll.algorithms import closed_forms as forms
 from gpucoll.algorithms.cost import Cost
 from gpucoll.algorithms.steps import Step
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
-from gpucoll.types import Collective
 
 
 class Order(IntEnum):
@@ -64,12 +64,12 @@ class Algorithm:
     @property
     def is_rooted(self) -> bool:
         """Whether one rank gives or gets all data."""
-        return self.collective in ROOTED
+        return self.collective.has_root
 
     @property
     def reduces(self) -> bool:
         """Whether it combines the ranks' data."""
-        return self.collective in REDUCING
+        return self.collective.reduces
 
     def steps(self, rank: int, size: int, root: int = 0) -> list[Step]:
         """Return a rank's steps; `root` only matters if `is_rooted`."""
@@ -78,18 +78,6 @@ class Algorithm:
     def schedules(self, size: int, root: int = 0) -> list[list[Step]]:
         """Return the steps of each rank."""
         return [self.steps(rank, size, root) for rank in range(size)]
-
-
-ROOTED: Final = (Collective.BROADCAST, Collective.REDUCE, Collective.GATHER, Collective.SCATTER)
-
-
-REDUCING: Final = (
-    Collective.ALL_REDUCE,
-    Collective.REDUCE,
-    Collective.REDUCE_SCATTER,
-    Collective.SCAN,
-    Collective.EXCLUSIVE_SCAN,
-)
 
 
 def _one(size: int) -> int:

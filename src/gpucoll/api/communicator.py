@@ -41,6 +41,7 @@ from gpucoll.calls.runner import Runner
 from gpucoll.calls.unwaited import end_all_unwaited
 from gpucoll.calls.work import Work
 from gpucoll.calls.work_queue import WorkQueue
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import (
     AbortedError,
     ArgumentTypeError,
@@ -59,7 +60,6 @@ from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
 from gpucoll.tracebacks import shorten_uncaught
-from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()

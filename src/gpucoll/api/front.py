@@ -14,8 +14,8 @@ from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
+from gpucoll.collectives import Collective, Data
 from gpucoll.group.protocol import Group
-from gpucoll.types import Collective
 
 
 class Front:
@@ -40,22 +40,6 @@ class Front:
     """`Collectives.call`."""
     _raise_left: Callable[[], None]
     """`Collectives.raise_left`."""
-    _quick_all_reduce: Callable[..., Any]
-    _quick_list: Callable[[Any, Any, Any, Any], Any]
-    _quick_reduce: Callable[..., Any]
-    _quick_reduce_scatter: Callable[..., Any]
-    _quick_scan: Callable[..., Any]
-    _quick_exclusive_scan: Callable[..., Any]
-    _quick_broadcast: Callable[..., Any]
-    _quick_all_gather: Callable[..., Any]
-    _quick_gather: Callable[..., Any]
-    _quick_scatter: Callable[..., Any]
-    _quick_all_to_all: Callable[..., Any]
-    _quick_reduce_scatter_blocks: Callable[..., Any]
-    _quick_all_gather_blocks: Callable[..., Any]
-    _quick_gather_blocks: Callable[..., Any]
-    _quick_scatter_blocks: Callable[..., Any]
-    _quick_all_to_all_blocks: Callable[..., Any]
     _quick_send: Callable[[Any, int, int, float | None], Any]
     _quick_recv: Callable[[Any, int, int, float | None], Any]
     _quick_send_recv: Callable[[Any, int, int, Any, int, float | None], Any]
@@ -68,22 +52,12 @@ class Front:
         """Look up the compiled entries, once."""
         self._call, self._raise_left = collectives.call, collectives.raise_left
         entry = self._backend.entry
-        self._quick_all_reduce = entry(Collective.ALL_REDUCE)
-        self._quick_list = entry(Collective.ALL_REDUCE_LIST)
-        self._quick_reduce = entry(Collective.REDUCE)
-        self._quick_reduce_scatter = entry(Collective.REDUCE_SCATTER)
-        self._quick_scan = entry(Collective.SCAN)
-        self._quick_exclusive_scan = entry(Collective.EXCLUSIVE_SCAN)
-        self._quick_broadcast = entry(Collective.BROADCAST)
-        self._quick_all_gather = entry(Collective.ALL_GATHER)
-        self._quick_gather = entry(Collective.GATHER)
-        self._quick_scatter = entry(Collective.SCATTER)
-        self._quick_all_to_all = entry(Collective.ALL_TO_ALL)
-        self._quick_reduce_scatter_blocks = entry(Collective.REDUCE_SCATTER, of_blocks=True)
-        self._quick_all_gather_blocks = entry(Collective.ALL_GATHER, of_blocks=True)
-        self._quick_gather_blocks = entry(Collective.GATHER, of_blocks=True)
-        self._quick_scatter_blocks = entry(Collective.SCATTER, of_blocks=True)
-        self._quick_all_to_all_blocks = entry(Collective.ALL_TO_ALL, of_blocks=True)
+        for collective in Collective:
+            if collective.data == Data.ARRAYS:
+                name = f"_quick_{collective.name.lower()}"
+                setattr(self, name, entry(collective))
+                if collective.has_blocks:
+                    setattr(self, f"{name}_blocks", entry(collective, of_blocks=True))
         messages = self._backend.messages
         self._quick_send = messages.send
         self._quick_recv = self._quick_send_recv = messages.receive

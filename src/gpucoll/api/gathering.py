@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from gpucoll.api.front import Front, as_entries_read
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 class Gathering(Front):
     """The methods of `Communicator` that concatenate the arrays of all ranks."""
+
+    _quick_all_gather: Callable[..., Any]
+    _quick_all_gather_blocks: Callable[..., Any]
+    _quick_gather: Callable[..., Any]
+    _quick_gather_blocks: Callable[..., Any]
 
     @overload
     def all_gather(

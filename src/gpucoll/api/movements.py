@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from gpucoll.api.front import Front, as_entries_read
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 class Movements(Front):
     """The methods of `Communicator` that pass arrays to other ranks."""
+
+    _quick_broadcast: Callable[..., Any]
+    _quick_scatter: Callable[..., Any]
+    _quick_scatter_blocks: Callable[..., Any]
+    _quick_all_to_all: Callable[..., Any]
+    _quick_all_to_all_blocks: Callable[..., Any]
 
     @overload
     def broadcast(self, x: X | None, root: int = 0, **options: Unpack[BlockingInto[X]]) -> X: ...

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpucoll.api.front import Front
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError
-from gpucoll.types import NO_ROOT, Collective
 
 if TYPE_CHECKING:
     from gpucoll.api.call_types import V

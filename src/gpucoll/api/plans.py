@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from gpucoll.api.front import Front
 from gpucoll.calls.plan import Plan
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
     from gpucoll.api.call_types import A, Op, Rows

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from gpucoll.api.front import Front, as_entries_read
+from gpucoll.collectives import Collective
 from gpucoll.compression import compressed
-from gpucoll.types import Collective
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 class Reductions(Front):
     """The methods of `Communicator` that reduce over all ranks."""
+
+    _quick_all_reduce: Callable[..., Any]
+    _quick_all_reduce_list: Callable[..., Any]
+    _quick_reduce: Callable[..., Any]
+    _quick_reduce_scatter: Callable[..., Any]
+    _quick_reduce_scatter_blocks: Callable[..., Any]
 
     @overload
     def all_reduce(
@@ -110,7 +116,7 @@ class Reductions(Front):
         if not async_op:
             if type(x) is list:
                 target = self._list_like(x) if out is None else out
-                result = self._quick_list(x, target, op, timeout_s)
+                result = self._quick_all_reduce_list(x, target, op, timeout_s)
             else:
                 target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
                 result = self._quick_all_reduce(x, target, op, None, timeout_s)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from gpucoll.api.front import Front
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 class Scans(Front):
     """The methods of `Communicator` that reduce over the ranks up to this one."""
+
+    _quick_scan: Callable[..., Any]
+    _quick_exclusive_scan: Callable[..., Any]
 
     @overload
     def scan(self, x: M, op: Op = "sum", **options: Unpack[BlockingInto[M]]) -> M: ...

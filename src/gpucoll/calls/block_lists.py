@@ -12,22 +12,17 @@ from gpucoll.arrays.libraries import is_array
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import ensure_served, is_sequence_of_arrays, template_of
 from gpucoll.calls.exact_integers import check_range
-from gpucoll.calls.shapes import GATHERING, SCATTERING, result_of
+from gpucoll.calls.shapes import result_of
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective
 from gpucoll.wording import rank_of
-
-SPREADING = (*SCATTERING, Collective.ALL_TO_ALL)
-"""Collectives whose input may be a list of blocks."""
-LANDING = (*GATHERING, Collective.ALL_TO_ALL)
-"""Collectives whose output may be a list of blocks."""
 
 
 def has_blocks(collective: Collective, x: Any, out: Any) -> bool:
     """Return whether x or `out` is a list of blocks."""
-    if collective in SPREADING and is_sequence_of_arrays(x):
+    if collective.spreads and is_sequence_of_arrays(x):
         return True
-    return collective in LANDING and is_sequence_of_arrays(out)
+    return collective.gathers and is_sequence_of_arrays(out)
 
 
 def templates_of(
@@ -93,16 +88,16 @@ def with_counts(
     """
     who, out, known = rank_of(rank, world_size), given.get("out"), dict(given)
     is_root = given.get("root") in (None, rank)
-    if isinstance(x, list | tuple) and collective in SPREADING:
+    if isinstance(x, list | tuple) and collective.spreads:
         found = templates_of(x, "x", collective, who, world_size)
         _add_counts(collective, known, "counts", [rows_of(each.shape) for each in found], who)
-    elif collective == Collective.ALL_TO_ALL and known.get("counts") is None:
+    elif collective.is_exchange and known.get("counts") is None:
         shape = template_of(x).shape
         result_of(collective, shape, rank, world_size)  # raises if the rows do not divide
         known["counts"] = [shape[0] // world_size] * world_size
-    if isinstance(out, list | tuple) and collective in LANDING and is_root:
+    if isinstance(out, list | tuple) and collective.gathers and is_root:
         found = templates_of(out, "out", collective, who, world_size)
-        name = "receive_counts" if collective == Collective.ALL_TO_ALL else "counts"
+        name = "receive_counts" if collective.is_exchange else "counts"
         row_shape = template_of(x[0] if isinstance(x, list | tuple) else x).shape[1:]
         what = f"{collective.spelled} on {who}: out"
         rows = [_rows_in(each, row_shape, f"{what}[{n}]") for n, each in enumerate(found)]
@@ -129,10 +124,10 @@ def _add_counts(
     """Use the rows of a list's blocks as counts, if counts are needed and not given."""
     if known.get(name) is not None:
         return  # compared with the blocks in `prepare_blocks`
-    if collective == Collective.ALL_TO_ALL:
+    if collective.is_exchange:
         known[name] = rows
     elif len({*rows}) > 1:
-        if collective in (Collective.GATHER, Collective.SCATTER):
+        if collective.has_root:
             raise ArgumentError(
                 f"{collective.spelled} on {who}: the blocks have {rows} rows, which the other "
                 "ranks do not know: give counts= on every rank, the rows of each block, or "

@@ -10,13 +10,13 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Destination, Template
 from gpucoll.arrays.operands import destination_of, ensure_served, source_of, template_of
 from gpucoll.backends.protocol import Request
-from gpucoll.calls.block_lists import LANDING, SPREADING, rows_of, templates_of
+from gpucoll.calls.block_lists import rows_of, templates_of
 from gpucoll.calls.exact_integers import check_range
 from gpucoll.calls.lists import shared_by
 from gpucoll.calls.preparation import Arguments, Prepared
-from gpucoll.calls.shapes import SCATTERING, Result, result_of
+from gpucoll.calls.shapes import Result, result_of
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
 
@@ -42,7 +42,6 @@ class _Blocks:
         self.collective, self.x, self.arguments = collective, x, arguments
         self.rank, self.world_size = rank, world_size
         self.who = f"{collective.spelled} on {rank_of(rank, world_size)}"
-        self.is_root = arguments.root in (NO_ROOT, rank)
         self.is_packed = False
 
     def prepare(self) -> Prepared:
@@ -50,8 +49,8 @@ class _Blocks:
         counts, receive_counts = self.arguments.counts, self.arguments.receive_counts
         place = self.rank, self.world_size
         result = result_of(self.collective, shape, *place, counts, receive_counts)
-        gets = self.is_root or self.collective == Collective.SCATTER
-        sends = self.is_root or self.collective == Collective.GATHER
+        gets = self.collective.gets(self.rank, self.arguments.root)
+        sends = self.collective.gives(self.rank, self.arguments.root)
         source, sources = self._sources(template, shape) if sends else (None, ())
         if not gets:
             request = self._request(result, source, sources, None, ())
@@ -101,14 +100,14 @@ class _Blocks:
 
     def _lands_in_list(self) -> bool:
         """Return whether the result is a list of blocks."""
-        if self.collective == Collective.ALL_TO_ALL and self.arguments.out is None:
+        if self.collective.is_exchange and self.arguments.out is None:
             return isinstance(self.x, list | tuple)
-        return self.collective in LANDING and isinstance(self.arguments.out, list | tuple)
+        return self.collective.gathers and isinstance(self.arguments.out, list | tuple)
 
     def _landing_counts(self, result: Result) -> Sequence[int]:
         """Return the number of rows that come from each rank."""
         counts = self.arguments.counts
-        if self.collective == Collective.ALL_TO_ALL:
+        if self.collective.is_exchange:
             counts = self.arguments.receive_counts
         return counts or [rows_of(result.shape) // self.world_size] * self.world_size
 
@@ -117,7 +116,7 @@ class _Blocks:
         out = self.arguments.out
         if not self._lands_in_list():
             shape = result.shape
-            if isinstance(self.x, list | tuple) and self.collective in SCATTERING:
+            if isinstance(self.x, list | tuple) and not self.collective.gathers:
                 shape = template_of(self.x[self.rank]).shape  # even of a 0-d block
             return [destination_of(template, shape, out)]
         made = []
@@ -162,13 +161,13 @@ class _Blocks:
         n, me, written = self.world_size, self.rank, [each.buffer for each in destinations]
         assert source is not None
         reads: list[list[Buffer]] = [[buffer] for buffer in sources]
-        if not sources and self.collective in SPREADING:
+        if not sources and self.collective.spreads:
             sent = self.arguments.counts or [rows_of(source.shape) // n] * n
             reads = [[part] for part in _parts(template, source, sent)]
         elif not sources:
             reads = [[source] if rank == me else [] for rank in range(n)]
         writes = [[buffer] for buffer in written]
-        if not self._lands_in_list() and self.collective in LANDING:
+        if not self._lands_in_list() and self.collective.gathers:
             parts = _parts(template, written[0], self._landing_counts(result))
             writes = [[part] for part in parts]
         elif not self._lands_in_list():

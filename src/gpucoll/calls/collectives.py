@@ -21,7 +21,6 @@ from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.lists import (
-    FUSED,
     Packed,
     apart,
     by_dtype,
@@ -42,9 +41,10 @@ from gpucoll.calls.preparation import (
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.shapes import parse_counts
 from gpucoll.calls.starting import Starting
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.transport.shared.words import Status
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
 
 _LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN)))
@@ -122,7 +122,7 @@ class Collectives:
             return self._call_again(collective.spelled, x, **given, **options)
         if (
             isinstance(x, list | tuple)
-            and collective in FUSED
+            and collective.takes_lists
             and (not x or is_sequence_of_arrays(x))
         ):
             return self._run_list(collective, x, given, async_op, timeout_s, stream)
@@ -178,7 +178,7 @@ class Collectives:
     ) -> Any:
         """Run a list of arrays as one call for each dtype."""
         arguments = self.parse(given)
-        gets = collective != Collective.REDUCE or arguments.root == self.rank
+        gets = collective.gets(self.rank, arguments.root)
         made = prepare_list(xs, arguments.out if gets else None)
 
         def finish() -> Any:
@@ -200,8 +200,8 @@ class Collectives:
         numbers, fused = apart(collective, arguments.op, made)
         tasks = [self._number_task(collective, item, arguments, gets) for item in numbers]
         tasks += [self._list_task(collective, arrays, arguments) for arrays in by_dtype(fused)]
-        if collective == Collective.ALL_REDUCE and len(tasks) == 1:
-            self._learn(Collective.ALL_REDUCE_LIST, xs[0], made[0].template, given)
+        if (whole := collective.of_list) is not None and len(tasks) == 1:
+            self._learn(whole, xs[0], made[0].template, given)
 
         def task(timeout_s: float | None) -> None:
             for part in tasks[:1]:
@@ -278,7 +278,7 @@ class Collectives:
             ).run
             return run
         packed = Packed(arrays)
-        gets = collective != Collective.REDUCE or arguments.root == self.rank
+        gets = collective.gets(self.rank, arguments.root)
         destination = packed.buffer if gets else None
         request = Request(collective, packed.buffer, destination, arguments.op, arguments.root)
         call = self.host.prepare(request)

@@ -13,14 +13,14 @@ from gpucoll.arrays.operands import ensure_served, template_of
 from gpucoll.calls.in_one_piece import give_up, in_one_piece
 from gpucoll.calls.preparation import Arguments
 from gpucoll.calls.shapes import check_rows, parse_counts
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gpucoll.group.protocol import Channel, Group
-from gpucoll.types import Collective
 
 
 def are_asked_for(collective: Collective, counts: Any, receive_counts: Any) -> bool:
     """Return whether the counts are to be exchanged; ArgumentTypeError if they cannot be."""
-    if collective != Collective.ALL_TO_ALL:
+    if not collective.is_exchange:
         return isinstance(counts, str) and counts == "auto"
     if isinstance(counts, str) or (counts is None and receive_counts is not None):
         raise ArgumentTypeError(
@@ -40,7 +40,7 @@ def exchange(
     # The collective travels in place of a root, so that ranks compare it, too.
     everyone = channel.all_gather_bytes(data, Collective.COUNTS, collective, timeout_s)
     rows = [np.frombuffer(part, np.int64).tolist() for part in everyone]
-    if collective == Collective.ALL_TO_ALL:
+    if collective.is_exchange:
         return {"counts": mine, "receive_counts": [row[rank] for row in rows]}
     return {"counts": [row[0] for row in rows]}
 
@@ -72,7 +72,7 @@ def fail(channel: Channel, timeout_s: float | None) -> None:
 
 def as_given(collective: Collective, known: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call under the names that users pass."""
-    if collective != Collective.ALL_TO_ALL:
+    if not collective.is_exchange:
         return known
     counts = {"send_counts": known["counts"], "recv_counts": known["receive_counts"]}
     return {**counts, "out": known.get("out")}
@@ -96,7 +96,7 @@ def check_alone(
         raise ArgumentTypeError(
             f"out has dtype {templates[1].dtype}, but x has {templates[0].dtype}"
         )
-    if collective == Collective.ALL_TO_ALL and not isinstance(x, list | tuple):
+    if collective.is_exchange and not isinstance(x, list | tuple):
         counts = parse_counts(given["counts"], world_size, "send_counts")
         check_rows(collective, templates[0].shape, sum(counts), "send_counts add up to")
     return templates[0] if templates else None
@@ -111,9 +111,9 @@ def own(
     collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
 ) -> list[int]:
     """Return the counts that this rank sends: its own rows, or its rows for each rank."""
-    if collective == Collective.ALL_TO_ALL:
+    if collective.is_exchange:
         return list(parse_counts(given["counts"], world_size, "send_counts"))
-    takes_out = collective in (Collective.SCATTER, Collective.REDUCE_SCATTER)
+    takes_out = collective.spreads
     array, name = (given["out"], "out") if takes_out else (x, "x")
     if takes_out and array is None and isinstance(x, list | tuple):
         array = x[rank]

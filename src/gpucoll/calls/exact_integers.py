@@ -14,12 +14,12 @@ import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.cpu.addresses import KEPT, KEPT_COUNT
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 _DTYPE, _ITEM_BYTES = "int64", 8
-_REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.SCAN, Collective.EXCLUSIVE_SCAN)
 _OVERFLOWING = ("sum", "prod", "avg", "scaled_sum")
 """Ops whose results may be larger than their inputs."""
 
@@ -36,7 +36,9 @@ def is_int64_number(template: Template) -> bool:
 
 def may_overflow(collective: Collective, op: ReduceOp | None) -> bool:
     """Return whether this reduces integers to a result that 64 bits may not hold."""
-    return collective in _REDUCTIONS and op is not None and op.name in _OVERFLOWING
+    if op is None or collective.has_blocks:  # an int has no blocks
+        return False
+    return op.name in _OVERFLOWING
 
 
 def is_exact(collective: Collective, op: ReduceOp | None, template: Template) -> bool:

@@ -21,11 +21,9 @@ from gpucoll.calls.exact_integers import (
     may_overflow,
 )
 from gpucoll.calls.preparation import Arguments
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective, ReduceOp
-
-FUSED = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
-"""Collectives that accept lists."""
+from gpucoll.types import ReduceOp
 
 
 def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:

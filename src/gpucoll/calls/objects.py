@@ -18,9 +18,9 @@ from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
 from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
 from gpucoll.calls.runner import Runner
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.transport.shared.words import Status
-from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
 FIRST_BYTES = 1024

@@ -14,13 +14,12 @@ from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.protocol import Request
 from gpucoll.calls.exact_integers import KeptInputs, check_range, is_exact
 from gpucoll.calls.shapes import result_of
+from gpucoll.collectives import NO_ROOT, Collective, Flow
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 NOT_IN_GROUPS: Any = object()
 """Returned in place of a result for a group; means that the call cannot be made in a group."""
-
-_TO_ROOT = (Collective.REDUCE, Collective.GATHER)
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,16 @@ def prepare(
         An array is on a device that no backend of this communicator reaches.
     """
     is_root = arguments.root in (NO_ROOT, rank)
-    if collective == Collective.SCATTER and not is_root:
-        return _receive_block(x, arguments, rank, world_size)
-    if collective == Collective.BROADCAST and x is None and not is_root:
+    if collective.knows_one_block and not is_root:
+        return _receive_block(collective, x, arguments, rank, world_size)
+    if collective.flow == Flow.FROM_ROOT and x is None and not is_root:
         x = _template_in_out(arguments, rank, world_size)
     template = template_of(x)
     ensure_served(template)
     check_range(template)
     counts, receive_counts = arguments.counts, arguments.receive_counts
     result = result_of(collective, template.shape, rank, world_size, counts, receive_counts)
-    if collective in _TO_ROOT and not is_root:
+    if not collective.gets(rank, arguments.root):
         source = source_of(x)
         request = _request(collective, source.buffer, None, arguments, result.row_count)
         packed = source.is_packed
@@ -120,7 +119,7 @@ def _prepare_exact(
     """Prepare a reduction of a Python int."""
     assert arguments.op is not None
     source, kept = source_of(x), KeptInputs(arguments.op, world_size)
-    if collective == Collective.EXCLUSIVE_SCAN and rank == 0:
+    if collective.n_operands(rank, world_size) == 0:
         kept.forget()
     request = replace(_request(collective, source.buffer, kept.buffer, arguments, 1), keeps=True)
     return Prepared(request, kept.finish, source.template)
@@ -151,12 +150,14 @@ def _request(
     )
 
 
-def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> Prepared:
+def _receive_block(
+    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+) -> Prepared:
     """Prepare a scatter on a rank other than the root. If x, the template, is None, use `out`."""
     counts, out = arguments.counts, arguments.out
     if x is not None:
         template = template_of(x)
-        result = result_of(Collective.SCATTER, template.shape, rank, world_size, counts)
+        result = result_of(collective, template.shape, rank, world_size, counts)
         shape, row_count = result.shape, result.row_count
     elif out is not None:
         template = template_of(out, "out")
@@ -168,7 +169,7 @@ def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> 
         )
     ensure_served(template)
     destination = destination_of(template, shape, out)
-    request = _request(Collective.SCATTER, None, destination.buffer, arguments, row_count)
+    request = _request(collective, None, destination.buffer, arguments, row_count)
     lasting = destination.lasting
     is_own = out is not None and lasting is out
     return Prepared(request, destination.finish, template, lasting=lasting, is_own=is_own)

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective
 
-GATHERING = (Collective.ALL_GATHER, Collective.GATHER)
 MOST_ROWS = 2**63 - 1
 """The largest length of an array, which must fit into a word."""
-SCATTERING = (Collective.SCATTER, Collective.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True)
@@ -98,25 +96,25 @@ def result_of(
         The input does not fit: its rows do not divide by the ranks, or differ from the counts.
     """
     row_count = math.prod(shape[1:])
-    if collective in GATHERING:
+    if not collective.has_blocks:
+        return Result(shape)
+    if not collective.spreads:
         if counts is None:
             rows = shape[0] if shape else 1
             return Result((world_size * rows, *shape[1:]), rank * rows, row_count)
         check_rows(collective, shape, counts[rank], f"counts[{rank}] is")
         return Result((sum(counts), *shape[1:]), sum(counts[:rank]), row_count)
-    if collective in SCATTERING:
+    if not collective.gathers:
         if counts is None:
             rows = _equal_rows(collective, shape, world_size)
             return Result((rows, *shape[1:]), -rank * rows, row_count)
         check_rows(collective, shape, sum(counts), "the counts add up to")
         return Result((counts[rank], *shape[1:]), -sum(counts[:rank]), row_count)
-    if collective == Collective.ALL_TO_ALL:
-        if counts is None or receive_counts is None:
-            _equal_rows(collective, shape, world_size)
-            return Result(shape, 0, row_count)
-        check_rows(collective, shape, sum(counts), "send_counts add up to")
-        return Result((sum(receive_counts), *shape[1:]), 0, row_count)
-    return Result(shape)
+    if counts is None or receive_counts is None:
+        _equal_rows(collective, shape, world_size)
+        return Result(shape, 0, row_count)
+    check_rows(collective, shape, sum(counts), "send_counts add up to")
+    return Result((sum(receive_counts), *shape[1:]), 0, row_count)
 
 
 def _equal_rows(collective: Collective, shape: tuple[int, ...], world_size: int) -> int:

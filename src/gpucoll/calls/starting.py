@@ -11,7 +11,7 @@ from gpucoll.arrays.array_kinds import new_like, new_of_rows, note_written, nump
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective, Flow
 
 _Entry = Callable[..., Any]
 
@@ -31,23 +31,25 @@ class Starting:
         self._runner = runner
         self._queue = runner.queue
         self._host = host
+        self._world_size = runner.group.world_size
         self._entries: dict[Collective, _Entry] = {}
 
     def start(self, collective: Collective, x: Any, given: Mapping[str, Any]) -> Work[Any] | None:
         """Start a call and return its Work; None if no entry can start it."""
-        rows = _ROWS.get(collective)
-        if rows is None or self._runner.grouped is not None:
+        if collective.flow == Flow.TO_ROOT or collective.knows_one_block:
+            return None  # ranks differ in what they pass and get
+        if self._runner.grouped is not None:
             return None
         if given.get("counts") is not None or given.get("receive_counts") is not None:
             return None
         if type(x) is not np.ndarray:
-            return self._start_on_tensor(collective, x, rows, given)
+            return self._start_on_tensor(collective, x, given)
         if (out := given.get("out")) is None:
-            out = np.empty_like(x) if rows == _SAME else self._new(x, rows)
+            out = self._new(collective, x)
         return self._begin(collective, x, out, given, out, x)
 
     def _start_on_tensor(
-        self, collective: Collective, x: Any, rows: str, given: Mapping[str, Any]
+        self, collective: Collective, x: Any, given: Mapping[str, Any]
     ) -> Work[Any] | None:
         """Start a call on a tensor that has a NumPy view."""
         if (shown := numpy_view(x)) is None:
@@ -56,7 +58,9 @@ class Starting:
             shown_out: Any = shown
         else:
             if out is None:
-                out = new_like(x) if rows == _SAME else new_of_rows(x, *self._factor(rows))
+                multiply, divide = collective.rows_factor(self._world_size)
+                is_same = multiply == divide
+                out = new_like(x) if is_same else new_of_rows(x, multiply, divide)
             if (shown_out := numpy_view(out)) is None:
                 return None
         work = self._begin(collective, shown, shown_out, given, out, x)
@@ -88,27 +92,11 @@ class Starting:
         entry = self._entries[collective] = self._host.starter(collective)
         return entry
 
-    def _new(self, x: Any, rows: str) -> Any:
+    def _new(self, collective: Collective, x: Any) -> Any:
         """Return a new array for the result; None if x has no rows, which Python reports."""
+        multiply, divide = collective.rows_factor(self._world_size)
+        if multiply == divide:
+            return np.empty_like(x)
         if x.ndim == 0:
             return None
-        multiply, divide = self._factor(rows)
         return np.empty((x.shape[0] * multiply // divide, *x.shape[1:]), x.dtype)
-
-    def _factor(self, rows: str) -> tuple[int, int]:
-        """Return the factor and the divisor that turn the rows of x into those of the result."""
-        world_size = self._runner.group.world_size
-        return (world_size, 1) if rows == _ALL else (1, world_size)
-
-
-_SAME, _ALL, _BLOCK = "as many rows as x", "those of all ranks", "one rank's part"
-_ROWS: Mapping[Collective, str] = {
-    Collective.ALL_REDUCE: _SAME,
-    Collective.SCAN: _SAME,
-    Collective.EXCLUSIVE_SCAN: _SAME,
-    Collective.BROADCAST: _SAME,
-    Collective.ALL_TO_ALL: _SAME,
-    Collective.ALL_GATHER: _ALL,
-    Collective.REDUCE_SCATTER: _BLOCK,
-}
-"""The number of rows of the result. Python starts calls in which only a root has a result."""

@@ -18,10 +18,11 @@ from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.lists import check_overlaps, check_streams, prepare_list
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
+from gpucoll.collectives import Collective
 from gpucoll.compression.exchange import Exchange, part_of
 from gpucoll.compression.options import Compression
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 _OPS = ("sum", "avg")
 

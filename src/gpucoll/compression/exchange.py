@@ -21,10 +21,11 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.operands import Operands
 from gpucoll.backends.protocol import HostBackend, PartOf, Request
 from gpucoll.calls.in_one_piece import in_one_piece
+from gpucoll.collectives import Collective
 from gpucoll.compression.options import Compression
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.block_message import BLOCK
-from gpucoll.types import COMPRESSIONS, Collective, ReduceOp, dtype_code
+from gpucoll.types import COMPRESSIONS, ReduceOp, dtype_code
 
 _BLOCK_BYTES = 4 * BLOCK
 _LEAST_TIMEOUT_S = 1e-3

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from gpucoll.arrays.numpy_struct import ARRAY_DATA, ARRAY_DESCRIPTION, C_CONTIGUOUS, WRITEABLE
 from gpucoll.blocks import Words
+from gpucoll.collectives import Flow
 from gpucoll.entries.block_arguments import (
     INPUTS_TABLE,
     LANDINGS_TABLE,
@@ -50,7 +51,7 @@ from gpucoll.entries.collectives import (
 from gpucoll.entries.words import EntryTable
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import load64
-from gpucoll.transport.shared.words import Call, Flow, Status
+from gpucoll.transport.shared.words import Call, Status
 
 _GIVEN, _GIVEN_RECEIVED = 5, 6  # indices of the arguments
 _MOST_BYTES = 1 << 60

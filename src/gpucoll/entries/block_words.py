@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gpucoll.arrays.numpy_struct import ARRAY_DIMENSIONS, ARRAY_N_DIMENSIONS
 from gpucoll.blocks import Words
+from gpucoll.collectives import Flow
 from gpucoll.entries.block_arguments import (
     LANDINGS_TABLE,
     OFFSETS,
@@ -23,7 +24,7 @@ from gpucoll.entries.words import EntryTable
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import load32_acquire, load64
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS, UNKNOWN_BYTES
-from gpucoll.transport.shared.words import Call, Flow
+from gpucoll.transport.shared.words import Call
 
 
 @inline

@@ -9,6 +9,7 @@ from gpucoll.arrays.numpy_struct import (
     ARRAY_N_DIMENSIONS,
 )
 from gpucoll.blocks import Words
+from gpucoll.collectives import Flow
 from gpucoll.entries.collectives import (
     capsule_pointer,
     count_elements,
@@ -42,7 +43,6 @@ from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import load32_acquire, load64
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.types import Collective
 
 
 @inline
@@ -131,9 +131,7 @@ def _prepare(table: EntryTable, x: int, out: int, operation: int, root: int) -> 
 @inline
 def _only_reads(context: Context, call: Call) -> bool:
     """Return whether this rank gets no result: `out` is then x, which stays unchanged."""
-    collective = call.collective
-    is_to_root = collective == Collective.REDUCE or collective == Collective.GATHER
-    return is_to_root and call.root != context.rank
+    return call.flow == Flow.TO_ROOT and call.root != context.rank
 
 
 @inline

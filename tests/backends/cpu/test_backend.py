@@ -11,9 +11,10 @@ import pytest
 
 from gpucoll import progress
 from gpucoll.backends import precompile
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu import cache, jit
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

@@ -20,8 +20,9 @@ from gpucoll.backends.direct import peer, peer_memory, peer_trial
 from gpucoll.backends.direct.peer import PeerPath
 from gpucoll.backends.direct.rounds import Word, value_of
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentTypeError, BackendError, BackendUnavailableError, GpucollError
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 HALF_BYTES = 1024
 LIMIT_S = 20.0

@@ -7,7 +7,8 @@ import pytest
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct.pieces import pieces_of
 from gpucoll.backends.protocol import Request
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.collectives import Collective
+from gpucoll.types import ReduceOp
 
 SUM = ReduceOp.parse("sum")
 SLOT_BYTES = 48

@@ -9,8 +9,9 @@ import pytest
 
 from gpucoll.backends.gpu.enqueue_entry import driver_table_of, enqueuer
 from gpucoll.backends.gpu.enqueue_words import POLLS, DriverTable, Gone, Step
+from gpucoll.collectives import Collective
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 FEW = {"GPUCOLL_CPU_TUNING": "enqueued_records=4"}
 STREAM, LEADER, START, END = 0x10, 0x18, 0x20, 0x30

@@ -30,9 +30,9 @@ from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.backends.mpi import gpu_aware, gpu_trial
 from gpucoll.backends.mpi.words import MpiWords
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Collective
 from gpucoll.devices import open_device
 from gpucoll.testing import device_arrays, host_device
-from gpucoll.types import Collective
 
 DRIVERS = {"cuda": CUDA, "rocm": HIP}
 

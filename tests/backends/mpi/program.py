@@ -40,7 +40,7 @@ from gpucoll.arrays.operands import prepare
 from gpucoll.backends.cpu.wires.words import Wire, Wires
 from gpucoll.backends.mpi import blocks, ranks
 from gpucoll.backends.protocol import Request
-from gpucoll.types import Collective
+from gpucoll.collectives import Collective
 
 WORLD = MPI.COMM_WORLD
 OPERATIONS = covering()

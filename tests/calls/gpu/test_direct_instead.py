@@ -18,8 +18,8 @@ from gpucoll import backends
 from gpucoll.backends.choice import instead
 from gpucoll.backends.nccl import finding
 from gpucoll.calls.gpu import connection
+from gpucoll.collectives import Collective
 from gpucoll.errors import BackendUnavailableError
-from gpucoll.types import Collective
 
 LOAD = backends.load
 NCCL_LOAD = finding.load

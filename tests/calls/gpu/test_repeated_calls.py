@@ -16,6 +16,7 @@ from tests.waiting import until
 from gpucoll.backends.gpu.enqueue_words import POLLS, Step
 from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.protocol import Request
+from gpucoll.collectives import Collective
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -25,7 +26,7 @@ from gpucoll.errors import (
     MismatchError,
     StateError,
 )
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 COUNT = 1000
 

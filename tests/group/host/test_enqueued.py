@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from tests.waiting import until
 
+from gpucoll.collectives import Collective
 from gpucoll.group.host import diagnosis
 from gpucoll.group.host.members import words_at
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context, Status
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import ReduceOp
 
 FEW = {"GPUCOLL_CPU_TUNING": "enqueued_records=4"}
 

@@ -14,8 +14,8 @@ from tests.ranks import Ended, Reply
 
 from gpucoll.algorithms import choice
 from gpucoll.algorithms.table import named
+from gpucoll.collectives import Collective
 from gpucoll.errors import DeadlineError, PeerLostError
-from gpucoll.types import Collective
 
 PLACED, VICTIM = "abcd", 2
 COUNT = 80_000

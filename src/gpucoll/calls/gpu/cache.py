@@ -21,14 +21,13 @@ from gpucoll.arrays.library import Destination, Library
 from gpucoll.backends.gpu.repeated_call import RepeatedCall
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
-from gpucoll.types import WITH_COUNTS, Collective
+from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:  # a communicator without GPUs needs none of it
     from gpucoll.backends.gpu.compiled_call import CompiledCall
     from gpucoll.backends.gpu.protocol import GpuBackend
     from gpucoll.devices import Device
 
-_WITH_COUNTS = frozenset(WITH_COUNTS)
 _MOST = 1024
 """How many are kept for each type of array, like the number of signatures kept."""
 
@@ -113,7 +112,7 @@ class CachedCalls:
         None if the arrays need the full checks, or if rows are counted.
         """
         seen, out = self._fingerprint(x), given.get("out")
-        if seen is None or (collective in _WITH_COUNTS and _has_counts(given)):
+        if seen is None or (collective.has_blocks and _has_counts(given)):
             return None
         sort, source = seen
         out_sort: Hashable = None

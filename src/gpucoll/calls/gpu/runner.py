@@ -21,9 +21,9 @@ from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.connection import GpuConnection
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
+from gpucoll.collectives import Collective
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentError, BackendUnavailableError
-from gpucoll.types import Collective
 from gpucoll.wording import another_thread
 
 

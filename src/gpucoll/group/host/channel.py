@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.jit import compiled
 from gpucoll.kernels.cpu.memory import call_copy
@@ -26,7 +27,6 @@ from gpucoll.transport.shared.steps import (
     wait_all_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Path, Status
-from gpucoll.types import NO_ROOT, Collective
 
 _LENGTH_BYTES = 8
 _FIRST_PIECE_BYTES = 1024

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from gpucoll import config
+from gpucoll.collectives import Collective
 from gpucoll.errors import (
     AbortedError,
     DeadlineError,
@@ -34,7 +35,6 @@ from gpucoll.group.host.whereabouts import (
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context
-from gpucoll.types import WITH_COUNTS, Collective
 from gpucoll.wording import MESSAGE_REASONS
 
 _BROKEN = "The communicator is broken: close it"
@@ -137,9 +137,9 @@ def _not_shown(called: str) -> str:
 def counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
     """Return a hint at counts=, if the ranks may have meant blocks of different sizes."""
     names = {called.partition("(")[0] for called, _ in by_call}
-    if len(names) != 1 or not names <= {collective.spelled for collective in WITH_COUNTS}:
+    if len(names) != 1 or not names <= {each.spelled for each in Collective if each.has_blocks}:
         return ""
-    if names == {Collective.ALL_TO_ALL.spelled}:
+    if names <= {each.spelled for each in Collective if each.is_exchange}:
         return " (send_counts and recv_counts must agree between each two ranks)"
     return " (blocks of different sizes need counts=, the same on every rank)"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.collectives import Collective
 from gpucoll.group.host.members import Members
 from gpucoll.transport.shared.layout import Record
-from gpucoll.types import Collective
 
 
 def disagreement(members: Members, sequence: int) -> str:
@@ -22,7 +22,7 @@ def disagreement(members: Members, sequence: int) -> str:
 def _disagreement(members: Members, sequence: int) -> str:
     everyone = range(members.world_size)
     records = [members.record_words(rank, sequence) for rank in everyone]
-    if any(int(record[Record.collective]) != Collective.ALL_TO_ALL for record in records):
+    if any(not Collective(record[Record.collective]).is_exchange for record in records):
         return ""
     if not all(record[Record.n_counts] for record in records):
         return ""

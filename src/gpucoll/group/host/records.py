@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.collectives import Collective
 from gpucoll.group.host.members import Members
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Record, RecordState
 from gpucoll.transport.shared.words import Call
-from gpucoll.types import COMPRESSIONS, Collective, dtype_name, operation_name
+from gpucoll.types import COMPRESSIONS, dtype_name, operation_name
 
 
 def difference(left: int, right: int) -> int:
@@ -55,24 +56,25 @@ def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
     if collective in _INTERNAL:
         return _INTERNAL[collective](record)
     parts = []
-    if collective == Collective.ALL_REDUCE_LIST:
+    if collective.is_list:
         parts.append(f"a list of {record[Record.dimensions]} arrays")
     if operation := operation_name(record[Record.operation], record[Record.parameter]):
         parts.append(f"op={operation}")
     if dtype := dtype_name(record[Record.dtype]):
-        is_list = collective == Collective.ALL_REDUCE_LIST
-        size = f"{record[Record.count]} elements" if is_list else f"shape {_shape(record)}"
+        size = (
+            f"{record[Record.count]} elements" if collective.is_list else f"shape {_shape(record)}"
+        )
         parts.append(f"{dtype}, {size}")
     if collective == Collective.COMPRESSED_ALL_REDUCE:
         parts.append(f"compression={COMPRESSIONS[record[Record.parameter]]}")
     if n_counts := record[Record.n_counts]:
         counts = record[Record.counts : Record.counts + min(n_counts, layout.SHOWN_COUNTS)]
         dots = ", ..." if n_counts > layout.SHOWN_COUNTS else ""
-        name = "send_counts" if collective == Collective.ALL_TO_ALL else "counts"
+        name = "send_counts" if collective.is_exchange else "counts"
         parts.append(f"{name}=[{', '.join(map(str, counts))}{dots}]")
     if record[Record.root] >= 0:
         parts.append(f"root={record[Record.root]}")
-    return f"{_AS_CALLED.get(collective, collective).spelled}({', '.join(parts)})"
+    return f"{collective.spelled}({', '.join(parts)})"
 
 
 def describe_block(block: CallBlock) -> str:
@@ -111,15 +113,9 @@ def _shape(record: list[int]) -> str:
 def _describe_counts(record: list[int]) -> str:
     """Return the call whose first part exchanges counts; the root in its record names the call."""
     collective = Collective(record[Record.root])
-    name = "recv_counts" if collective == Collective.ALL_TO_ALL else "counts"
+    name = "recv_counts" if collective.is_exchange else "counts"
     return f'{collective.spelled}({name}="auto")'
 
-
-_AS_CALLED = {
-    Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE,
-    Collective.COMPRESSED_ALL_REDUCE: Collective.ALL_REDUCE,
-}
-"""The collective that the user called, for those that the ranks compare under another name."""
 
 _INTERNAL: dict[Collective, Callable[[list[int]], str]] = {
     Collective.COUNTS: _describe_counts,

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.collectives import Collective
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import describe_call, describe_enqueued, difference
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing, Record
 from gpucoll.transport.shared.words import Kind
-from gpucoll.types import Collective, dtype_name
+from gpucoll.types import dtype_name
 
 MOST_SHOWN = 8
 """Further groups of ranks are only counted, so that people can read the error."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import (
     AbortedError,
     DeadlineError,
@@ -29,7 +30,6 @@ from gpucoll.transport.shared.layout import EVENT_ABORT
 from gpucoll.transport.tcp import exchange_words
 from gpucoll.transport.tcp.exchange_words import PartKind
 from gpucoll.transport.tcp.streams import ALL, Outcome, Reduction, StreamStatus
-from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
 _WELL, _BADLY = b"\0", b"\1"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import MismatchError
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.group.world.messages import pack, unpack
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Status
-from gpucoll.types import NO_ROOT, Collective, digest_of
+from gpucoll.types import digest_of
 
 
 class WorldChannel:

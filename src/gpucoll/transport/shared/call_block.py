@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.words import Call
-from gpucoll.types import NO_ROOT, Collective, ReduceOp, digest_of, dtype_code, mix_digest
+from gpucoll.types import ReduceOp, digest_of, dtype_code, mix_digest
 
 
 class CallBlock:
@@ -88,7 +89,7 @@ class CallBlock:
         self.sign(len(shapes), *numbers)
         count = sum(map(math.prod, shapes))
         self.words[Call.count] = count
-        is_list = int(self.words[Call.collective]) == Collective.ALL_REDUCE_LIST
+        is_list = Collective(int(self.words[Call.collective])).is_list
         self.show_shape((len(shapes) if is_list else count,))
 
     def sign_block(self, count: int) -> None:

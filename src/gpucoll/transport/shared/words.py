@@ -169,12 +169,14 @@ class Call(Block):
     n_dimensions: int
     dimensions: Field[Words] = words(4)
     loop: int  # address of the collective's compiled loop
+    # See `gpucoll.collectives`.
+    flow: int
+    operands: int
     # The results of a reduction, by rank.
     scan_kernel: int
     parameter_stride: int  # between the parameters of successive ranks' results; 0: one for all
     identity: int  # address of the element for an empty reduction
     # The blocks of a movement.
-    flow: int
     is_spread: int  # the input is one block for each rank
     lands_apart: int  # the output is one block from each rank
     block_bytes: int
@@ -220,7 +222,6 @@ class Call(Block):
     mpi: int  # address of the communicator's words; see `backends.mpi.words`
     mpi_dtype: int  # MPI's handles; without them the call is a movement, or our kernels reduce
     mpi_operation: int
-    mpi_collective: int  # MPI's collective, if `collective` is the call that this is a part of
     mpi_divides: int  # whether `kernel` makes the average from MPI's sum
 
 
@@ -284,14 +285,6 @@ class Thread(Block):
     count: int  # places in use, with the free ones between them
     # Addresses; a table of messages has the last bit set.
     queues: Field[Words] = words(THREAD_QUEUES, index=24)
-
-
-class Flow(Codes):
-    """Between which ranks the blocks of a movement go."""
-
-    ALL = 0
-    FROM_ROOT = 1
-    TO_ROOT = 2
 
 
 class Path(Codes):

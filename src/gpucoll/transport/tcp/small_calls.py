@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.blocks import Words
+from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_copy, call_loop, call_reduce, exchange64, load64
@@ -28,7 +29,7 @@ from gpucoll.transport.shared.steps import (
     wait_all_arrived,
     wait_arrived,
 )
-from gpucoll.transport.shared.words import Call, Context, Flow, Status
+from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp import exchange
 from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_as_told, now_ns
 from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind
