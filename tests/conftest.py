@@ -25,6 +25,8 @@ from tests.ranks import Pools, RankServer
 from tests.run_order import longest_first
 from tests.tiers import add_options, describe_left, leave_out_tiers, receive_left, send_left
 
+# The scripts of tools/ import each other by their bare names, and so do their tests.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 BARE_FOLDERS = ("kernels", "backends", "bench")
 
 

@@ -35,7 +35,7 @@ PRIVATE_OF_A_GROUP = {"context", "members", "segment"}
 INSIDE_A_GROUP = ("src/gpucoll/group/host", "backends/cpu/host")
 
 # Schedules are pure functions: whoever runs them brings arrays, processes and sockets.
-BELOW_SCHEDULES = ("algorithms", "errors", "types", "wording")
+BELOW_SCHEDULES = ("algorithms", "collectives", "errors", "wording")
 NOT_IN_SCHEDULES = {"numpy", "socket", "multiprocessing", "threading", "subprocess", "ctypes"}
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpucoll.algorithms import svg
+from schedules import svg
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import SIDE_TITLES, size_text, title
 

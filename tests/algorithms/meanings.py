@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpucoll.algorithms.contents import Contents
-from gpucoll.algorithms.initial import initial_blocks
-from gpucoll.algorithms.simulation import run
+from schedules.contents import Contents
+from schedules.initial import initial_blocks
+from schedules.simulation import run
+
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.collectives import Collective
 

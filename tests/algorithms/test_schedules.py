@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from schedules.contents import EMPTY, Contents
+from schedules.simulation import run
 from tests.algorithms.meanings import check
 
 from gpucoll.algorithms import steps as rules
-from gpucoll.algorithms.contents import EMPTY, Contents
-from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.steps import NOBODY, WHOLE, Span, Step, block_numbers, spans
 from gpucoll.algorithms.table import ALGORITHMS, Order, named
 from gpucoll.collectives import Collective

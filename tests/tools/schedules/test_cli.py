@@ -1,16 +1,18 @@
-"""``python -m gpucoll.algorithms``."""
+"""``python tools/schedules``."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from schedules import arguments
+from schedules.cli import main
+from schedules.printing import size_text, time_text
 
-from gpucoll.algorithms import arguments
-from gpucoll.algorithms.cli import main
-from gpucoll.algorithms.printing import size_text, time_text
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def printed(capsys, *words):
@@ -22,7 +24,7 @@ def printed(capsys, *words):
 
 
 def test_as_a_command_of_python():
-    command = [sys.executable, "-m", "gpucoll.algorithms", "all_reduce", "--hosts", "2"]
+    command = [sys.executable, str(ROOT / "tools" / "schedules"), "all_reduce", "--hosts", "2"]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
@@ -130,7 +132,7 @@ def test_what_cannot_be_done(capsys, words, message):
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("python -m gpucoll.algorithms: ")
+    assert err.startswith("python tools/schedules: ")
     assert message in err
 
 

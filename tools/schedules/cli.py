@@ -1,4 +1,4 @@
-"""The command ``python -m gpucoll.algorithms``."""
+"""The command ``python tools/schedules``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpucoll.algorithms.arguments import Options, parse
 from gpucoll.algorithms.choice import choose
 from gpucoll.algorithms.cost import Cost, cost_of, largest
-from gpucoll.algorithms.drawing import draw
-from gpucoll.algorithms.hierarchy import Prediction, block_sizes, carriers, predict_call
-from gpucoll.algorithms.printing import (
-    cost_line,
-    cost_lines,
-    counted,
-    schedule_lines,
-    size_text,
-    time_text,
-)
 from gpucoll.algorithms.table import Algorithm, algorithms_for, named
 from gpucoll.errors import ArgumentError
+from schedules.arguments import Options, parse
+from schedules.drawing import draw
+from schedules.hierarchy import Prediction, block_sizes, carriers, predict_call
+from schedules.printing import cost_line, cost_lines, counted, schedule_lines, size_text, time_text
 
 ALL_RANKS_UP_TO: Final = 8
 """Up to this number all ranks are printed; beyond that, rank 0 (or the requested rank)."""
@@ -41,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Path(options.svg).write_text(drawing, encoding="utf-8")
             lines.append(f"drawn: {options.svg}")
     except (ArgumentError, OSError) as error:
-        print(f"python -m gpucoll.algorithms: {error}", file=sys.stderr)
+        print(f"python tools/schedules: {error}", file=sys.stderr)
         return EXIT_USAGE
     print("\n".join(lines))
     return 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpucoll.algorithms.contents import EMPTY, Contents
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.collectives import Collective, Data, Flow
+from schedules.contents import EMPTY, Contents
 
 
 def initial_blocks(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpucoll.algorithms.cost import Cost
-from gpucoll.algorithms.hierarchy import Prediction
 from gpucoll.algorithms.steps import NOBODY, Span, Step, span_numbers
 from gpucoll.wording import rank_of
+from schedules.hierarchy import Prediction
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpucoll.algorithms.contents import EMPTY, Contents
 from gpucoll.algorithms.steps import NOBODY, Step, block_numbers
 from gpucoll.errors import ArgumentError
 from gpucoll.wording import rank_of
+from schedules.contents import EMPTY, Contents
 
 
 @dataclass(slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpucoll.algorithms.contents import EMPTY, Contents
 from gpucoll.algorithms.steps import NOBODY, Step, block_numbers
 from gpucoll.errors import ArgumentError
+from schedules.contents import EMPTY, Contents
 
 
 @dataclass

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from schedules.contents import Contents
+from schedules.hierarchy import Inside, block_sizes, carriers, predict_call, run_all_reduce
+from schedules.timing import Network, predict
 from tests.algorithms.test_schedules import each_algorithm
 
-from gpucoll.algorithms.contents import Contents
-from gpucoll.algorithms.hierarchy import Inside, block_sizes, carriers, predict_call, run_all_reduce
 from gpucoll.algorithms.steps import WHOLE, Span, Step
 from gpucoll.algorithms.table import Order, named
-from gpucoll.algorithms.timing import Network, predict
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
 

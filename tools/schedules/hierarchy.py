@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpucoll.algorithms.contents import Contents
 from gpucoll.algorithms.cost import divide
-from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.table import Algorithm
-from gpucoll.algorithms.timing import Network, predict
 from gpucoll.collectives import Collective, Data, Flow
 from gpucoll.errors import ArgumentError
+from schedules.contents import Contents
+from schedules.simulation import run
+from schedules.timing import Network, predict
 
 ONE_CARRIES_UP_TO_BYTES: Final = 32 * 1024
 """Up to this size one rank of each host carries all of it; above, each carries its share."""

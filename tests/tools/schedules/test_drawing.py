@@ -5,13 +5,13 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from schedules.contents import EMPTY, Contents
+from schedules.drawing import draw
+from schedules.initial import initial_blocks
+from schedules.rounds import rounds_of
+from schedules.simulation import run
 from tests.algorithms.test_schedules import each_algorithm
 
-from gpucoll.algorithms.contents import EMPTY, Contents
-from gpucoll.algorithms.drawing import draw
-from gpucoll.algorithms.initial import initial_blocks
-from gpucoll.algorithms.rounds import rounds_of
-from gpucoll.algorithms.simulation import run
 from gpucoll.algorithms.steps import WHOLE, Step
 from gpucoll.algorithms.table import named
 from gpucoll.collectives import Collective

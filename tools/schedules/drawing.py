@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpucoll.algorithms.contents import EMPTY, Contents
-from gpucoll.algorithms.initial import initial_blocks
-from gpucoll.algorithms.rounds import Round, rounds_of
 from gpucoll.algorithms.steps import NOBODY, Step, span_numbers
-from gpucoll.algorithms.svg import head, line, text
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.errors import ArgumentError
+from schedules.contents import EMPTY, Contents
+from schedules.initial import initial_blocks
+from schedules.rounds import Round, rounds_of
+from schedules.svg import head, line, text
 
 MOST_RANKS: Final = 16
 MOST_ROUNDS: Final = 64

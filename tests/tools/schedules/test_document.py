@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gpucoll.algorithms.cli import main
-from gpucoll.algorithms.drawing import draw
+from schedules.cli import main
+from schedules.drawing import draw
+
 from gpucoll.algorithms.table import ALGORITHMS, named
 from gpucoll.collectives import Collective
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def test_every_algorithm_has_its_row_with_its_order():

@@ -1,4 +1,4 @@
-"""The command line of ``python -m gpucoll.algorithms``."""
+"""The command line of ``python tools/schedules``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpucoll.algorithms.choice import RULES
-from gpucoll.algorithms.hierarchy import Inside
-from gpucoll.algorithms.timing import Network
 from gpucoll.collectives import Collective, Data
+from schedules.hierarchy import Inside
+from schedules.timing import Network
 
 MOST_HOSTS: Final = 1024
 """A ring of this many hosts takes some 10 s and 700 MiB."""
@@ -83,7 +83,7 @@ def _number(text: str, wanted: str, fits: Callable[[float], bool]) -> float:
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m gpucoll.algorithms",
+        prog="python tools/schedules",
         description="Print the schedule of a collective between hosts: what each host does in each "
         "step, what it costs, and how long a model predicts it to take. Ranks are hosts here.",
     )
