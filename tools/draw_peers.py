@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schedules import svg
+
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import SIDE_TITLES, size_text, title
 

@@ -12,6 +12,7 @@ from gpucoll.arrays.libraries import is_array
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import ensure_served, is_sequence_of_arrays, template_of
 from gpucoll.calls.exact_integers import check_range
+from gpucoll.calls.given import CountsName, Given
 from gpucoll.calls.shapes import result_of
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -77,16 +78,14 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return shape[0] if shape else 1
 
 
-def with_counts(
-    collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
-) -> dict[str, Any]:
+def with_counts(collective: Collective, x: Any, given: Given, rank: int, world_size: int) -> Given:
     """Return the user's arguments, with counts that are derived from lists of different blocks.
 
     An all_to_all with lists always has counts, because no rank knows whether all blocks of all
     ranks are equal. Other collectives have counts if the blocks of a list differ. All ranks see
     that alike, except if only the root has the list.
     """
-    who, out, known = rank_of(rank, world_size), given.get("out"), dict(given)
+    who, out, known = rank_of(rank, world_size), given.get("out"), given.copy()
     is_root = given.get("root") in (None, rank)
     if isinstance(x, list | tuple) and collective.spreads:
         found = templates_of(x, "x", collective, who, world_size)
@@ -97,7 +96,7 @@ def with_counts(
         known["counts"] = [shape[0] // world_size] * world_size
     if isinstance(out, list | tuple) and collective.gathers and is_root:
         found = templates_of(out, "out", collective, who, world_size)
-        name = "receive_counts" if collective.is_exchange else "counts"
+        name: CountsName = "receive_counts" if collective.is_exchange else "counts"
         row_shape = template_of(x[0] if isinstance(x, list | tuple) else x).shape[1:]
         what = f"{collective.spelled} on {who}: out"
         rows = [_rows_in(each, row_shape, f"{what}[{n}]") for n, each in enumerate(found)]
@@ -119,7 +118,7 @@ def _rows_in(template: Template, row_shape: tuple[int, ...], what: str) -> int:
 
 
 def _add_counts(
-    collective: Collective, known: dict[str, Any], name: str, rows: list[int], who: str
+    collective: Collective, known: Given, name: CountsName, rows: list[int], who: str
 ) -> None:
     """Use the rows of a list's blocks as counts, if counts are needed and not given."""
     if known.get(name) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from gpucoll.calls import counts as exchanged_counts
 from gpucoll.calls.block_lists import check_on_host, has_blocks, with_counts
 from gpucoll.calls.block_preparation import prepare_blocks
 from gpucoll.calls.dispatch import Dispatch
+from gpucoll.calls.given import Given
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.in_one_piece import in_one_piece
@@ -41,11 +42,14 @@ from gpucoll.calls.preparation import (
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.shapes import parse_counts
 from gpucoll.calls.starting import Starting
-from gpucoll.collectives import Collective
+from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import ReduceOp
 from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN)))
 
@@ -102,7 +106,7 @@ class Collectives:
         async_op: bool,
         timeout_s: float | None,
         stream: Any,
-        **given: Any,
+        **given: Unpack[Given],
     ) -> Any:
         """Check the arguments and run the call in turn; teach the entry if it can serve it."""
         is_plain = timeout_s is None and stream is None
@@ -138,7 +142,7 @@ class Collectives:
         self,
         collective: Collective,
         x: Any,
-        given: dict[str, Any],
+        given: Given,
         async_op: bool,
         timeout_s: float | None,
         stream: Any,
@@ -171,7 +175,7 @@ class Collectives:
         self,
         collective: Collective,
         xs: Sequence[Any],
-        given: dict[str, Any],
+        given: Given,
         async_op: bool,
         timeout_s: float | None,
         stream: Any,
@@ -243,16 +247,14 @@ class Collectives:
         check_on_host(collective, self.dispatch.is_enqueued(prepared.template))
         return prepared
 
-    def _learn(
-        self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
-    ) -> None:
+    def _learn(self, collective: Collective, x: Any, template: Template, given: Given) -> None:
         """Have the compiled entry serve the next call of this kind, if it reads arrays like x."""
         kind = kind_of_array(x, template)
         if kind is not None:
             self.host.learn(collective, kind, given.get("op"), given.get("root"))
 
     def _learn_blocks(
-        self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
+        self, collective: Collective, x: Any, template: Template, given: Given
     ) -> None:
         """Have the compiled entry serve the next call with counts or blocks, on NumPy arrays."""
         kind = kind_of_array(x[0] if isinstance(x, list | tuple) else x, template)
@@ -291,22 +293,24 @@ class Collectives:
 
         return task
 
-    def parse(self, given: dict[str, Any]) -> Arguments:
+    def parse(self, given: Given) -> Arguments:
         """Return the arguments of a call, checked."""
-        found: dict[str, Any] = {"out": given.get("out")}
-        if "op" in given:
-            found["op"] = ReduceOp.parse(given["op"])
+        op = ReduceOp.parse(given["op"]) if "op" in given else None
         if "root" in given:
             self.check_root(given["root"])
-            found["root"] = int(given["root"])
-        for name, spelled in (("counts", "counts"), ("receive_counts", "recv_counts")):
-            if given.get(name) is not None:
-                is_sent = name == "counts" and "receive_counts" in given
-                label = "send_counts" if is_sent else spelled
-                found[name] = parse_counts(given[name], self.world_size, label)
-        return Arguments(**found)
+        sent, received = given.get("counts"), given.get("receive_counts")
+        sent_name = "send_counts" if "receive_counts" in given else "counts"
+        return Arguments(
+            op=op,
+            root=int(given.get("root", NO_ROOT)),
+            out=given.get("out"),
+            counts=None if sent is None else parse_counts(sent, self.world_size, sent_name),
+            receive_counts=(
+                None if received is None else parse_counts(received, self.world_size, "recv_counts")
+            ),
+        )
 
-    def plan(self, collective: Collective, x: Any, **given: Any) -> Plan[Any]:
+    def plan(self, collective: Collective, x: Any, **given: Unpack[Given]) -> Plan[Any]:
         """Prepare a call that runs repeatedly on the same memory."""
         if has_blocks(collective, x, given.get("out")):
             given = with_counts(collective, x, given, self.rank, self.world_size)
@@ -339,7 +343,7 @@ class Collectives:
         self,
         collective: Collective,
         x: Any,
-        given: dict[str, Any],
+        given: Given,
         async_op: bool,
         timeout_s: float | None,
         stream: Any,
@@ -350,7 +354,7 @@ class Collectives:
         template = exchanged_counts.check_alone(collective, x, given, arguments, world_size)
         mine = exchanged_counts.own(collective, x, given, rank, world_size)
         if template is not None and self.dispatch.is_enqueued(template):
-            known: dict[str, Any] = {}
+            known: Given = {}
 
             def ask(timeout_s: float | None) -> None:
                 known.update(exchanged_counts.exchange(channel, collective, mine, rank, timeout_s))

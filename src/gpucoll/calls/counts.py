@@ -10,6 +10,7 @@ import numpy as np
 
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import ensure_served, template_of
+from gpucoll.calls.given import Given
 from gpucoll.calls.in_one_piece import give_up, in_one_piece
 from gpucoll.calls.preparation import Arguments
 from gpucoll.calls.shapes import check_rows, parse_counts
@@ -34,7 +35,7 @@ def are_asked_for(collective: Collective, counts: Any, receive_counts: Any) -> b
 
 def exchange(
     channel: Channel, collective: Collective, mine: list[int], rank: int, timeout_s: float | None
-) -> dict[str, list[int]]:
+) -> Given:
     """Exchange the rows of all ranks; return the resulting counts, by name."""
     data = np.array(mine, np.int64).tobytes()
     # The collective travels in place of a root, so that ranks compare it, too.
@@ -70,16 +71,16 @@ def fail(channel: Channel, timeout_s: float | None) -> None:
     channel.all_gather_bytes(b"", Collective.UNFIT, timeout_s=timeout_s)
 
 
-def as_given(collective: Collective, known: dict[str, Any]) -> dict[str, Any]:
+def as_given(collective: Collective, known: Given) -> dict[str, Any]:
     """Return the arguments of a call under the names that users pass."""
     if not collective.is_exchange:
-        return known
+        return {**known}
     counts = {"send_counts": known["counts"], "recv_counts": known["receive_counts"]}
     return {**counts, "out": known.get("out")}
 
 
 def check_alone(
-    collective: Collective, x: Any, given: dict[str, Any], arguments: Arguments, world_size: int
+    collective: Collective, x: Any, given: Given, arguments: Arguments, world_size: int
 ) -> Template | None:
     """Check what does not depend on counts, before anything is sent; return the arrays' template.
 
@@ -107,9 +108,7 @@ def _first(x: Any) -> Any:
     return x[0] if isinstance(x, list | tuple) else x
 
 
-def own(
-    collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
-) -> list[int]:
+def own(collective: Collective, x: Any, given: Given, rank: int, world_size: int) -> list[int]:
     """Return the counts that this rank sends: its own rows, or its rows for each rank."""
     if collective.is_exchange:
         return list(parse_counts(given["counts"], world_size, "send_counts"))

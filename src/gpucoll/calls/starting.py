@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.array_kinds import new_like, new_of_rows, note_written, numpy_view
 from gpucoll.backends.protocol import HostBackend
+from gpucoll.calls.given import Given
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work
 from gpucoll.collectives import Collective, Flow
@@ -34,7 +35,7 @@ class Starting:
         self._world_size = runner.group.world_size
         self._entries: dict[Collective, _Entry] = {}
 
-    def start(self, collective: Collective, x: Any, given: Mapping[str, Any]) -> Work[Any] | None:
+    def start(self, collective: Collective, x: Any, given: Given) -> Work[Any] | None:
         """Start a call and return its Work; None if no entry can start it."""
         if collective.flow == Flow.TO_ROOT or collective.knows_one_block:
             return None  # ranks differ in what they pass and get
@@ -48,9 +49,7 @@ class Starting:
             out = self._new(collective, x)
         return self._begin(collective, x, out, given, out, x)
 
-    def _start_on_tensor(
-        self, collective: Collective, x: Any, given: Mapping[str, Any]
-    ) -> Work[Any] | None:
+    def _start_on_tensor(self, collective: Collective, x: Any, given: Given) -> Work[Any] | None:
         """Start a call on a tensor that has a NumPy view."""
         if (shown := numpy_view(x)) is None:
             return None
@@ -69,13 +68,7 @@ class Starting:
         return work
 
     def _begin(
-        self,
-        collective: Collective,
-        x: Any,
-        out: Any,
-        given: Mapping[str, Any],
-        result: Any,
-        keep: Any,
+        self, collective: Collective, x: Any, out: Any, given: Given, result: Any, keep: Any
     ) -> Work[Any] | None:
         """Start a call on NumPy arrays and return its Work; None if the entry cannot start it."""
         entry = self._entries.get(collective) or self._entry(collective)

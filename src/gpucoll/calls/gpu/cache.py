@@ -19,6 +19,7 @@ from gpucoll.arrays import streams
 from gpucoll.arrays.fingerprint import fingerprint_of
 from gpucoll.arrays.library import Destination, Library
 from gpucoll.backends.gpu.repeated_call import RepeatedCall
+from gpucoll.calls.given import Given
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
 from gpucoll.collectives import Collective
@@ -62,12 +63,7 @@ class CachedCalls:
         self._kept: dict[Hashable, CachedCall] = {}
 
     def learn(
-        self,
-        collective: Collective,
-        x: Any,
-        given: dict[str, Any],
-        made: Prepared,
-        connected: GpuBackend,
+        self, collective: Collective, x: Any, given: Given, made: Prepared, connected: GpuBackend
     ) -> None:
         """Cache a call that has taken the slow path, if it can be cached."""
         found = self._look(collective, x, given)
@@ -105,7 +101,7 @@ class CachedCalls:
         self._kept[found[0]] = cached_call
 
     def _look(
-        self, collective: Collective, x: Any, given: dict[str, Any]
+        self, collective: Collective, x: Any, given: Given
     ) -> tuple[Hashable, int, int] | None:
         """Return the kind of a call, and the addresses of x and of `out` (0 if there is none).
 
@@ -128,12 +124,7 @@ class CachedCalls:
         return key, source, destination
 
     def repeat(
-        self,
-        collective: Collective,
-        x: Any,
-        given: dict[str, Any],
-        async_op: bool,
-        timeout_s: float | None,
+        self, collective: Collective, x: Any, given: Given, async_op: bool, timeout_s: float | None
     ) -> Any:
         """Repeat a call of a known kind; None: nothing was done, and it needs the slow path."""
         found = self._look(collective, x, given)
@@ -180,7 +171,7 @@ class CachedCalls:
         return out
 
 
-def _has_counts(given: dict[str, Any]) -> bool:
+def _has_counts(given: Given) -> bool:
     return given.get("counts") is not None or given.get("receive_counts") is not None
 
 
@@ -188,12 +179,7 @@ class CallCache(dict[type, CachedCalls]):
     """A communicator's cached calls, by the type of the input array."""
 
     def learn(
-        self,
-        collective: Collective,
-        x: Any,
-        given: dict[str, Any],
-        made: Prepared,
-        connected: GpuBackend,
+        self, collective: Collective, x: Any, given: Given, made: Prepared, connected: GpuBackend
     ) -> None:
         """Cache a call that has taken the slow path, if it can be cached."""
         request, library = made.request, made.template.library

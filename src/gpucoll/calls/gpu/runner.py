@@ -15,6 +15,7 @@ from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.given import Given
 from gpucoll.calls.gpu import memory
 from gpucoll.calls.gpu.cache import CachedCalls
 from gpucoll.calls.gpu.call import GpuCall
@@ -207,7 +208,7 @@ class GpuRunner(GpuConnection):
         cached_calls: CachedCalls,
         collective: Collective,
         x: Any,
-        given: dict[str, Any],
+        given: Given,
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
@@ -226,7 +227,7 @@ class GpuRunner(GpuConnection):
         finally:
             self._entering.release()
 
-    def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
+    def learn(self, collective: Collective, x: Any, given: Given, made: Prepared) -> None:
         """Make calls of this kind faster from now on, if that is possible."""
         is_on_host = made.template.device == HOST_ARRAYS
         if self._connected is not None and self.grouped is None and not is_on_host:
