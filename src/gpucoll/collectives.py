@@ -7,6 +7,7 @@ is asks its attributes, and not for its name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from gpucoll.codes import Codes
@@ -123,47 +124,47 @@ class Collective(Codes):
         self.data, self.is_list = pattern.data, pattern.is_list
         self.spelled = pattern.method or self.name.lower()
 
-    @property
+    @cached_property
     def has_root(self) -> bool:
         """Whether one rank gives or gets all data."""
         return self.flow != Flow.ALL
 
-    @property
+    @cached_property
     def has_blocks(self) -> bool:
         """Whether there are blocks, one for each rank; their sizes may differ."""
         return self.spreads or self.gathers
 
-    @property
+    @cached_property
     def is_exchange(self) -> bool:
         """Whether each rank sends a block to each rank, so that ranks know only their own sizes."""
         return self.spreads and self.gathers
 
-    @property
+    @cached_property
     def is_scan(self) -> bool:
         """Whether each rank gets another result, of the ranks up to it or before it."""
         return self.operands != Operands.ALL
 
-    @property
+    @cached_property
     def excludes_own(self) -> bool:
         """Whether a scan leaves out a rank's own input."""
         return self.operands == Operands.BEFORE_OWN
 
-    @property
+    @cached_property
     def knows_one_block(self) -> bool:
         """Whether only the root knows the whole input: ranks compare the size of a block."""
         return self.spreads and self.flow == Flow.FROM_ROOT
 
-    @property
+    @cached_property
     def takes_lists(self) -> bool:
         """Whether x may be a list of arrays, which move together."""
         return self.data == Data.ARRAYS and not self.has_blocks and not self.is_scan
 
-    @property
+    @cached_property
     def of_one(self) -> Collective:
         """The collective that does with one array what this one does with a list."""
         return Collective.ALL_REDUCE if self.is_list else self
 
-    @property
+    @cached_property
     def of_list(self) -> Collective | None:
         """The collective that does in one call with a list what this one does with an array."""
         return Collective.ALL_REDUCE_LIST if self is Collective.ALL_REDUCE else None

@@ -16,6 +16,13 @@ from gpucoll.collectives import Collective, Flow
 
 _Entry = Callable[..., Any]
 
+_ALIKE_EVERYWHERE = frozenset(
+    each for each in Collective if each.flow != Flow.TO_ROOT and not each.knows_one_block
+)
+"""Collectives in which all ranks pass and get the same; Python starts the others."""
+_KEEPS_ROWS = frozenset(each for each in Collective if each.spreads == each.gathers)
+"""Collectives whose results have as many rows as x."""
+
 
 class Starting:
     """Starts collectives of a dtype, op and root seen before.
@@ -37,8 +44,8 @@ class Starting:
 
     def start(self, collective: Collective, x: Any, given: Given) -> Work[Any] | None:
         """Start a call and return its Work; None if no entry can start it."""
-        if collective.flow == Flow.TO_ROOT or collective.knows_one_block:
-            return None  # ranks differ in what they pass and get
+        if collective not in _ALIKE_EVERYWHERE:
+            return None
         if self._runner.grouped is not None:
             return None
         if given.get("counts") is not None or given.get("receive_counts") is not None:
@@ -46,7 +53,7 @@ class Starting:
         if type(x) is not np.ndarray:
             return self._start_on_tensor(collective, x, given)
         if (out := given.get("out")) is None:
-            out = self._new(collective, x)
+            out = np.empty_like(x) if collective in _KEEPS_ROWS else self._new(collective, x)
         return self._begin(collective, x, out, given, out, x)
 
     def _start_on_tensor(self, collective: Collective, x: Any, given: Given) -> Work[Any] | None:
@@ -57,9 +64,8 @@ class Starting:
             shown_out: Any = shown
         else:
             if out is None:
-                multiply, divide = collective.rows_factor(self._world_size)
-                is_same = multiply == divide
-                out = new_like(x) if is_same else new_of_rows(x, multiply, divide)
+                factors = collective.rows_factor(self._world_size)
+                out = new_like(x) if collective in _KEEPS_ROWS else new_of_rows(x, *factors)
             if (shown_out := numpy_view(out)) is None:
                 return None
         work = self._begin(collective, shown, shown_out, given, out, x)
@@ -87,9 +93,7 @@ class Starting:
 
     def _new(self, collective: Collective, x: Any) -> Any:
         """Return a new array for the result; None if x has no rows, which Python reports."""
-        multiply, divide = collective.rows_factor(self._world_size)
-        if multiply == divide:
-            return np.empty_like(x)
         if x.ndim == 0:
             return None
+        multiply, divide = collective.rows_factor(self._world_size)
         return np.empty((x.shape[0] * multiply // divide, *x.shape[1:]), x.dtype)
