@@ -284,8 +284,8 @@ def _scan(request: Request, call: _Call) -> Composed:
     assert x is not None
     assert out is not None
     assert request.op is not None
-    is_exclusive = request.collective.excludes_own
-    identity = _identity(request.op, x.dtype) if is_exclusive else b""
+    collective = request.collective
+    identity = _identity(request.op, x.dtype) if collective.excludes_own else b""
     item_bytes, most = call.like.item_bytes, _piece_of(call, 2)
     largest = _shares(min(x.count, most), item_bytes, place.world_size)
     area = max(largest) * place.world_size * item_bytes
@@ -298,7 +298,7 @@ def _scan(request: Request, call: _Call) -> Composed:
             received = _received(call, scratch, mine)
             results = _received(call, scratch + area, mine)
             for rank, result in enumerate(results):
-                if before := received[: rank + 1 - is_exclusive]:
+                if before := received[: collective.n_operands(rank, place.world_size)]:
                     yield from call.fold(result, before, mine, len(before))
                 elif mine:
                     yield Fill(result, identity, mine)

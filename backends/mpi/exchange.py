@@ -32,24 +32,9 @@ def _begin_messages(words: Exchange, mpi: MpiWords) -> None:
     comm, byte, held = mpi.communicator, mpi.byte, words.held
     row, at = step_of(words), words.held_bytes
     room, origin = words.capacity - at, row.origin
-    issue(
-        mpi,
-        mpi.receive,
-        held + at,
-        room,
-        byte,
-        origin,
-        EXCHANGE_TAG,
-        comm,
-        next_request(mpi),
-        0,
-        0,
-        0,
-    )
+    issue(mpi, mpi.receive, held + at, room, byte, origin, EXCHANGE_TAG, comm, next_request(mpi))
     size_bytes, dest = words.sent_header[3], row.to
-    issue(
-        mpi, mpi.send, held, size_bytes, byte, dest, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0
-    )
+    issue(mpi, mpi.send, held, size_bytes, byte, dest, EXCHANGE_TAG, comm, next_request(mpi))
 
 
 @inline

@@ -35,7 +35,7 @@ def broadcast(context: Context, words: MpiWords, call: Call) -> int:
         return broadcast_by_messages(context, words, root, memory, landing, size_bytes)
     while done < size_bytes and status == Status.OK:
         count, request = min(step, size_bytes - done), next_request(words)
-        issue(words, words.broadcast, memory + done, count, byte, root, comm, request, 0, 0, 0, 0)
+        issue(words, words.broadcast, memory + done, count, byte, root, comm, request)
         status = finish(context, words)
         done += count
     if is_root and call.destination != 0:
@@ -69,78 +69,30 @@ def _set_counts(words: MpiWords, call: Call, which: int) -> None:
 @inline
 def _all_gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
     comm, byte, me = words.communicator, words.byte, words.rank
-    landing, mine_bytes, request = call.destination, bytes_of(call, me), next_request(words)
+    landing, mine, request = call.destination, bytes_of(call, me), next_request(words)
     if not call.offsets:
-        issue(
-            words,
-            words.all_gather,
-            source,
-            mine_bytes,
-            byte,
-            landing,
-            mine_bytes,
-            byte,
-            comm,
-            request,
-            0,
-            0,
-        )
+        issue(words, words.all_gather, source, mine, byte, landing, mine, byte, comm, request)
     else:
         _set_counts(words, call, 0)
         counts, starts = vector_of(words, 0), vector_of(words, 1)
-        issue(
-            words,
-            words.all_gather_counts,
-            source,
-            mine_bytes,
-            byte,
-            landing,
-            counts,
-            starts,
-            byte,
-            comm,
-            request,
-            0,
-        )
+        function = words.all_gather_counts
+        issue(words, function, source, mine, byte, landing, counts, starts, byte, comm, request)
     return finish(context, words)
 
 
 @inline
 def _gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
     comm, byte, me = words.communicator, words.byte, words.rank
-    landing, mine_bytes, root = call.destination, bytes_of(call, me), call.root
+    landing, mine, root = call.destination, bytes_of(call, me), call.root
     request = next_request(words)
     if not call.offsets:
-        issue(
-            words,
-            words.gather,
-            source,
-            mine_bytes,
-            byte,
-            landing,
-            mine_bytes,
-            byte,
-            root,
-            comm,
-            request,
-            0,
-        )
+        issue(words, words.gather, source, mine, byte, landing, mine, byte, root, comm, request)
     else:
         _set_counts(words, call, 0)
         counts, starts = vector_of(words, 0), vector_of(words, 1)
+        function = words.gather_counts
         issue(
-            words,
-            words.gather_counts,
-            source,
-            mine_bytes,
-            byte,
-            landing,
-            counts,
-            starts,
-            byte,
-            root,
-            comm,
-            request,
+            words, function, source, mine, byte, landing, counts, starts, byte, root, comm, request
         )
     return finish(context, words)
 
@@ -148,39 +100,16 @@ def _gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
 @inline
 def _scatter(context: Context, words: MpiWords, call: Call, landing: int) -> int:
     comm, byte, me = words.communicator, words.byte, words.rank
-    source, mine_bytes, root = call.source, bytes_of(call, me), call.root
+    source, mine, root = call.source, bytes_of(call, me), call.root
     request = next_request(words)
     if not call.offsets:
-        issue(
-            words,
-            words.scatter,
-            source,
-            mine_bytes,
-            byte,
-            landing,
-            mine_bytes,
-            byte,
-            root,
-            comm,
-            request,
-            0,
-        )
+        issue(words, words.scatter, source, mine, byte, landing, mine, byte, root, comm, request)
     else:
         _set_counts(words, call, 0)
         counts, starts = vector_of(words, 0), vector_of(words, 1)
+        function = words.scatter_counts
         issue(
-            words,
-            words.scatter_counts,
-            source,
-            counts,
-            starts,
-            byte,
-            landing,
-            mine_bytes,
-            byte,
-            root,
-            comm,
-            request,
+            words, function, source, counts, starts, byte, landing, mine, byte, root, comm, request
         )
     return finish(context, words)
 
@@ -206,9 +135,7 @@ def _all_to_all(context: Context, words: MpiWords, call: Call, source: int) -> i
     request = next_request(words)
     if not call.pieces:
         count = call.block_bytes
-        issue(
-            words, words.all_to_all, source, count, byte, landing, count, byte, comm, request, 0, 0
-        )
+        issue(words, words.all_to_all, source, count, byte, landing, count, byte, comm, request)
     else:
         _set_counts(words, call, 0)
         for rank in range(words.world_size):
@@ -216,9 +143,10 @@ def _all_to_all(context: Context, words: MpiWords, call: Call, source: int) -> i
             set_number(words, 3, rank, _received_start(call, rank))
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         received, landings = vector_of(words, 2), vector_of(words, 3)
+        function = words.all_to_all_counts
         issue(
             words,
-            words.all_to_all_counts,
+            function,
             source,
             counts,
             starts,

@@ -16,21 +16,11 @@ from gpucoll.backends.mpi.steps import (
 from gpucoll.backends.mpi.words import GATHERED_BYTES, PIECE_BYTES, MpiWords
 from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, call_reduce
+from gpucoll.kernels.cpu.memory import call_reduce
+from gpucoll.transport.shared.operands import fill_with_identity, n_operands
 from gpucoll.transport.shared.words import Call, Context, Status
 
 # --- reductions that MPI does ---------------------------------------------------------------------
-
-
-@inline
-def _fill_with_identity(context: Context, call: Call, size_bytes: int) -> None:
-    """Give the first rank of an exclusive scan the result of no inputs: the identity."""
-    item_bytes, done = call.item_bytes, 0
-    while done < size_bytes:
-        step = item_bytes if done == 0 else min(done, size_bytes - done)
-        origin = call.identity if done == 0 else call.destination
-        call_copy(context.copy_plain, call.destination + done, origin, step, 0)
-        done += step
 
 
 @inline
@@ -42,18 +32,7 @@ def _reduce_piece(words: MpiWords, call: Call, source: int, destination: int, co
             source = words.in_place  # on the root only
         root, request = call.root, next_request(words)
         issue(
-            words,
-            words.reduce,
-            source,
-            destination,
-            count,
-            dtype,
-            operation,
-            root,
-            comm,
-            request,
-            0,
-            0,
+            words, words.reduce, source, destination, count, dtype, operation, root, comm, request
         )
         return
     function = words.all_reduce
@@ -62,7 +41,7 @@ def _reduce_piece(words: MpiWords, call: Call, source: int, destination: int, co
     elif call.operands == Operands.BEFORE_OWN:
         function = words.exclusive_scan
     request = next_request(words)
-    issue(words, function, source, destination, count, dtype, operation, comm, request, 0, 0, 0)
+    issue(words, function, source, destination, count, dtype, operation, comm, request)
 
 
 @inline
@@ -73,7 +52,7 @@ def _reduce_from(context: Context, words: MpiWords, call: Call, source: int) -> 
     if words.has_large_counts == 0:
         step = min(step, words.most_bytes // item_bytes * item_bytes)
     destination = call.destination
-    gets = call.flow != Flow.TO_ROOT or call.root == words.rank
+    gets = n_operands(call, words.rank, words.world_size) >= 0
     while done < size_bytes and status == Status.OK:
         piece_bytes = min(step, size_bytes - done)
         landing = destination + done if gets else 0
@@ -86,7 +65,7 @@ def _reduce_from(context: Context, words: MpiWords, call: Call, source: int) -> 
             call_reduce(call.kernel, inputs, 1, inputs, 1, count, call.parameter, 0)
         done += piece_bytes
     if call.operands == Operands.BEFORE_OWN and words.rank == 0 and status == Status.OK:
-        _fill_with_identity(context, call, size_bytes)
+        fill_with_identity(context, call, 0, size_bytes)
     return status
 
 
@@ -109,18 +88,6 @@ def reduce_by_mpi(context: Context, words: MpiWords, call: Call) -> int:
 
 
 @inline
-def _n_inputs(words: MpiWords, call: Call) -> int:
-    """Return how many ranks' inputs make up this rank's result; -1: it gets none."""
-    if call.operands == Operands.UP_TO_OWN:
-        return words.rank + 1
-    if call.operands == Operands.BEFORE_OWN:
-        return words.rank
-    if call.flow == Flow.TO_ROOT and call.root != words.rank:
-        return -1
-    return words.world_size
-
-
-@inline
 def _reduce_gathered(context: Context, words: MpiWords, call: Call) -> int:
     """Give every rank all inputs, of which it combines those that it needs: for small arrays."""
     size_bytes, comm = call.size_bytes, words.communicator
@@ -130,26 +97,15 @@ def _reduce_gathered(context: Context, words: MpiWords, call: Call) -> int:
     byte, request = words.byte, next_request(words)
     source = call.source
     issue(
-        words,
-        words.all_gather,
-        source,
-        size_bytes,
-        byte,
-        scratch,
-        size_bytes,
-        byte,
-        comm,
-        request,
-        0,
-        0,
+        words, words.all_gather, source, size_bytes, byte, scratch, size_bytes, byte, comm, request
     )
     status = finish(context, words)
     if status == Status.OK:
-        n_ranks = _n_inputs(words, call)
+        n_ranks = n_operands(call, words.rank, words.world_size)
         if n_ranks > 0:
             combine(words, call, call.destination, scratch, size_bytes, n_ranks, size_bytes)
         elif n_ranks == 0:
-            _fill_with_identity(context, call, size_bytes)
+            fill_with_identity(context, call, 0, size_bytes)
     return status
 
 
@@ -171,7 +127,7 @@ def _combine_slices(
         combine(words, call, results, scratch, width, world_size, mine_bytes)
         return
     for rank in range(world_size):
-        n_ranks = rank + 1 if call.operands == Operands.UP_TO_OWN else rank
+        n_ranks = n_operands(call, rank, world_size)
         if n_ranks > 0:
             combine(words, call, results + rank * width, scratch, width, n_ranks, mine_bytes)
 
@@ -202,18 +158,15 @@ def _reduce_slices(
     for rank in range(world_size):
         start = _slice_start(words, call, rank, size_bytes)
         stop = _slice_start(words, call, rank + 1, size_bytes)
-        gets = call.flow != Flow.TO_ROOT or rank == call.root
-        gets_here = call.flow != Flow.TO_ROOT or me == call.root
+        gets = n_operands(call, rank, world_size) > 0
         result = scratch + (world_size + (rank if is_scan else 0)) * width
-        if call.operands == Operands.BEFORE_OWN:
-            gets, gets_here = rank > 0, me > 0
         set_move(
             words,
             rank,
             result,
             mine_bytes if gets else 0,
             destination + start,
-            stop - start if gets_here else 0,
+            stop - start if n_operands(call, me, world_size) > 0 else 0,
         )
     return exchange(context, words)
 
@@ -231,7 +184,7 @@ def reduce_by_kernels(context: Context, words: MpiWords, call: Call) -> int:
         status = _reduce_slices(context, words, call, done, piece_bytes)
         done += piece_bytes
     if call.operands == Operands.BEFORE_OWN and words.rank == 0 and status == Status.OK:
-        _fill_with_identity(context, call, size_bytes)
+        fill_with_identity(context, call, 0, size_bytes)
     return status
 
 

@@ -60,10 +60,10 @@ def issue(
     d: int,
     e: int,
     f: int,
-    g: int,
-    h: int,
-    i: int,
-    j: int,
+    g: int = 0,
+    h: int = 0,
+    i: int = 0,
+    j: int = 0,
 ) -> None:
     """Call an MPI function that starts something and fills `next_request`."""
     error = signed32(call_foreign(function, a, b, c, d, e, f, g, h, i, j))
@@ -196,36 +196,12 @@ def _begin_round(words: MpiWords, step: int, done: int) -> None:
     if size_bytes > 0:
         at = received.receive_at + done
         issue(
-            words,
-            words.receive,
-            at,
-            size_bytes,
-            byte,
-            source,
-            CALL_TAG,
-            comm,
-            next_request(words),
-            0,
-            0,
-            0,
+            words, words.receive, at, size_bytes, byte, source, CALL_TAG, comm, next_request(words)
         )
     size_bytes = min(sent.send_bytes - done, most)
     if size_bytes > 0:
         at = sent.send_from + done
-        issue(
-            words,
-            words.send,
-            at,
-            size_bytes,
-            byte,
-            dest,
-            CALL_TAG,
-            comm,
-            next_request(words),
-            0,
-            0,
-            0,
-        )
+        issue(words, words.send, at, size_bytes, byte, dest, CALL_TAG, comm, next_request(words))
 
 
 @inline

@@ -16,7 +16,8 @@ from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.host.tables import n_inputs, reduce_inputs
 from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import call_copy, store64
+from gpucoll.kernels.cpu.memory import store64
+from gpucoll.transport.shared.operands import fill_with_identity
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,
@@ -40,28 +41,8 @@ from gpucoll.transport.shared.steps import (
 )
 from gpucoll.transport.shared.words import Call, Context, Path, Status
 
-_PATTERN_BYTES = 16 << 10
 _SHIFT_BYTES = 128 << 10
 """Size of the parts in which rank 1 reads an exclusive_scan and rank 0 overwrites what was read."""
-
-
-@inline
-def _fill_with_identity(context: Context, call: Call, start: int, stop: int) -> None:
-    """Fill a part of the destination with the op's identity; everything before it is filled."""
-    destination, copy = call.destination, context.copy_plain
-    if start == 0:
-        start = min(call.item_bytes, stop)
-        call_copy(copy, destination, call.identity, start, 0)
-    while start < stop:
-        step = min(start, _PATTERN_BYTES, stop - start)  # from memory that is still in the caches
-        call_copy(copy, destination + start, destination, step, 0)
-        start += step
-
-
-@inline
-def _fill_all_with_identity(context: Context, call: Call) -> None:
-    """Fill the destination with the op's identity: the result of no inputs."""
-    _fill_with_identity(context, call, 0, call.size_bytes)
 
 
 @inline
@@ -106,7 +87,7 @@ def _alone(context: Context, call: Call) -> None:
     """Reduce over one rank: the op's preparation and finish, without any traffic."""
     context.path = Path.LOCAL
     if call.operands == Operands.BEFORE_OWN:
-        _fill_all_with_identity(context, call)
+        fill_with_identity(context, call, 0, call.size_bytes)
         return
     _reduce_slots(context, call, 1)
 
@@ -146,7 +127,7 @@ def _fill_shifted(context: Context, call: Call) -> int:
             if status != Status.OK:
                 return status
         step = min(_SHIFT_BYTES, size_bytes - done)
-        _fill_with_identity(context, call, done, done + step)
+        fill_with_identity(context, call, done, done + step)
         done += step
         place += 1
     return Status.OK
@@ -271,7 +252,7 @@ def _together(context: Context, call: Call, posts: int) -> int:
     status = _move(context, call, source, destination, posts)
     is_empty = call.operands == Operands.BEFORE_OWN and context.rank == 0
     if status == Status.OK and is_empty and context.path != Path.SINGLE_COPY:
-        _fill_all_with_identity(context, call)
+        fill_with_identity(context, call, 0, call.size_bytes)
     return status
 
 

@@ -5,22 +5,17 @@ The tables are by rank: the address of each rank's input, and that of its result
 
 from __future__ import annotations
 
-from gpucoll.collectives import Flow, Operands
+from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_reduce
+from gpucoll.transport.shared.operands import n_operands
 from gpucoll.transport.shared.words import Call, Context
 
 
 @inline
 def n_inputs(context: Context, call: Call) -> int:
-    """Return how many ranks' inputs, from rank 0 on, make up this rank's result; 0: no result."""
-    if call.operands == Operands.UP_TO_OWN:
-        return context.rank + 1
-    if call.operands == Operands.BEFORE_OWN:
-        return context.rank
-    if call.flow == Flow.TO_ROOT and context.rank != call.root:
-        return 0
-    return context.world_size
+    """Return how many ranks' inputs this rank needs for its result; 0 also if it gets none."""
+    return max(n_operands(call, context.rank, context.world_size), 0)
 
 
 @inline

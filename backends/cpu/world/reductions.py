@@ -116,9 +116,9 @@ def _reduce_ordered(run: Run) -> None:
 
 def _scan_ordered(run: Run) -> None:
     mine, output = run.input(), run.output()
-    exclusive = run.request.collective.excludes_own
+    n_operands, world_size = run.request.collective.n_operands, run.group.world_size
     if _is_int(run):
-        inputs, n_ranks = _everyones(run), run.group.rank + (not exclusive)
+        inputs, n_ranks = _everyones(run), n_operands(run.group.rank, world_size)
         if n_ranks:
             combine(run, inputs[:n_ranks], output, n_ranks)
         else:
@@ -129,7 +129,8 @@ def _scan_ordered(run: Run) -> None:
         size = mine[place].size
         results = None
         if run.leads:
-            results = [_prefix(run, inputs, rank + (not exclusive), size) for rank in run.here]
+            counts = [n_operands(rank, world_size) for rank in run.here]
+            results = [_prefix(run, inputs, count, size) for count in counts]
         run.scatter(results, output[place], [size] * len(run.here))
 
 

@@ -19,6 +19,7 @@ from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_copy, call_loop, call_reduce, exchange64, load64
 from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
 from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.operands import fill_with_identity, n_operands
 from gpucoll.transport.shared.steps import (
     NOT_SHARED,
     begin,
@@ -299,28 +300,13 @@ def _combine(words: Exchange, call: Call, n_ranks: int, size_bytes: int) -> None
 
 
 @inline
-def _fill_with_identity(context: Context, call: Call) -> None:
-    """Fill the result of the first rank of an exclusive scan with the identity."""
-    item_bytes, done = call.item_bytes, 0
-    while done < call.size_bytes:
-        landing = call.destination + done
-        call_copy(context.copy_plain, landing, call.identity, item_bytes, 0)
-        done += item_bytes
-
-
-@inline
 def _reduce(words: Exchange, context: Context, call: Call) -> None:
     """Give this rank its result of a reduction."""
-    rank, world_size = words.rank, words.world_size
-    if call.scan_kernel == 0:
-        if call.root < 0 or call.root == rank:
-            _combine(words, call, world_size, call.size_bytes)
-        return
-    n_ranks = rank if call.identity != 0 else rank + 1
+    n_ranks = n_operands(call, words.rank, words.world_size)
     if n_ranks > 0:
         _combine(words, call, n_ranks, call.size_bytes)
-    else:
-        _fill_with_identity(context, call)
+    elif n_ranks == 0:
+        fill_with_identity(context, call, 0, call.size_bytes)
 
 
 @inline
