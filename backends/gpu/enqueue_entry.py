@@ -108,7 +108,7 @@ def _is_gone(driver_table: DriverTable) -> bool:
     """Return whether the communicator was given up; wait while that is being found out.
 
     This is the other half of `Monitor.look_from_outside`. This thread stores its place and then
-    reads `GONE`; the other one stores `GONE` and then reads the place. Both have a full fence in
+    reads `gone`; the other one stores `gone` and then reads the place. Both have a full fence in
     between.
     """
     while load64_ordered(driver_table.at.gone) == Gone.PERHAPS:
@@ -138,7 +138,7 @@ def _put_on_stream(
     if _is_gone(driver_table):
         _step(driver_table)
         return _result(_GIVEN_UP, 0)
-    given = Words(enqueue_block.at.arguments)
+    given = enqueue_block.arguments
     code = _code(
         call_words(
             enqueue_block.function,
@@ -210,7 +210,7 @@ def enqueue_call(self: int, arguments: Words, n_arguments: int) -> int:
     enqueue_block = EnqueueBlock(capsule_pointer(self, 0))
     if n_arguments != _N_ARGUMENTS:
         return new_integer(_result(_NOTHING, 0))
-    given = Words(enqueue_block.at.arguments)
+    given = enqueue_block.arguments
     last = Words(given.address + 8 * (_SETTINGS_AT + enqueue_block.n_settings))
     given[0] = _as_integer(arguments[0])
     given[1] = _as_integer(arguments[1])

@@ -60,8 +60,6 @@ store32_release = _store(_int32, "release")
 load64_acquire = _load(_int64, "acquire")
 load64_ordered = _load(_int64, "seq_cst")
 """Load an int64 after this thread's last exchange, for a handshake: store mine, read yours."""
-
-
 load32_acquire = _load(_int32, "acquire")
 load32_ordered = _load(_int32, "seq_cst")
 exchange64 = _read_modify_write("xchg", _int64)

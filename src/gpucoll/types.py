@@ -42,12 +42,8 @@ _BITWISE = ("band", "bor", "bxor")
 _LOGICAL = ("land", "lor", "lxor")
 OPERATIONS = ("sum", "prod", "min", "max", "avg", *_BITWISE, *_LOGICAL, "scaled_sum")
 """All reductions. An op's number in a signature is its index here plus one."""
-
-
 COMPRESSIONS = ("float16", "bfloat16", "int8_block", "float8_block")
 """Formats of a compressed all_reduce. A format's number in a signature is its index here."""
-
-
 ANY_SOURCE: Final = -1
 """The source of a receive that accepts a message from any rank."""
 ANY_TAG: Final = -1

@@ -28,8 +28,6 @@ from gpucoll.transport.shared.words import Context, Mailbox, Status, Transfer, T
 
 ENVELOPE_BYTES, SHAPE_BYTES = layout.ENVELOPE_BYTES, layout.SHAPE_BYTES
 POST_BYTES, SMALLEST_BYTES = layout.POST_BYTES, layout.SMALLEST_BYTES
-
-
 _TAIL, _MATCHED = layout.MAILBOX_TAIL, layout.MAILBOX_MATCHED
 _MATCHED_COUNT = layout.MAILBOX_MATCHED_COUNT
 _SMALL, _LARGE = layout.MAILBOX_SMALL, layout.MAILBOX_LARGE
@@ -43,12 +41,6 @@ ASKED = 1
 
 
 # --- both sides -----------------------------------------------------------------------------------
-
-
-@inline
-def mailbox_words(table: TransferTable, rank: int) -> Mailbox:
-    """Return the address of this rank's words about the mailboxes to and from another rank."""
-    return table.peers[rank]
 
 
 @inline
@@ -80,7 +72,7 @@ def _round_up(size_bytes: int) -> int:
 
 @inline
 def pack(way: int, mode: int, dimensions: int, acknowledgement: int, description_bytes: int) -> int:
-    """Return a record's word `PACKED`."""
+    """Return a record's word `Envelope.packed`."""
     most = min(dimensions, MANY_DIMENSIONS) + _DIMENSIONS_BASE
     return (
         way

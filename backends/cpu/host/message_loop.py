@@ -63,16 +63,11 @@ _SHORTEST_SLICE_NS = 100_000
 
 
 @inline
-def _row_at(rows: Transfer, place: int) -> Transfer:
-    return rows[place]
-
-
-@inline
 def _all_over(rows: Transfer, count: int) -> bool:
     """Return whether all rows are over."""
     n_over = 0
     for place in range(count):
-        n_over += state_of(_row_at(rows, place)) >= Progress.DONE
+        n_over += state_of(rows[place]) >= Progress.DONE
     return n_over == count
 
 
@@ -81,7 +76,7 @@ def _result(rows: Transfer, count: int) -> int:
     """Return OK, or MISFIT if one of these rows, which are over, did not get its message."""
     n_done = 0
     for place in range(count):
-        n_done += _row_at(rows, place).state == Progress.DONE
+        n_done += rows[place].state == Progress.DONE
     return Status.OK if n_done == count else Status.MISFIT
 
 
@@ -94,12 +89,12 @@ def _note(context: Context, rows: Transfer, count: int) -> None:
     doing = Doing(context.bells + context.rank * LINE + _DOING)
     first, further = -1, 0
     for place in range(count):
-        if state_of(_row_at(rows, place)) < Progress.DONE:
+        if state_of(rows[place]) < Progress.DONE:
             if first < 0:
                 first = place
             else:
                 further += 1
-    row = _row_at(rows, max(first, 0))
+    row = rows[max(first, 0)]
     doing.peer = row.peer
     doing.tag = row.tag
     doing.size_bytes = row.size_bytes
@@ -155,7 +150,7 @@ def _closed_peer(
     """Return a rank that has closed while a row still needs it, or -1."""
     world_size, me = context.world_size, context.rank
     for place in range(count):
-        row = _row_at(rows, place)
+        row = rows[place]
         only_looks = call.until_ns == _AT_ONCE and row.kind == Kind.PROBE
         if only_looks or state_of(row) >= Progress.DONE:
             continue
@@ -176,7 +171,7 @@ def _first_deadline(context: Context, rows: Transfer, count: int, time_ns: int) 
     """Return the first deadline of these rows; deadlines not yet counting count from now."""
     first_ns = 0
     for place in range(count):
-        row = _row_at(rows, place)
+        row = rows[place]
         if state_of(row) >= Progress.DONE:
             continue
         if row.deadline_ns == 0:
@@ -201,7 +196,7 @@ def _withdraw(
     n_late = 0
     lock(table)
     for place in range(count):
-        row = _row_at(rows, place)
+        row = rows[place]
         if table.is_dead != 0 or state_of(row) >= Progress.DONE or time_ns < row.deadline_ns:
             continue
         if row.mode & Mode.WITHDRAWS == 0:

@@ -8,7 +8,7 @@ too.
 from __future__ import annotations
 
 from gpucoll.backends.cpu.host.held_messages import release
-from gpucoll.backends.cpu.host.mailboxes import mailbox_words, ring_bell
+from gpucoll.backends.cpu.host.mailboxes import ring_bell
 from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, want
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, note_room, send_step
 from gpucoll.backends.cpu.host.transfers import append, finish, remove, state_of, try_lock, unlock
@@ -68,7 +68,7 @@ def _step_row(table: TransferTable, row: Transfer, turn: int) -> int:
     """
     if row.kind != Kind.SEND:
         return fetch_step(table, row)
-    words = mailbox_words(table, row.peer)
+    words = table.peers[row.peer]
     if not is_posted(row) and words.out_turn == turn:
         return STAYED
     went = _send_on(table, row)
@@ -129,7 +129,7 @@ def _post(table: TransferTable, row: Transfer) -> None:
     if row.kind != Kind.SEND:
         post_receive(table, row)
         return
-    words = mailbox_words(table, row.peer)
+    words = table.peers[row.peer]
     row.is_waiting = 1
     row.done_bytes = 0
     row.acknowledgement = 0
@@ -206,7 +206,7 @@ def drop(table: TransferTable, row: Transfer) -> bool:
     if row.kind == Kind.SEND:
         if not row.is_waiting or not _drop_from(table.moving, row):
             return False
-        words = mailbox_words(table, row.peer)
+        words = table.peers[row.peer]
         words.out_waiting -= 1
         note_room(table, row)
         return True
@@ -274,7 +274,7 @@ def message_release(table: TransferTable) -> int:
     """Free messages that nobody received; the table is at its end."""
     world_size = table.context.world_size
     for rank in range(world_size):
-        words = mailbox_words(table, rank)
+        words = table.peers[rank]
         target = words.in_target
         if target != 0 and words.in_target_is_held != 0 and Held(target).owner:
             release(target)  # the other messages are in the list

@@ -22,7 +22,6 @@ from gpucoll.backends.cpu.host.mailboxes import (
     data_place,
     description_bytes_of,
     give_back,
-    mailbox_words,
     mode_of,
     note_matched,
     record_bytes,
@@ -64,7 +63,7 @@ def want(table: TransferTable, peer: int, change: int) -> None:
     if peer == ANY:
         table.n_any += change
         return
-    words = mailbox_words(table, peer)
+    words = table.peers[peer]
     words.in_wanted += change
 
 
@@ -358,7 +357,7 @@ def _take_part(table: TransferTable, words: Mailbox, sender: int, record: Envelo
 @inline
 def receive_from(table: TransferTable, sender: int) -> int:
     """Take a rank's records as far as receives need them; return how many were taken."""
-    words = mailbox_words(table, sender)
+    words = table.peers[sender]
     for count in range(_MOST_RECORDS):
         record = written_record(table, words, sender)
         if not record:
@@ -400,7 +399,7 @@ def _claim(table: TransferTable, held: Held, before: Held) -> None:
     sender = held.sender
     remove(table.held, before.address, held.address, Held.next)
     if held.cost != 0:  # it has not been taken and put back before
-        note_matched(mailbox_words(table, sender), held.cost)
+        note_matched(table.peers[sender], held.cost)
     if held.way == Way.POSTED:
         acknowledge(table, sender, held.acknowledgement)
 
@@ -445,7 +444,7 @@ def receive_all(table: TransferTable) -> int:
         sender = last + step
         if sender >= world_size:
             sender -= world_size
-        if table.n_any != 0 or mailbox_words(table, sender).in_wanted != 0:
+        if table.n_any != 0 or table.peers[sender].in_wanted != 0:
             moved += receive_from(table, sender)
     return moved
 
@@ -463,7 +462,7 @@ def post_receive(table: TransferTable, row: Transfer) -> None:
         _give_held(table, row, held, before)
         return
     number, peer = row.number, row.peer
-    if not held and number != 0 and number <= mailbox_words(table, peer).in_number:
+    if not held and number != 0 and number <= table.peers[peer].in_number:
         finish(table, row, Progress.GONE)
         return
     append(table.posted, row.address, Transfer.next)

@@ -11,7 +11,6 @@ from gpucoll.backends.cpu.host.mailboxes import (
     copy_posted,
     data_place,
     extra_bytes,
-    mailbox_words,
     matched_bytes,
     open_mailbox,
     pack,
@@ -228,7 +227,7 @@ def send_step(table: TransferTable, row: Transfer) -> int:
 
     When its whole message is in the mailbox, it only waits for the acknowledgement.
     """
-    words = mailbox_words(table, row.peer)
+    words = table.peers[row.peer]
     has_moved = STAYED
     if not is_posted(row):
         if row.is_waiting:

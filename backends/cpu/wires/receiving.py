@@ -16,7 +16,6 @@ from gpucoll.backends.cpu.host.mailboxes import (
     POST_BYTES,
     acknowledgement_of,
     description_bytes_of,
-    mailbox_words,
     mode_of,
     place_record,
     publish,
@@ -35,7 +34,6 @@ from gpucoll.backends.cpu.wires.state import (
     own_rank,
     put_at,
     seals_data,
-    seen_mailbox,
     wake_python,
 )
 from gpucoll.backends.cpu.wires.words import (
@@ -98,7 +96,7 @@ def _is_message(wire: Wire, record: Envelope, size_bytes: int, is_sealed: int) -
         return False
     if must_seal(record.dtype, mode_of(record), description_bytes) and not is_sealed:
         return False
-    if record.number != seen_mailbox(wire).out_number + 1 or wire.parts_left != 0:
+    if record.number != wire.mailbox.out_number + 1 or wire.parts_left != 0:
         return False
     if way == Way.POSTED:
         return True
@@ -119,7 +117,7 @@ def _is_part(wire: Wire, record: Envelope, size_bytes: int, is_sealed: int) -> b
 @inline
 def _have_mailbox(table: TransferTable, wire: Wire) -> bool:
     """Take memory for the mailbox from the other end; return whether it is available."""
-    context, words, me = table.context, seen_mailbox(wire), own_rank(table)
+    context, words, me = table.context, wire.mailbox, own_rank(table)
     if words.out_area != 0:
         return True
     area = area_of(context, me, wire.end)
@@ -137,7 +135,7 @@ def _place(table: TransferTable, wire: Wire, size_bytes: int) -> Envelope:
     table.needs_room = Transfer(0)
     is_open = _have_mailbox(table, wire)
     if is_open:
-        place = place_record(table, seen_mailbox(wire), size_bytes, False)
+        place = place_record(table, wire.mailbox, size_bytes, False)
     if not is_open or table.needs_room:
         wire.needs_room = 1
         wake_python(table)
@@ -160,7 +158,7 @@ def _note_message(table: TransferTable, wire: Wire, record: Envelope, is_sealed:
     if acknowledgement == 0:
         return packed
     # Its sender learns late what was matched, and so may wait although there was room.
-    matched = load64_acquire(seen_mailbox(wire).out_area + _MATCHED)
+    matched = load64_acquire(wire.mailbox.out_area + _MATCHED)
     is_due = mode_of(record) & Mode.SYNCHRONOUS == 0
     is_due = is_due and wire.came_cost - matched <= context.eager_room_bytes
     store64(acknowledgement_word(context, end, acknowledgement), 1 if is_due else 0)
@@ -176,7 +174,7 @@ def _take_record(
     """Put a record into the mailbox from the other end; return how it went."""
     if size_bytes < ENVELOPE_BYTES:
         return _BAD
-    context, words, is_part = table.context, seen_mailbox(wire), way_of(record) == Way.PART
+    context, words, is_part = table.context, wire.mailbox, way_of(record) == Way.PART
     if is_part and not _is_part(wire, record, size_bytes, is_sealed):
         return _BAD
     if not is_part and not _is_message(wire, record, size_bytes, is_sealed):
@@ -263,7 +261,7 @@ def _take_taken(table: TransferTable, acknowledgement: int) -> int:
 def _take_credit(
     table: TransferTable, wire: Wire, body: Envelope, size_bytes: int, granted: int
 ) -> int:
-    area = mailbox_words(table, wire.end).out_area
+    area = table.peers[wire.end].out_area
     if size_bytes != 16:
         return _BAD
     wire.granted_bytes = max(wire.granted_bytes, granted)

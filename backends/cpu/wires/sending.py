@@ -31,7 +31,6 @@ from gpucoll.backends.cpu.wires.state import (
     put_header,
     ring_room,
     seals_data,
-    seen_mailbox,
     wake_python,
 )
 from gpucoll.backends.cpu.wires.words import (
@@ -112,7 +111,7 @@ def _add_asks(wire: Wire) -> None:
 @inline
 def _add_credit(table: TransferTable, wire: Wire, is_last: int) -> None:
     """Report how much was matched, and how much may be sent, if that is worth a frame."""
-    context, words = table.context, seen_mailbox(wire)
+    context, words = table.context, wire.mailbox
     area = words.out_area
     if area == 0 or not _has_room(wire, 16):
         return
@@ -138,7 +137,7 @@ def _add_credit(table: TransferTable, wire: Wire, is_last: int) -> None:
 @inline
 def _next_record(table: TransferTable, wire: Wire) -> tuple[Envelope, int]:
     """Return the next record of the mailbox to the other end, and its size; 0: there is none."""
-    context, words, end = table.context, seen_mailbox(wire), wire.end
+    context, words, end = table.context, wire.mailbox, wire.end
     if words.in_area == 0:
         if load64_acquire(opened_word(context, end, own_rank(table))) == 0:
             return Envelope(0), 0
@@ -205,7 +204,7 @@ def _add_records(table: TransferTable, wire: Wire) -> bool:
             to = _add_frame(wire, Frame.RECORD, size_bytes, 0)
             _write_record(table, wire, record, size_bytes, Envelope(to.address))
         wire.sent_bytes = sent
-        give_back(context, seen_mailbox(wire), own_rank(table), size_bytes)
+        give_back(context, wire.mailbox, own_rank(table), size_bytes)
 
 
 # --- requested data -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import load32, signed32
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.words import Context, Mailbox, Mode, TransferTable
+from gpucoll.transport.shared.words import Context, Mode, TransferTable
 from gpucoll.types import dtype_code
 
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
@@ -20,12 +20,6 @@ _i64, _i32 = types.int64, types.int32
 _errno_location = types.ExternalFunction("__errno_location", _i64())
 _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 move_bytes = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
-
-
-@inline
-def seen_mailbox(wire: Wire) -> Mailbox:
-    """Return the address of the other end's words about the two mailboxes of a pair."""
-    return wire.mailbox
 
 
 @inline

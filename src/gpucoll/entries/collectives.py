@@ -42,8 +42,6 @@ _restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, 
 capsule_pointer = types.ExternalFunction("PyCapsule_GetPointer", _i64(_i64, _i64))
 new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
 _increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
-
-
 mix = inline(mix_digest)
 
 

@@ -28,8 +28,6 @@ PIECE_BYTES = 1 << 20
 """The size reserved in one system call; if a signal interrupts it, the kernel undoes the call."""
 PAGE_BYTES = 4096
 EINTR, EOPNOTSUPP = 4, 95
-
-
 _i64, _i32 = types.int64, types.int32
 _fallocate = types.ExternalFunction("fallocate", _i32(_i32, _i32, _i64, _i64))
 _errno_location = types.ExternalFunction("__errno_location", _i64())
