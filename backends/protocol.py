@@ -5,15 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.collectives import NO_ROOT, Collective
+from gpucoll.errors import BackendUnavailableError
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ReduceOp
+
+T = TypeVar("T")
+
+
+def row_of(table: Mapping[Collective, T], collective: Collective, backend: str) -> T:
+    """Return what a backend's table has for a collective.
+
+    Raises
+    ------
+    BackendUnavailableError
+        It has nothing, on all ranks alike: the backend does not do this collective.
+    """
+    if (found := table.get(collective)) is None:
+        raise BackendUnavailableError(f"{collective.spelled} is not available {backend}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a collective must return: SEMANTICS.md in NumPy, from the inputs of all ranks.
+"""What a collective must return, in NumPy, from the inputs of all ranks.
 
 One function per collective: the inputs of all ranks, by rank, and the call's arguments; returns the
 results of all ranks, by rank; None for one that gets nothing.

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from gpucoll.backends.cpu.world.movements import MOVEMENTS
+from gpucoll.backends.cpu.world.reductions import REDUCTIONS
+from gpucoll.backends.gpu import rank_order
+from gpucoll.backends.nccl import collectives as nccl_collectives
+from gpucoll.backends.protocol import row_of
 from gpucoll.calls.shapes import result_of
 from gpucoll.collectives import NO_ROOT, Collective, Data
+from gpucoll.errors import BackendUnavailableError
 from tests import collective_cases as cases
 
 ROOT = Path(__file__).resolve().parent.parent
-ARRAYS = [each for each in Collective if each.data == Data.ARRAYS and not each.is_list]
+OF_ARRAYS = [each for each in Collective if each.data == Data.ARRAYS and not each.is_composed]
+ARRAYS = [each for each in OF_ARRAYS if not each.is_list]
 IN_ORDER = (
     "BARRIER ALL_REDUCE BROADCAST BROADCAST_OBJECT ALL_GATHER_OBJECT GATHER_OBJECT SCATTER_OBJECT "
     "ALL_REDUCE_OBJECT SPLIT DUPLICATE REDUCE ALL_GATHER GATHER REDUCE_SCATTER SCATTER ALL_TO_ALL "
@@ -89,6 +96,17 @@ def test_lists_are_of_one():
     assert Collective.ALL_REDUCE_LIST.of_one is Collective.ALL_REDUCE
     assert Collective.REDUCE.of_list is None
     assert Collective.REDUCE.of_one is Collective.REDUCE
+
+
+def test_every_backend_has_every_collective():
+    assert {*REDUCTIONS, *MOVEMENTS} == {*OF_ARRAYS}
+    assert {*nccl_collectives.MAKERS} == {*OF_ARRAYS}
+    assert {*rank_order.MAKERS} == {each for each in OF_ARRAYS if each.reduces}
+
+
+def test_what_a_backend_lacks_is_said():
+    with pytest.raises(BackendUnavailableError, match="scan is not available between hosts"):
+        row_of({Collective.REDUCE: 1}, Collective.SCAN, "between hosts")
 
 
 def files_that_name(name):

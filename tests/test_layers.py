@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 import pytest
+
+from gpucoll.backends import precompile
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src/gpucoll", "kernels", "backends", "bench")
@@ -114,6 +117,15 @@ def test_what_sources_import_and_reach():
 )
 def test_what_they_may_not_is_found(file, source):
     assert len(list(offences(file, source))) == 1
+
+
+def test_every_module_with_loops_is_listed():
+    found = set()
+    for path in sources():
+        if re.search(r"^@compiled\b|^@compiled_when_used\(", path.read_text("utf-8"), re.M):
+            name = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("src/gpucoll/")
+            found.add("gpucoll." + name.replace("/", "."))
+    assert found == {*precompile.MODULES, *precompile.MODULES_WHEN_USED}
 
 
 def test_schedules_load_no_arrays():

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Copy, Fill, Place, Run, Step
-from gpucoll.backends.protocol import Request
+from gpucoll.backends.protocol import Request, row_of
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
@@ -100,7 +100,8 @@ def compose(request: Request, place: Place, device: str) -> Composed:
     call = _Call(request.op, place, like)
     _check_number(call)
     _make_ready(call, request)
-    return _MAKERS[request.collective](request, call)
+    maker = row_of(MAKERS, request.collective, "in rank order on GPUs")
+    return maker(request, call)
 
 
 def _check_number(call: _Call) -> None:
@@ -323,7 +324,7 @@ def _return(call: _Call, source: int, destination: int, counts: Sequence[int]) -
     return Request(Collective.ALL_TO_ALL, given, to, counts=sent, receive_counts=tuple(counts))
 
 
-_MAKERS: dict[Collective, Callable[[Request, _Call], Composed]] = {
+MAKERS: dict[Collective, Callable[[Request, _Call], Composed]] = {
     Collective.ALL_REDUCE: _all_reduce,
     Collective.ALL_REDUCE_LIST: _all_reduce,
     Collective.REDUCE: _reduce,

@@ -33,7 +33,7 @@ PROMISES = {
     "same bits whatever size, chunks and placement": "no",
     "half types": "reduced by our kernels: accumulated in float32, rounded once",
 }
-"""What this backend promises (SEMANTICS, rounding and reproducibility)."""
+"""What this backend promises of rounding and reproducibility; `Communicator.describe` shows it."""
 
 
 class MpiCall:

@@ -43,7 +43,7 @@ _OF_FLOATS = {"sum": "SUM"}
 
 
 def native_operation(dtype: str, operation: str) -> str | None:
-    """Return MPI's name of a reduction that it does as SEMANTICS requires; None if it does not.
+    """Return MPI's name of a reduction that it does as gpucoll does; None if it does not.
 
     MPI rounds half types at every step and has no bfloat16; its minimum of floats may lose a NaN.
     """

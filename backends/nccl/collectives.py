@@ -25,7 +25,7 @@ from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
 from gpucoll.backends.nccl.launch import FunctionArguments, Launch, Phase, plain
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.nccl.scans import scan
-from gpucoll.backends.protocol import Request
+from gpucoll.backends.protocol import Request, row_of
 from gpucoll.collectives import Collective
 
 _Call = tuple[str, FunctionArguments]
@@ -43,7 +43,8 @@ def launch_of(request: Request, place: Place, library: Library) -> Launch:
     if request.op is not None:
         name, version = library.vendor.name, library.version
         reduced = reduction(request.op, request.data.dtype, name, version, place.world_size)
-    made = _MAKERS[request.collective](request, place, library, reduced)
+    maker = row_of(MAKERS, request.collective, f"through {library.vendor.name}")
+    made = maker(request, place, library, reduced)
     if reduced is not None and reduced.factor is not None:
         made = made._replace(factor=(reduced.factor, reduced.type))
     return made
@@ -286,7 +287,7 @@ def _exchange(*calls: tuple[_Call, ...], own: tuple[Copy, ...] = ()) -> Launch:
     return Launch(lambda *_: phases)
 
 
-_MAKERS: dict[Collective, _Maker] = {
+MAKERS: dict[Collective, _Maker] = {
     Collective.ALL_REDUCE: _all_reduce,
     Collective.ALL_REDUCE_LIST: _all_reduce,
     Collective.REDUCE: _reduce,

@@ -119,7 +119,11 @@ def emit(module: Any, machine: Any, allowed: Iterable[str]) -> bytes:
     made = machine.emit_object(module)
     needed = read_object(made).needed()
     if unknown := sorted(needed.difference(allowed)):
-        raise LinkError(f"compiled loops need {', '.join(unknown)}, which none of them declares")
+        raise LinkError(
+            f"compiled loops need {', '.join(unknown)}, which none of them declares: a loop raises "
+            "an exception or makes a Python object (return a status instead), or calls a C "
+            "function without types.ExternalFunction"
+        )
     return link(made)
 
 

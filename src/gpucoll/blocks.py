@@ -22,6 +22,7 @@ Loads and stores of fields are plain: they are for words that no other thread wr
 from __future__ import annotations
 
 import functools
+import re
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -139,7 +140,11 @@ class Block(metaclass=BlockClass):
     def __init_subclass__(cls) -> None:
         cls.fields = {}
         index = 0
-        for name in cls.__annotations__:
+        for name, annotation in cls.__annotations__.items():
+            if annotation not in (int, "int") and not re.match(r"(\w+\.)*Field\[", str(annotation)):
+                raise TypeError(
+                    f"{cls.__name__}.{name} must be an int or a Field; got {annotation}"
+                )
             given = vars(cls).get(name) or _Place(None, 0)
             index = index if given.index is None else given.index
             cls.fields[name] = Field(index, cls, name, given.count)

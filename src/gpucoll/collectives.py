@@ -60,6 +60,8 @@ class Pattern:
         What users pass.
     is_list : bool
         Whether an input is a list of arrays, reduced as one.
+    is_composed : bool
+        Whether it is made of other collectives, under a signature of its own (`PartOf`).
     method : str
         The method of `Communicator`, unless it has the collective's name (`Collective.spelled`).
     """
@@ -71,6 +73,7 @@ class Pattern:
     operands: Operands = Operands.ALL
     data: Data = Data.ARRAYS
     is_list: bool = False
+    is_composed: bool = False
     method: str = ""
 
 
@@ -99,11 +102,11 @@ class Collective(Codes):
     SCAN = 17, Pattern(reduces=True, operands=Operands.UP_TO_OWN)
     EXCLUSIVE_SCAN = 18, Pattern(reduces=True, operands=Operands.BEFORE_OWN)
     ALL_REDUCE_LIST = 22, Pattern(reduces=True, is_list=True, method="all_reduce")
+    COMPRESSED_ALL_REDUCE = 23, Pattern(reduces=True, is_composed=True, method="all_reduce")
     # Messages.
     SEND = 20, _NO_DATA
     RECV = 21, _NO_DATA
     # Other calls that all ranks make, and parts of calls.
-    COMPRESSED_ALL_REDUCE = 23, Pattern(data=Data.NOTHING, method="all_reduce")
     SPLIT = 9, _NO_DATA
     DUPLICATE = 10, _NO_DATA
     COUNTS = 19, _NO_DATA
@@ -122,6 +125,7 @@ class Collective(Codes):
         self.flow, self.spreads, self.gathers = pattern.flow, pattern.spreads, pattern.gathers
         self.reduces, self.operands = pattern.reduces, pattern.operands
         self.data, self.is_list = pattern.data, pattern.is_list
+        self.is_composed = pattern.is_composed
         self.spelled = pattern.method or self.name.lower()
 
     @cached_property

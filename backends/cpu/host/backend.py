@@ -27,7 +27,7 @@ PROMISES = {
     "same bits whatever size, chunks and placement": "yes",
     "half types": "accumulated in float32, rounded once",
 }
-"""What this backend promises (SEMANTICS, rounding and reproducibility)."""
+"""What this backend promises of rounding and reproducibility; `Communicator.describe` shows it."""
 
 
 class CpuCall:

@@ -21,7 +21,7 @@ from gpucoll.backends.cpu.world.phases import Phases, Signature
 from gpucoll.backends.cpu.world.reductions import REDUCTIONS
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_large
 from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries, may_be_small
-from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
+from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request, row_of
 from gpucoll.collectives import Collective
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.group import WorldGroup
@@ -34,7 +34,7 @@ PROMISES = {
     "same bits whatever size, chunks and placement": "no: larger arrays are combined host by host",
     "half types": "accumulated in float32; in larger arrays a host's part is rounded once more",
 }
-"""What this backend promises (SEMANTICS, rounding and reproducibility)."""
+"""What this backend promises of rounding and reproducibility; `Communicator.describe` shows it."""
 IN_ORDER = {
     "same bits whatever size, chunks and placement": "yes: in the order of the ranks, as asked for",
     "half types": "accumulated in float32, rounded once",
@@ -71,7 +71,7 @@ class WorldCpuCall:
         self._phases = phases
         request, group = phases.request, phases.group
         op, dtype = request.op, request.data.dtype
-        steps = (REDUCTIONS | MOVEMENTS)[request.collective]
+        steps = row_of(REDUCTIONS | MOVEMENTS, request.collective, "between hosts")
         keeps_order = group.keeps_order and op is not None and op.depends_on_order(dtype)
         if is_large(request, group.hosts, group.is_encrypted) and not keeps_order:
             larger = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS

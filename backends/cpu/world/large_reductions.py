@@ -99,7 +99,7 @@ def _all_reduce(run: Run) -> None:
         algorithm.function, sections, output.ctypes.data, reduction=operation.reduction, ready=0
     )
     for number, piece in enumerate(pieces):
-        operation.reduce_here(mine[piece], output[piece], Collective.ALL_REDUCE)
+        operation.reduce_here(mine[piece], output[piece], run.request.collective.of_one)
         moving.let(number + 1)
     for number, piece in enumerate(pieces):
         moving.finish_sections(number + 1)

@@ -53,7 +53,7 @@ class Front:
         self._call, self._raise_left = collectives.call, collectives.raise_left
         entry = self._backend.entry
         for collective in Collective:
-            if collective.data == Data.ARRAYS:
+            if collective.data == Data.ARRAYS and not collective.is_composed:
                 name = f"_quick_{collective.name.lower()}"
                 setattr(self, name, entry(collective))
                 if collective.has_blocks:

@@ -160,10 +160,10 @@ class Call(Block):
     digest: int
     source: int
     destination: int
-    kernel: int
-    parameter: int
-    part_bytes: int
-    item_bytes: int
+    kernel: int  # combines inputs; 0: the call only moves
+    parameter: int  # of the kernel: address of a factor or divisor
+    part_bytes: int  # what the kernel counts: an element, or half of a complex one
+    item_bytes: int  # of an element
     base_digest: int
     parameter_bits: int
     n_dimensions: int
