@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpucoll.backends.mpi.steps import allocate
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, load64
+from gpucoll.kernels.cpu.memory import call_copy
 from gpucoll.transport.shared.flags import give_up
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Call, Context, Status
@@ -14,7 +14,7 @@ from gpucoll.transport.shared.words import Call, Context, Status
 def start_of(call: Call, rank: int) -> int:
     """Return the offset of a rank's block among those of all ranks."""
     if call.offsets:
-        return load64(call.offsets.address + 8 * rank)
+        return call.offsets[rank]
     return call.block_bytes * rank
 
 

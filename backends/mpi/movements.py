@@ -17,7 +17,6 @@ from gpucoll.backends.mpi.steps import (
 from gpucoll.backends.mpi.words import MpiWords
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import load64
 from gpucoll.transport.shared.words import Call, Context, Status
 
 
@@ -118,14 +117,14 @@ def _scatter(context: Context, words: MpiWords, call: Call, landing: int) -> int
 def _received_start(call: Call, rank: int) -> int:
     """Return the offset for an all_to_all's block from a rank."""
     if call.landings:
-        return load64(call.landings.address + 8 * rank)
+        return call.landings[rank]
     return call.block_bytes * rank
 
 
 @inline
 def _received_bytes(words: MpiWords, call: Call, rank: int) -> int:
     if call.pieces:
-        return load64(call.pieces.address + 8 * (words.world_size + rank))
+        return call.pieces[words.world_size + rank]
     return call.block_bytes
 
 

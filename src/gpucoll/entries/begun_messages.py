@@ -51,7 +51,7 @@ _bytes_address = types.ExternalFunction("PyByteArray_AsString", _i64(_i64))
 
 @inline
 def _new_row(memory: int) -> Transfer:
-    """Return the address of an empty row in new memory."""
+    """Return an empty row in new memory."""
     row = Transfer(_bytes_address(memory))
     for place in range(Transfer.n_words):
         Words(row.address)[place] = 0

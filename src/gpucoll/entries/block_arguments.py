@@ -38,7 +38,7 @@ _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 @inline
 def table_of(table: EntryTable, which: int) -> Words:
-    """Return the address of a table, which has one word for each rank and one more."""
+    """Return a table, which has one word for each rank and one more."""
     world_size = table.context.world_size
     return Words(table.blocks + 8 * which * (world_size + 1))
 

@@ -56,7 +56,7 @@ def _sign(call: Call, n_dimensions: int, dimensions: Words, count: int) -> None:
     digest = mix(call.base_digest, n_dimensions)
     call.n_dimensions = n_dimensions
     for place in range(n_dimensions):
-        length = load64(dimensions.address + 8 * place)
+        length = dimensions[place]
         digest = mix(digest, length)
         if place < SHOWN_DIMENSIONS:
             call.dimensions[place] = length
@@ -68,7 +68,7 @@ def _divides(n_dimensions: int, dimensions: Words, parts: int) -> bool:
     """Return whether the first dimension divides into equal blocks."""
     if parts == 1:
         return True
-    return n_dimensions > 0 and load64(dimensions.address) % parts == 0
+    return n_dimensions > 0 and dimensions[0] % parts == 0
 
 
 @inline

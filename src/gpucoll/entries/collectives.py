@@ -126,7 +126,7 @@ def count_of(n_dimensions: int, dimensions: Words) -> int:
     """Return the number of elements of a shape."""
     count = 1
     for place in range(n_dimensions):
-        count *= load64(dimensions.address + 8 * place)
+        count *= dimensions[place]
     return count
 
 

@@ -103,7 +103,7 @@ def _sign_array(digest: int, n_dimensions: int, dimensions: Words) -> int:
     """Mix an array's shape into a digest."""
     digest = mix(digest, n_dimensions)
     for place in range(n_dimensions):
-        digest = mix(digest, load64(dimensions.address + 8 * place))
+        digest = mix(digest, dimensions[place])
     return digest
 
 

@@ -56,7 +56,7 @@ _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, 
 
 @inline
 def entry_of(queue: Pending, number: int) -> Started:
-    """Return the address of a call's entry."""
+    """Return a call's entry."""
     place = Pending.entries + (number & (PENDING_CALLS - 1)) * STARTED_WORDS
     return Started(queue.address + 8 * place)
 

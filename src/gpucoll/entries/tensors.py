@@ -148,7 +148,7 @@ def address_of(view: TensorView) -> int:
 
 @inline
 def shape_of(view: TensorView) -> Words:
-    """Return the address of a tensor's shape."""
+    """Return a tensor's shape."""
     return view.shape
 
 

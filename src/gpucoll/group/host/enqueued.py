@@ -42,7 +42,7 @@ _LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout
 
 @inline
 def _record_of(context: Context, rank: int, sequence: int) -> Record:
-    """Return the address of a rank's record of the call numbered `sequence`."""
+    """Return a rank's record of the call numbered `sequence`."""
     count = context.enqueued_count
     return Record(context.enqueued + (rank * count + (sequence & (count - 1))) * _RECORD_BYTES)
 

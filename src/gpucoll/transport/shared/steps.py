@@ -105,7 +105,7 @@ def header_word(call: Call, sequence: int) -> int:
 
 @inline
 def record_of(context: Context, sequence: int) -> Record:
-    """Return the address of this rank's record of the call numbered `sequence`."""
+    """Return this rank's record of the call numbered `sequence`."""
     place = context.rank * RECORDS + (sequence & (RECORDS - 1))
     return Record(context.records + place * RECORD_BYTES)
 

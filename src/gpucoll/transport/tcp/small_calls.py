@@ -59,7 +59,7 @@ def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
         return call.size_bytes
     offsets = call.offsets
     if offsets:
-        return load64(offsets.address + 8 * (rank + 1)) - load64(offsets.address + 8 * rank)
+        return offsets[rank + 1] - offsets[rank]
     return call.block_bytes
 
 
@@ -313,7 +313,7 @@ def _reduce(words: Exchange, context: Context, call: Call) -> None:
 def _block_start(call: Call, rank: int) -> int:
     """Return the offset of a rank's block in an input with one block for each rank."""
     if call.offsets:
-        return load64(call.offsets.address + 8 * rank)
+        return call.offsets[rank]
     return call.block_bytes * rank
 
 
