@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucoll.backends.protocol import MessageRequest, Transfers
 from gpucoll.calls.message import Message, received_message
@@ -14,42 +14,13 @@ from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentTypeError, DeadlineError, GpucollError, StateError
 from gpucoll.transport.shared.words import Kind
 
+if TYPE_CHECKING:
+    from gpucoll.calls.messages import MessageQueue
+
 _SEND, _TAKE = int(Kind.SEND), int(Kind.TAKE)
 _R = TypeVar("_R", covariant=True)
 Steps = Generator[list[MessageRequest], None, Any]
 """The steps of a call: yields requests to wait for, and returns the call's result."""
-
-
-class WorkOwner(Protocol):
-    """The methods and attributes that a `MessageWork` needs of its queue.
-
-    Attributes
-    ----------
-    process : int
-        The process in which works can progress.
-    lock : RLock
-        Held while the state of a Work changes.
-    """
-
-    process: int
-    lock: Any
-    called: dict[MessageWork[Any], None]
-    """Works that have callbacks."""
-    check_received: Callable[[MessageWork[Any]], None]
-
-    def start(self, requests: list[MessageRequest]) -> Transfers:
-        """Start the next requests of a Work."""
-
-    def forget(self, work: MessageWork[Any]) -> None:
-        """Note that a Work has ended."""
-
-    def call_back(
-        self, work: MessageWork[Any], functions: Sequence[Callable[[Any], object]]
-    ) -> None:
-        """Call a Work's callbacks."""
-
-    def watch(self, work: MessageWork[Any]) -> None:
-        """Let the thread of this queue find the end of a Work."""
 
 
 class MessageWork(Work[_R]):
@@ -63,7 +34,7 @@ class MessageWork(Work[_R]):
 
     def __init__(
         self,
-        queue: WorkOwner,
+        queue: MessageQueue,
         name: str,
         transfers: Transfers | None,
         steps: Steps | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gpucoll import config
 from gpucoll.collectives import Collective
@@ -16,7 +17,6 @@ from gpucoll.errors import (
     SharedMemoryError,
 )
 from gpucoll.group.host import reasons
-from gpucoll.group.host.inside import Inside
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.pieces import disagreement
 from gpucoll.group.host.records import describe_call, describe_enqueued, difference
@@ -36,6 +36,9 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context
 from gpucoll.wording import MESSAGE_REASONS
+
+if TYPE_CHECKING:
+    from gpucoll.group.host.group import HostGroup
 
 _BROKEN = "The communicator is broken: close it"
 UNEVEN = (
@@ -57,7 +60,7 @@ def _advice(found: str, advice: str) -> str:
     return _IN_A_CIRCLE if found.endswith(DEADLOCK) else advice
 
 
-def _own_call(group: Inside) -> str:
+def _own_call(group: HostGroup) -> str:
     """Return which call this rank is in, to follow "lost rank 1 "."""
     members, rank = group.members, group.rank
     last, is_in_it = last_call(members, rank)
@@ -70,11 +73,11 @@ def _own_call(group: Inside) -> str:
     return f"after {numbered(describe_call(members, rank, last), last)}"
 
 
-def _who(group: Inside) -> str:
+def _who(group: HostGroup) -> str:
     return group.members.who(group.rank)
 
 
-def mismatch_error(group: Inside, sequence: int, *, is_broken: bool = False) -> MismatchError:
+def mismatch_error(group: HostGroup, sequence: int, *, is_broken: bool = False) -> MismatchError:
     """Return the error that lists what each rank called under this number, the odd ones first.
 
     `is_broken`: some ranks may have gone on to later calls, which breaks the communicator.
@@ -114,7 +117,7 @@ _GONE_ON = (
 )
 
 
-def _where(group: Inside, sequence: int) -> str:
+def _where(group: HostGroup, sequence: int) -> str:
     """Return in which call this rank learns of a mismatch: in the call itself or in a later one."""
     present = present_call(group.members, group.rank)
     if present == sequence:
@@ -144,7 +147,7 @@ def counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
     return " (blocks of different sizes need counts=, the same on every rank)"
 
 
-def late_ranks(group: Inside, gave_up: int, sequence: int) -> str:
+def late_ranks(group: HostGroup, gave_up: int, sequence: int) -> str:
     """Describe which ranks the rank that gave up was waiting for, and where they stand."""
     members = group.members
     missing, unfinished = (
@@ -159,7 +162,7 @@ def late_ranks(group: Inside, gave_up: int, sequence: int) -> str:
     return f"all had arrived, but {members.spelled(late)} had not finished{found}"
 
 
-def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
+def deadline_error(group: HostGroup, gave_up: int, sequence: int) -> DeadlineError:
     """Return the error that names the rank that gave up, its call, and the ranks that were late."""
     called = describe_call(group.members, gave_up, sequence) or "a call"
     if group.rank == gave_up:
@@ -172,7 +175,7 @@ def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
     return DeadlineError(f"{start}: {late}. {_advice(late, UNEVEN)}. {_BROKEN}")
 
 
-def lost_error(group: Inside, lost: int) -> GpucollError:
+def lost_error(group: HostGroup, lost: int) -> GpucollError:
     """Return the error that names the rank that is gone, and how it went."""
     if lost >= group.members.world_size:
         return group.lost_elsewhere(lost)
@@ -187,7 +190,7 @@ def lost_error(group: Inside, lost: int) -> GpucollError:
     )
 
 
-def _message_deadline_error(group: Inside, gave_up: int) -> DeadlineError:
+def _message_deadline_error(group: HostGroup, gave_up: int) -> DeadlineError:
     """Return the error that names the rank that gave up waiting for a message."""
     called = describe_message(group.members, gave_up) or "a message"
     who = f"{_who(group)} waited {message_timeout_s(group.members, gave_up):g} s"
@@ -213,7 +216,7 @@ ENQUEUED = (
 
 
 def enqueued_error(
-    group: Inside, code: Abort, rank: int, sequence: int, waited_s: float | None = None
+    group: HostGroup, code: Abort, rank: int, sequence: int, waited_s: float | None = None
 ) -> GpucollError:
     """Return the error for an abort code that a call on GPU arrays has caused."""
     who, members = _who(group), group.members
@@ -245,7 +248,7 @@ def enqueued_error(
     )
 
 
-def _enqueued_mismatch(group: Inside, sequence: int) -> MismatchError:
+def _enqueued_mismatch(group: HostGroup, sequence: int) -> MismatchError:
     by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank in range(group.world_size):
         header = group.members.enqueued_header(rank, sequence)
@@ -276,20 +279,20 @@ def _late_enqueued(members: Members, gave_up: int, sequence: int) -> str:
     return "all ranks had made this call, but the GPUs had not finished it" + "".join(said)
 
 
-def _how_it_went(group: Inside, lost: int, after: str = "") -> str:
+def _how_it_went(group: HostGroup, lost: int, after: str = "") -> str:
     if group.members.has_closed(lost):
         return f"it closed the communicator{after}{why(group, lost)}"
     pid = group.members.pids[lost]
     return f"its process {pid} ended without closing the communicator"
 
 
-def why(group: Inside, rank: int) -> str:
+def why(group: HostGroup, rank: int) -> str:
     """Return the exception that took a rank out of the group, as the end of a sentence."""
     reason = reasons.read(group.members, rank).rstrip(".")
     return f", because it raised {reason}" if reason else ""
 
 
-def abort_error(group: Inside, word: int, waited_s: float | None = None) -> GpucollError:
+def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> GpucollError:
     """Return the error that the segment's abort word stands for.
 
     `waited_s` is how long this rank itself waited, if it gave up a call on GPU arrays.

@@ -15,24 +15,27 @@ accident. A rank that detects such a mismatch therefore aborts the communicator
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from gpucoll.errors import MismatchError
 from gpucoll.group.host import diagnosis
-from gpucoll.group.host.inside import Inside
 from gpucoll.group.host.records import difference
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort, Record, RecordState
 from gpucoll.transport.shared.words import Context, State
 
+if TYPE_CHECKING:
+    from gpucoll.group.host.group import HostGroup
+
 _LONGEST_PAUSE_S = 0.01
 
 
-def pending_event(group: Inside) -> int:
+def pending_event(group: HostGroup) -> int:
     """Return the segment's event word: {generation: 32 bits, sequence: 32 bits}."""
     return group.members.load(layout.EVENT_WORD)
 
 
-def announce(group: Inside) -> None:
+def announce(group: HostGroup) -> None:
     """Announce the mismatch that this rank has found, unless another rank has."""
     sequence = int(group.context[Context.mismatched])
     if any(_may_have_gone_on(group, rank, sequence) for rank in range(group.world_size)):
@@ -43,7 +46,7 @@ def announce(group: Inside) -> None:
     group.members.compare_exchange(layout.EVENT_WORD, seen, generation | (sequence << 32))
 
 
-def _may_have_gone_on(group: Inside, rank: int, sequence: int) -> bool:
+def _may_have_gone_on(group: HostGroup, rank: int, sequence: int) -> bool:
     """Return whether a rank raises the mismatch of this call in a later one, or may do so.
 
     All ranks that check this within the call get the same result. By then the headers of all ranks
@@ -57,7 +60,7 @@ def _may_have_gone_on(group: Inside, rank: int, sequence: int) -> bool:
     return int(words[Record.state]) in (RecordState.DONE, RecordState.GOES_AHEAD)
 
 
-def answer(group: Inside) -> MismatchError:
+def answer(group: HostGroup) -> MismatchError:
     """Answer the pending event, and return the error for it."""
     event = pending_event(group)
     sequence = difference(event >> 32, 0)
@@ -76,7 +79,7 @@ def answer(group: Inside) -> MismatchError:
     return error
 
 
-def _leave_calls(group: Inside, sequence: int) -> None:
+def _leave_calls(group: HostGroup, sequence: int) -> None:
     """Note in this rank's records that it has left this call and those after it.
 
     Calls that it has posted ahead get new numbers later.
@@ -92,7 +95,7 @@ def _place(event: int) -> int:
     return layout.STATUS_ACKNOWLEDGED[event & 1]
 
 
-def recover(group: Inside, timeout_s: float) -> None:
+def recover(group: HostGroup, timeout_s: float) -> None:
     """Wait until every rank has answered the last event; agree on where to go on."""
     event = int(group.context[Context.event_seen])
     place = _place(event) // 8
@@ -112,20 +115,20 @@ def recover(group: Inside, timeout_s: float) -> None:
     group.go_on()
 
 
-def _answers(group: Inside, place: int) -> list[tuple[int, int]]:
+def _answers(group: HostGroup, place: int) -> list[tuple[int, int]]:
     """Return the sequence and chunk numbers of every rank's answer."""
     with group.members.held():
         lines = [group.members.status_words(rank) for rank in range(group.world_size)]
         return [(int(line[place + 1]), int(line[place + 2])) for line in lines]
 
 
-def _has_answered(group: Inside, rank: int, event: int) -> bool:
+def _has_answered(group: HostGroup, rank: int, event: int) -> bool:
     """Return whether a rank has answered this event; if so, its numbers may be read."""
     members = group.members
     return members.load(members.status_offset(rank) + _place(event)) == event
 
 
-def _check_going_on(group: Inside, event: int, deadline: float) -> None:
+def _check_going_on(group: HostGroup, event: int, deadline: float) -> None:
     group.check_open()  # another thread may close it meanwhile
     # A rank that is gone now may have answered before it went, so its answer is read afterwards.
     gone = [rank for rank in group.members.gone_ranks() if not _has_answered(group, rank, event)]

@@ -18,7 +18,7 @@ import secrets
 import struct
 import time
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll.errors import AbortedError, GpucollError
 from gpucoll.group.host.members import Members
@@ -33,7 +33,9 @@ from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.layout import Abort
+
+if TYPE_CHECKING:
+    from gpucoll.group.host.group import HostGroup
 
 PATIENCE_S = 1.0
 """How long to wait for ranks that are in other calls, before the old communicator is aborted."""
@@ -67,23 +69,6 @@ class Decision(NamedTuple):
         if not word:
             return Decision(0, 0, Phase.FAILED)
         return Decision(word >> 32, (word >> 8) & 0xFFFFFF, Phase(word & 0xFF))
-
-
-class Shrinking(Protocol):
-    """The part of its group that this module uses; `gpucoll.group.host.group.HostGroup` is one."""
-
-    members: Members
-
-    @property
-    def completed(self) -> int:
-        """The number of the last collective that this rank has completed."""
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether some rank has given the group up."""
-
-    def abort(self, code: Abort = ...) -> None:
-        """Give the group up for all ranks, unless a rank already has."""
 
 
 class Standing(NamedTuple):
@@ -163,13 +148,13 @@ class HostAgreement:
 
     Parameters
     ----------
-    group : Shrinking
+    group : HostGroup
         The old communicator's group.
     timeout_s : float
         How long to wait, in each round, for a rank that is alive.
     """
 
-    def __init__(self, group: Shrinking, timeout_s: float) -> None:
+    def __init__(self, group: HostGroup, timeout_s: float) -> None:
         self._group = group
         self._members = members = group.members
         self._timeout_s = timeout_s

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import (
@@ -17,13 +17,9 @@ from gpucoll.errors import (
     MismatchError,
     RendezvousDeadlineError,
 )
-from gpucoll.group.host.channel import ControlChannel
-from gpucoll.group.host.group import HostGroup
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.failures import BROKEN
-from gpucoll.group.world.hosts import Hosts
-from gpucoll.group.world.links import Links
 from gpucoll.group.world.parts import Part, check_agreement
 from gpucoll.group.world.schedules import Schedule
 from gpucoll.transport.shared.layout import EVENT_ABORT
@@ -31,6 +27,9 @@ from gpucoll.transport.tcp import exchange_words
 from gpucoll.transport.tcp.exchange_words import PartKind
 from gpucoll.transport.tcp.streams import ALL, Outcome, Reduction, StreamStatus
 from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.group.world.calls import WorldCalls
 
 _WELL, _BADLY = b"\0", b"\1"
 _LEAST_S = 0.001
@@ -43,56 +42,6 @@ _STATUS = {
     exchange_words.Outcome.DEADLINE: StreamStatus.DEADLINE,
     exchange_words.Outcome.GARBLED: StreamStatus.MISMATCH,
 }
-
-
-class Caller(Protocol):
-    """The part of its group that a call uses; `gpucoll.group.world.group.WorldGroup` is one.
-
-    Attributes
-    ----------
-    host : HostGroup
-        The ranks of this host.
-    hosts : Hosts
-        Which ranks are on which host.
-    names : tuple of str
-        What errors call the hosts.
-    links, bulk
-        The leader's; None on other ranks.
-    exchanges : Exchanges or None
-        The means of small calls; None if they go over the links.
-    channel : ControlChannel
-        Between the ranks of this host.
-    rank, world_size, here : int
-        This rank, the number of ranks, and the number of this host.
-    """
-
-    host: HostGroup
-    hosts: Hosts
-    names: tuple[str, ...]
-    links: Links | None
-    bulk: Bulk | None
-    exchanges: Exchanges | None
-    channel: ControlChannel
-    rank: int
-    world_size: int
-    here: int
-
-    @property
-    def timeout_s(self) -> float:
-        """Default deadline of every wait, in seconds."""
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether some rank has given the group up."""
-
-    def raise_if_aborted(self) -> None:
-        """Raise if the group has been given up."""
-
-    def late_error(self, number: int, waited_s: float) -> DeadlineError:
-        """Return the error for hosts that are late."""
-
-    def lose(self, host: int, reason: str) -> None:
-        """Handle the end of the connection to a host."""
 
 
 class Transfer:
@@ -134,7 +83,7 @@ class WorldCall:
 
     Parameters
     ----------
-    group : Caller
+    group : WorldCalls
         The group that makes the call.
     number : int
         Number of the call.
@@ -144,7 +93,7 @@ class WorldCall:
         Deadline of the call, in seconds.
     """
 
-    def __init__(self, group: Caller, number: int, name: str, timeout_s: float | None) -> None:
+    def __init__(self, group: WorldCalls, number: int, name: str, timeout_s: float | None) -> None:
         self._group = group
         self._number = number
         self.name = name

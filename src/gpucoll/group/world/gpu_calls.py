@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gpucoll.errors import PeerLostError
-from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.records import describe_enqueued, difference
-from gpucoll.group.world.board import Board, Failure
+from gpucoll.group.world.board import Board
 from gpucoll.group.world.enqueued import Mirror, WorldEnqueuedCalls
 from gpucoll.group.world.failures import BROKEN
-from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.inquiry import ANSWERING_S, Inquiry, answers_of
-from gpucoll.group.world.links import Links
 from gpucoll.group.world.messages import Kind, Message
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.group.world.group import WorldGroup
 
 KINDS: Final = (Kind.CALLS, Kind.ASK_CALL, Kind.TELL_CALL)
 INQUIRED: Final = (Abort.ENQUEUED_MISMATCH, Abort.ENQUEUED_DEADLINE)
@@ -34,49 +34,18 @@ hosts.
 """
 
 
-class Owner(Protocol):
-    """The group that `GpuCalls` is a part of; `gpucoll.group.world.group.WorldGroup` is one."""
-
-    host: HostGroup
-    hosts: Hosts
-    names: tuple[str, ...]
-    links: Links | None
-    rank: int
-    world_size: int
-
-    @property
-    def here(self) -> int:
-        """This host's number."""
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether some rank has given the group up."""
-
-    def has_closed(self, rank: int) -> bool:
-        """Return whether a rank has closed the communicator."""
-
-    def write(self, failure: Failure) -> None:
-        """Break the communicator on this host, unless it is broken."""
-
-    def ring(self) -> None:
-        """Make the leader look for news on this host."""
-
-    def look(self) -> None:
-        """Report this host's news to the other hosts."""
-
-
 class GpuCalls:
     """This rank's calls on GPU arrays; for a leader, also those of its host.
 
     Parameters
     ----------
-    group : Owner
+    group : WorldGroup
         The group that makes the calls.
     board : Board
         The board on which the ranks of this host leave questions for their leader.
     """
 
-    def __init__(self, group: Owner, board: Board) -> None:
+    def __init__(self, group: WorldGroup, board: Board) -> None:
         self._group = group
         self._board = board
         self._calls: WorldEnqueuedCalls | None = None

@@ -18,10 +18,9 @@ import secrets
 import socket
 import time
 from collections.abc import Collection
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gpucoll.errors import AbortedError, PeerLostError, ShrinkError
-from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.shrinking import PATIENCE_S, Standing, Statements
 from gpucoll.group.survivors import (
     Survivors,
@@ -31,7 +30,6 @@ from gpucoll.group.survivors import (
     too_few_error,
 )
 from gpucoll.group.world.ballots import ROUNDS, Ballots
-from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.reunion import MeetingPlaces, Message, Reunion
 from gpucoll.rendezvous.addresses import join_address
 from gpucoll.rendezvous.handed_point import HandedPoint
@@ -39,8 +37,10 @@ from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
 from gpucoll.rendezvous.tcp import listen_at
-from gpucoll.transport.shared.layout import Abort
 from gpucoll.wording import list_ranks, rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.group.world.group import WorldGroup
 
 _SLICE_S: Final = 0.01
 _AGAIN_S: Final = 0.25
@@ -48,34 +48,12 @@ _AGAIN_S: Final = 0.25
 _LONGER_S: Final = 2.0
 
 
-class Shrinking(Protocol):
-    """The part of its group that this module uses; `group.world.group.WorldGroup` is one."""
-
-    host: HostGroup
-    hosts: Hosts
-    names: tuple[str, ...]
-    rank: int
-    world_size: int
-    here: int
-
-    @property
-    def completed(self) -> int:
-        """The number of the last collective that this rank has completed."""
-
-    @property
-    def is_aborted(self) -> bool:
-        """Whether some rank has given the group up."""
-
-    def abort(self, code: Abort = ...) -> None:
-        """Give the group up for all ranks, unless a rank already has."""
-
-
 class Speaker:
     """The rank that speaks for its host, in one round.
 
     Parameters
     ----------
-    group : Shrinking
+    group : WorldGroup
         The old communicator's group.
     places : MeetingPlaces
         The addresses of the other hosts.
@@ -91,7 +69,7 @@ class Speaker:
 
     def __init__(
         self,
-        group: Shrinking,
+        group: WorldGroup,
         places: MeetingPlaces,
         ballots: Ballots,
         round_: int,
@@ -334,7 +312,7 @@ class WorldAgreement:
 
     Parameters
     ----------
-    group : Shrinking
+    group : WorldGroup
         The old communicator's group.
     places : MeetingPlaces
         The addresses of the other hosts.
@@ -348,7 +326,7 @@ class WorldAgreement:
 
     def __init__(
         self,
-        group: Shrinking,
+        group: WorldGroup,
         places: MeetingPlaces,
         ballots: Ballots,
         address: str,
