@@ -23,7 +23,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, get_type_hints
 
+from gpucoll import blocks, codes
 from gpucoll.blocks import Block, BlockClass, kinds
+from gpucoll.codes import CodesClass
 from gpucoll.kernels.cpu.jit import Inlined, Loop
 
 MANAGING = {
@@ -46,6 +48,7 @@ def facts() -> dict[str, str]:
             found[f"{loop.__name__}-{module}"] = _digest("\n".join(_parts(loop, set())).encode())
     files = sorted(Path(cache.__file__).parent.glob("*.py"))
     makers = [file.read_bytes() for file in files if file.stem not in MANAGING]
+    makers += [Path(str(module.__file__)).read_bytes() for module in (blocks, codes)]
     return found | {"makers": _digest(b"".join(makers))}
 
 
@@ -55,6 +58,9 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     code = getattr(function, "__code__", None)
     if isinstance(value, BlockClass):
         yield from _parts_of_block(value, seen)
+    elif isinstance(value, CodesClass):
+        members: Any = value
+        yield repr([(member.name, int(member)) for member in members])
     elif code is None:
         yield re.sub(" at 0x[0-9a-f]+", "", repr(value))
     elif id(code) not in seen:

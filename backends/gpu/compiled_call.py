@@ -16,8 +16,8 @@ from gpucoll.backends.gpu.enqueue_words import Step
 from gpucoll.backends.gpu.in_flight import IssuedCall
 from gpucoll.backends.gpu.issuer import MOST_IN_FLIGHT, Issuer
 from gpucoll.backends.gpu.signature import Signature
+from gpucoll.group.host.enqueued import SEQUENCE
 from gpucoll.transport.shared.layout import Abort
-from gpucoll.transport.shared.words import Context
 
 
 class Function(NamedTuple):
@@ -122,7 +122,7 @@ class CompiledCall:
                 or not handle
             ):
                 return None
-            before = self._words[Context.enqueued_sequence]
+            before = self._words[SEQUENCE]
             start, end = events.pop(), events.pop()
             issued = None
             try:
@@ -138,7 +138,7 @@ class CompiledCall:
             except BaseException as error:
                 if issued is None:
                     events += start, end
-                if self._words[Context.enqueued_sequence] != before:
+                if self._words[SEQUENCE] != before:
                     self.issuer.give_up(Abort.BACKEND, self._group.rank, None, error)
                 raise
         self.issuer.wake()

@@ -77,8 +77,8 @@ byte answer_event[2 * P], answer_sequence[2 * P];	/* STATUS_ACKNOWLEDGED */
 byte memory[P];						/* an array that others read where it lies */
 
 /* Of each rank alone (Context): here, so that the properties can look at them. */
-byte sequence[P];					/* SEQUENCE */
-byte seen[P];						/* EVENT_SEEN */
+byte sequence[P];					/* sequence */
+byte seen[P];						/* event_seen */
 
 /* Of the properties alone. */
 byte header_generation[N_SLOTS];			/* after which event a header was posted */
@@ -280,7 +280,7 @@ inline announce() {
 
 proctype rank(byte me) LIVES {
   byte s, verified, calls, kind, mine, j, q, digest, status, worst, highest;	/* calls: since the start, at most R + 1 */
-  byte last, n_posted, kinds[AHEAD], digests[AHEAD];	/* s: the call that is posted or ended; last: SEQUENCE */
+  byte last, n_posted, kinds[AHEAD], digests[AHEAD];	/* s: the call that is posted or ended; last: sequence */
   bit is_first, is_last;
 again:
   do

@@ -25,8 +25,8 @@
 #define HAS(mask, number) (((mask) >> (number)) & 1)
 #define STATUS(number) status[(number) % R]
 
-byte state, tail, done, reaped;		/* Context.state, Pending.tail, DONE, REAPED */
-bit wants, is_running;			/* WANTED is TAIL; IS_RUNNING */
+byte state, tail, done, reaped;		/* Context.state, Pending.tail, done, reaped */
+bit wants, is_running;			/* wanted is tail; is_running */
 byte status[R];
 byte runs;				/* the call that compiled code is in */
 byte noted;				/* WorkQueue._works: a bit for each */

@@ -25,7 +25,11 @@ COMPILED_FOLDERS = (
     "backends/gpu",
 )
 """The folders with compiled functions, below the package."""
-_FURTHER_SOURCES = ("types.py", "arrays/numpy_struct.py")
+_FURTHER_SOURCES = (
+    *("types.py", "collectives.py", "codes.py", "blocks.py"),
+    *("arrays/numpy_struct.py", "arrays/tensor_table.py", "kernels/block_message.py"),
+)
+"""Further files from which numbers and layouts get into machine code."""
 _VERSION_FILES = {"numba": "_version.py", "llvmlite": "_version.py", "numpy": "version.py"}
 _ABOUT_PROCESSOR = {
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),  # x86

@@ -16,7 +16,7 @@ from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Held, Kind, Mode, Progress, Transfer
 from gpucoll.types import DTYPES, dtype_code
 
-# Plain ints: indexing with an enumeration's members takes twice as long.
+# Plain ints: indexing with a block's fields takes twice as long.
 _WORDS, _SHOWN = Transfer.n_words, layout.MESSAGE_DIMENSIONS
 _ROW = struct.Struct(f"={_WORDS}q")
 _KIND, _PEER, _TAG = int(Transfer.kind), int(Transfer.peer), int(Transfer.tag)

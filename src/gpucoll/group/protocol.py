@@ -45,7 +45,7 @@ class EnqueuedCalls(Protocol):
     """This rank's calls on GPU arrays, posted for the other ranks to compare."""
 
     words: Any
-    """A view: item `Context.enqueued_sequence` is `sequence`, in half the time."""
+    """A view: item `gpucoll.group.host.enqueued.SEQUENCE` is `sequence`, in half the time."""
 
     @property
     def sequence(self) -> int:

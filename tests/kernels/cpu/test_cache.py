@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.test_layers import ROOT
 
 from gpucoll import config, progress
 from gpucoll.backends import precompile
@@ -55,6 +56,9 @@ class TestKey:
         package = Path(config.__file__).parent
         for name in (
             "__init__",
+            "blocks",
+            "codes",
+            "collectives",
             "config",
             "errors",
             "function_digest",
@@ -77,10 +81,23 @@ class TestKey:
         assert {folder.replace(".", "/") for folder in folders} <= {*COMPILED_FOLDERS}
         assert all((Path(config.__file__).parent / name).is_dir() for name in COMPILED_FOLDERS)
 
+    def test_every_file_with_codes_or_blocks_counts(self):
+        package = Path(config.__file__).parent
+        counted = {file.relative_to(package).as_posix() for file in cache_key._source_files()}
+        kept = {name.rpartition(".")[0].partition(".")[2] for name in precompile.MODULES_WHEN_USED}
+        for folder in ("src/gpucoll", "kernels", "backends"):
+            for path in (ROOT / folder).rglob("*.py"):
+                if re.search(r"^class \w+\((Codes|Block)\)", path.read_text("utf-8"), re.M):
+                    name = path.relative_to(ROOT).as_posix().removeprefix("src/gpucoll/")
+                    of_kept_loops = name.rpartition("/")[0].replace("/", ".") in kept
+                    assert name in counted or of_kept_loops, name
+
     def test_environments_share_what_is_the_same(self, copy):
         assert self.name(copy) == cache_key.key()
 
-    @pytest.mark.parametrize("file", ["types.py", "entries/collectives.py", "kernels/cpu/jit.py"])
+    @pytest.mark.parametrize(
+        "file", ["types.py", "collectives.py", "blocks.py", "kernels/cpu/jit.py"]
+    )
     def test_sources_count(self, copy, file):
         with open(copy / "gpucoll" / file, "a") as source:
             source.write("\n")

@@ -35,8 +35,10 @@ from gpucoll.transport.shared.layout import Record
 from gpucoll.transport.shared.steps import fill_record
 from gpucoll.transport.shared.words import Call, Context, State, Status
 
-__all__ = ["EnqueuedCalls", "compare_calls", "post", "post_call"]
+__all__ = ["SEQUENCE", "EnqueuedCalls", "compare_calls", "post", "post_call"]
 
+SEQUENCE = int(Context.enqueued_sequence)
+"""Index in `EnqueuedCalls.words` of the last posted call's number: an int, found at once."""
 _LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout.ENQUEUED_COMPARED
 
 
@@ -162,7 +164,7 @@ class EnqueuedCalls:
     @property
     def sequence(self) -> int:
         """The number of the last call that this rank posted."""
-        number: int = self.words[Context.enqueued_sequence]
+        number: int = self.words[SEQUENCE]
         return number
 
     @property

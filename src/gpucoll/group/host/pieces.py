@@ -22,7 +22,8 @@ def disagreement(members: Members, sequence: int) -> str:
 def _disagreement(members: Members, sequence: int) -> str:
     everyone = range(members.world_size)
     records = [members.record_words(rank, sequence) for rank in everyone]
-    if any(not Collective(record[Record.collective]).is_exchange for record in records):
+    exchanges = {int(each) for each in Collective if each.is_exchange}
+    if not {int(record[Record.collective]) for record in records} <= exchanges:
         return ""
     if not all(record[Record.n_counts] for record in records):
         return ""

@@ -78,8 +78,8 @@ A single such wait proves nothing: one of two ranks on a CPU may wait twice in a
 SHARING_SLEEPS = 64
 """One in this many waits of such a rank sleeps at once: the kernel wakes it on an idle CPU."""
 
-# Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
 HELD = 1
+"""In `Context.interpreter`: the call holds it."""
 
 _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
