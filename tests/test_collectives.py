@@ -98,7 +98,7 @@ def test_lists_are_of_one():
     assert Collective.REDUCE.of_one is Collective.REDUCE
 
 
-def test_every_backend_has_every_collective():
+def test_each_table_has_every_collective():
     assert {*REDUCTIONS, *MOVEMENTS} == {*OF_ARRAYS}
     assert {*nccl_collectives.MAKERS} == {*OF_ARRAYS}
     assert {*rank_order.MAKERS} == {each for each in OF_ARRAYS if each.reduces}

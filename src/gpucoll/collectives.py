@@ -1,7 +1,7 @@
 """What each collective is: who gives, who gets, and how input and result relate.
 
-The members of `Collective` are the one table of these facts. Whatever depends on what a collective
-is asks its attributes, and not for its name.
+The members of `Collective` are the one table of these facts. Code that depends on what a collective
+is reads its attributes and does not compare its name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Data(Codes):
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a collective is; `Collective` has the same attributes.
+    """What a collective is; `Collective` has these attributes, but `spelled` in place of `method`.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Pattern:
     is_composed : bool
         Whether it is made of other collectives, under a signature of its own (`PartOf`).
     method : str
-        The method of `Communicator`, unless it has the collective's name (`Collective.spelled`).
+        The method of `Communicator`; empty if the method has the collective's name.
     """
 
     flow: Flow = Flow.ALL

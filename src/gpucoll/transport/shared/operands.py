@@ -12,7 +12,7 @@ _PATTERN_BYTES = 16 << 10
 
 @inline
 def n_operands(call: Call, rank: int, world_size: int) -> int:
-    """Return how many ranks' inputs, from rank 0 on, make up a rank's result; -1: it gets none."""
+    """Return `Collective.n_operands` of a rank, or -1 if the rank gets no result."""
     if call.operands == Operands.UP_TO_OWN:
         return rank + 1
     if call.operands == Operands.BEFORE_OWN:

@@ -107,9 +107,7 @@ class Context(Block):
     eager_bytes: int
     message_rows: Field[Transfer] = word(70)  # address of the two rows of a blocking call
     # Ranks on several hosts.
-    hosts: int = word(
-        90
-    )  # address of the words of `transport.tcp.exchange_words`; 0: all are on this host
+    hosts: int = word(90)  # address of an `Exchange` (`transport.tcp.exchange_words`); 0: one host
     # Calls on GPU arrays.
     enqueued_lines: int = word(110)
     enqueued: int  # address of the calls' records
@@ -163,7 +161,7 @@ class Call(Block):
     kernel: int  # combines inputs; 0: the call only moves
     parameter: int  # of the kernel: address of a factor or divisor
     part_bytes: int  # what the kernel counts: an element, or half of a complex one
-    item_bytes: int  # of an element
+    item_bytes: int  # of an element, which is never divided
     base_digest: int
     parameter_bits: int
     n_dimensions: int
@@ -226,10 +224,10 @@ class Call(Block):
 
 
 class Segment(Block):
-    """One array of a list that is reduced as one: the whole."""
+    """One array of a list, which is reduced as if its arrays were one: the whole."""
 
-    end: int  # in the whole
-    input: int  # its address minus its beginning in the whole: plus an offset, that is an address
+    end: int  # where it ends in the whole
+    input: int  # its address minus where it begins in the whole; plus an offset: an address
     output: int
 
 
@@ -410,9 +408,7 @@ class TransferTable(Block):
     looks_left: int  # how often the thread still looks while nothing is pending
     # Messages between hosts; 0 if there are none.
     fetch: int  # address of the function that requests a message's data
-    left: Field[
-        Words
-    ]  # address of a word for each rank: 1 if a rank of another host sends nothing more
+    left: Field[Words]  # a word for each rank: 1 if a rank of another host sends nothing more
     wires: int  # address of the connections; see `backends.cpu.wires.words`
     longest_slice_ns: int  # how long a wait sleeps at most before it looks again
     # A function that compiled entries call.
