@@ -23,10 +23,10 @@ def _run(context: Context, words: MpiWords, call: Call) -> int:
     if call.mpi_operation != 0:
         return reduce_by_mpi(context, words, call)
     if call.kernel == 0:
-        if not call.is_spread and not call.lands_apart:
+        if not call.spreads and not call.gathers:
             return broadcast(context, words, call)
         return move(context, words, call)
-    if call.is_spread:
+    if call.spreads:
         return reduce_blocks(context, words, call)
     return reduce_by_kernels(context, words, call)
 

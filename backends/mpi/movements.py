@@ -167,10 +167,10 @@ def _move_pairwise(context: Context, words: MpiWords, call: Call, source: int) -
     is_to_all = call.flow == Flow.ALL
     for rank in range(words.world_size):
         origin, sent, at, received = source, 0, landing, 0
-        if call.is_spread and call.lands_apart:
+        if call.spreads and call.gathers:
             origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             at, received = landing + _received_start(call, rank), _received_bytes(words, call, rank)
-        elif call.is_spread:
+        elif call.spreads:
             if me == root:
                 origin, sent = source + start_of(call, rank), bytes_of(call, rank)
             if rank == root:
@@ -190,11 +190,11 @@ def _move_blocks(context: Context, words: MpiWords, call: Call, source: int) -> 
     if not _fits(words, call):
         return _move_pairwise(context, words, call, source)
     if call.flow == Flow.ALL:
-        if call.is_spread:
+        if call.spreads:
             return _all_to_all(context, words, call, source)
         return _all_gather(context, words, call, source)
     is_root, mine = call.root == me, start_of(call, me)
-    if call.is_spread:
+    if call.spreads:
         landing = call.destination
         if is_root and landing == source + mine:
             landing = words.in_place
@@ -209,7 +209,7 @@ def _reads_what_it_writes(words: MpiWords, call: Call) -> bool:
     """Return whether this rank's input is a part of its output, which MPI does not permit."""
     if call.flow != Flow.ALL:
         return False
-    start = 0 if call.is_spread else start_of(call, words.rank)
+    start = 0 if call.spreads else start_of(call, words.rank)
     return call.source == call.destination + start
 
 
@@ -220,7 +220,7 @@ def move(context: Context, words: MpiWords, call: Call) -> int:
     if not _reads_what_it_writes(words, call):
         return _move_blocks(context, words, call, source)
     size_bytes = bytes_of(call, words.rank)
-    if call.is_spread:
+    if call.spreads:
         size_bytes = start_of(call, words.world_size)
     copy = copied(context, source, size_bytes)
     if copy == 0:

@@ -125,8 +125,8 @@ class BlockMaker:
 
     def _set_movement(self, block: CallBlock, collective: Collective, root: int) -> None:
         words = block.words
-        words[Call.is_spread] = collective.spreads
-        words[Call.lands_apart] = collective.gathers
+        words[Call.spreads] = collective.spreads
+        words[Call.gathers] = collective.gathers
         words[Call.signs_count] = collective.knows_one_block
         everyone = self._world_size
         words[Call.largest_parts] = everyone if collective.spreads else 1

@@ -259,7 +259,7 @@ def _copies_once(context: Context, call: Call) -> bool:
         return copies_own and size_bytes >= root_copy_min_bytes
     if size_bytes < context.single_copy_min_bytes:
         return False
-    if flow == Flow.ALL or call.is_spread != 0:
+    if flow == Flow.ALL or call.spreads != 0:
         return True
     if flow == Flow.FROM_ROOT:
         return copies_own or size_bytes <= context.single_copy_max_bytes
@@ -274,7 +274,7 @@ def _overwrites(context: Context, call: Call) -> bool:
     That happens in an all_to_all in place, whose data must therefore go through the stages. The
     result is the same on all ranks.
     """
-    if call.kernel != 0 or not call.is_spread or call.flow != Flow.ALL:
+    if call.kernel != 0 or not call.spreads or call.flow != Flow.ALL:
         return False
     for rank in range(context.world_size):  # noqa: SIM110 (Numba compiles no `any`)
         if posted_destination(context, rank) == _IN_PLACE:

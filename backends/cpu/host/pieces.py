@@ -48,13 +48,13 @@ def piece_bytes(context: Context, call: Call, sender: int, receiver: int) -> int
     """Return how many bytes go from `sender` to `receiver`."""
     if call.pieces:
         return load64(posted_pieces(context, sender) + 8 * receiver)
-    return block_bytes(call, receiver if call.is_spread else sender)
+    return block_bytes(call, receiver if call.spreads else sender)
 
 
 @inline
 def piece_offset(context: Context, call: Call, sender: int, receiver: int) -> int:
     """Return the offset of the piece for `receiver` in the input of `sender`."""
-    if not call.is_spread:
+    if not call.spreads:
         return 0
     if not call.pieces:
         return block_offset(call, receiver)
@@ -82,7 +82,7 @@ def posted_inputs(context: Context, rank: int) -> int:
 @inline
 def landing(call: Call, sender: int) -> int:
     """Return the offset of the piece from `sender` in this rank's output."""
-    if not call.lands_apart:
+    if not call.gathers:
         return 0
     table = call.landings
     return block_offset(call, sender) if not table else table[sender]

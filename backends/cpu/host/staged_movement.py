@@ -28,7 +28,7 @@ from gpucoll.transport.shared.words import Call, Context, Status
 @inline
 def _lane_bytes(context: Context, call: Call) -> int:
     """Return how much of each piece a chunk carries: a spread stage has a lane for each rank."""
-    if not call.is_spread:
+    if not call.spreads:
         return context.chunk_bytes
     share = context.chunk_bytes // context.world_size
     return share & ~(LANE_BYTES - 1)
@@ -48,7 +48,7 @@ def _fill(context: Context, call: Call, place: int, lane_bytes: int) -> None:
     me, world_size = context.rank, context.world_size
     stage, start = stage_of(context, place, me), place * lane_bytes
     copy, ahead = context.copy_posted, context.prefetch_bytes
-    if not call.is_spread:
+    if not call.spreads:
         size_bytes = _part_bytes(context, call, me, me, place, lane_bytes)
         if size_bytes > 0:
             call_copy(copy, stage, call.source + start, size_bytes, ahead)
@@ -65,7 +65,7 @@ def _fill(context: Context, call: Call, place: int, lane_bytes: int) -> None:
 @inline
 def _part_in_stage(context: Context, call: Call, rank: int, place: int, lane_bytes: int) -> int:
     """Return the address of this rank's part in the stage of `rank`."""
-    lane = context.rank * lane_bytes if call.is_spread else 0
+    lane = context.rank * lane_bytes if call.spreads else 0
     return stage_of(context, place, rank) + lane
 
 

@@ -78,7 +78,7 @@ def _fits_counts(
     """Return whether an input of one array has the rows in the counts, if there are counts."""
     me = table.context.rank
     counts = table_of(table, SENT)
-    if call.is_spread == 0:
+    if call.spreads == 0:
         return not is_given or rows == counts[me]
     if is_given:
         return rows == total
@@ -97,7 +97,7 @@ def _read_input(
     first = first_array(table, x)
     dtype, rows = load64(first + ARRAY_DESCRIPTION), -1
     if is_list(table, x):
-        if call.is_spread:
+        if call.spreads:
             rows = read_inputs(table, x, dtype, is_given, world_size)
         call.inputs = table_of(table, INPUTS_TABLE)
         call.source = 0
@@ -124,7 +124,7 @@ def _read_output(
             return False
         call.destination = load64(out + ARRAY_DATA)
         return rows >= 0 and count_elements(out) == rows * row_count
-    if call.lands_apart == 0:
+    if call.gathers == 0:
         return False
     is_all = is_exchange(call)
     which = RECEIVED if is_all else SENT
@@ -166,7 +166,7 @@ def _output_rows(
     table: EntryTable, call: Call, rows: int, total: int, received: int, world_size: int
 ) -> int:
     """Return the rows of an output in one array; -1 if they are not known."""
-    if call.lands_apart:
+    if call.gathers:
         return received if is_exchange(call) else total
     return table_of(table, SENT)[table.context.rank]
 

@@ -30,7 +30,7 @@ from gpucoll.transport.shared.words import Call
 @inline
 def is_exchange(call: Call) -> bool:
     """Return whether this is an all_to_all: ranks know only the rows that they send and get."""
-    return call.is_spread != 0 and call.lands_apart != 0
+    return call.spreads != 0 and call.gathers != 0
 
 
 @inline
@@ -50,7 +50,7 @@ def describe_equal(call: Call, x: int, rows: int, row_count: int, world_size: in
     call.offsets = Words(0)
     call.pieces = Words(0)
     count = rows * row_count
-    block_count = count // world_size if call.is_spread else count
+    block_count = count // world_size if call.spreads else count
     call.block_bytes = block_count * call.item_bytes
     call.largest_bytes = call.block_bytes * call.largest_parts
     if call.signs_count:
@@ -88,7 +88,7 @@ def describe_counts(table: EntryTable, call: Call, row_count: int, world_size: i
     call.counts = counts
     call.offsets = offsets
     call.pieces = Words(0)
-    call.largest_bytes = offsets[world_size] if call.is_spread else largest
+    call.largest_bytes = offsets[world_size] if call.spreads else largest
     digest = mix(call.base_digest, row_count)
     for rank in range(world_size):
         digest = mix(digest, counts[rank])
@@ -120,7 +120,7 @@ def describe(
     if is_exchange(call):
         _describe_pieces(table, call, row_count, world_size)
         return True
-    equal_rows = rows // world_size if call.is_spread else rows
+    equal_rows = rows // world_size if call.spreads else rows
     if is_given:
         describe_counts(table, call, row_count, world_size)
     elif are_all(table, SENT, equal_rows, world_size):
@@ -129,7 +129,7 @@ def describe(
         me = table.context.rank
         if call.flow != Flow.ALL:
             return False  # the other ranks do not know the counts
-        if call.is_spread == 0 and table_of(table, SENT)[me] != rows:
+        if call.spreads == 0 and table_of(table, SENT)[me] != rows:
             return False
         describe_counts(table, call, row_count, world_size)
     return True
@@ -144,7 +144,7 @@ def _is_in_place(table: EntryTable, call: Call, row_bytes: int, world_size: int)
         return ahead == 0 and are_equal(table, SENT, RECEIVED, world_size)
     for rank in range(me):
         offset += table_of(table, SENT)[rank] * row_bytes
-    return ahead == (-offset if call.is_spread else offset)
+    return ahead == (-offset if call.spreads else offset)
 
 
 @inline

@@ -175,8 +175,8 @@ class Call(Block):
     parameter_stride: int  # between the parameters of successive ranks' results; 0: one for all
     identity: int  # address of the element for an empty reduction
     # The blocks of a movement.
-    is_spread: int  # the input is one block for each rank
-    lands_apart: int  # the output is one block from each rank
+    spreads: int  # the input is one block for each rank
+    gathers: int  # the output is one block from each rank
     block_bytes: int
     offsets: Field[Words]  # address of the blocks' world_size + 1 offsets in bytes; 0: equal blocks
     landings: Field[Words]  # where each rank's block goes (addresses, if `destination` is 0)

@@ -53,7 +53,7 @@ def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
         return 0
     if call.flow == Flow.FROM_ROOT:
         return call.largest_bytes if rank == call.root else 0
-    if call.is_spread != 0:
+    if call.spreads != 0:
         return call.largest_bytes
     if call.kernel != 0:
         return call.size_bytes
@@ -332,12 +332,12 @@ def _reduce_blocks(words: Exchange, context: Context, call: Call) -> None:
 def _take_blocks(words: Exchange, context: Context, call: Call) -> None:
     """Give this rank its block of every input, or the whole of every input, in rank order."""
     rank, inputs, copy = words.rank, words.inputs, context.copy_plain
-    landing, is_spread = call.destination, call.is_spread != 0
+    landing, spreads = call.destination, call.spreads != 0
     if call.flow == Flow.TO_ROOT and rank != call.root:
         return
     for other in range(words.world_size):
         start, size_bytes = 0, _input_bytes(words, call, other)
-        if is_spread:
+        if spreads:
             start = _block_start(call, rank)
             size_bytes = _block_start(call, rank + 1) - start
         if size_bytes > 0:
@@ -350,7 +350,7 @@ def _take_from_root(words: Exchange, context: Context, call: Call) -> None:
     """Give this rank the root's input, or its own block of it."""
     source, start = words.inputs[call.root], 0
     size_bytes = call.largest_bytes
-    if call.is_spread != 0:
+    if call.spreads != 0:
         start = _block_start(call, words.rank)
         size_bytes = _block_start(call, words.rank + 1) - start
     landing = call.destination
@@ -363,7 +363,7 @@ def _finish(words: Exchange, context: Context, call: Call) -> None:
     """Make this rank's result from all ranks' inputs."""
     _note_inputs(words, call)
     if call.kernel != 0:
-        if call.is_spread != 0:
+        if call.spreads != 0:
             _reduce_blocks(words, context, call)
         else:
             _reduce(words, context, call)
