@@ -13,7 +13,6 @@ from typing import Any
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.cpu.world.backend import WorldCpuBackend
 from gpucoll.backends.cpu.world.phases import Phases
-from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_sealed
 from gpucoll.backends.cpu.world.small import SmallCall
 from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
 from gpucoll.backends.mpi.blocks import BlockMakers
@@ -24,14 +23,14 @@ from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
 from gpucoll.collectives import Collective
 from gpucoll.group.protocol import StartedCalls
+from gpucoll.group.world.exchanges import MOST_BYTES_BY_MPI
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.words import Status
 from gpucoll.wording import rank_of
 
-_OVER_LINKS = "the first rank of each host agrees with the others over TCP, with TLS; then MPI"
 _OVER_MPI = (
     "the first rank of each host compares calls with the others by MPI; up to "
-    f"{LARGE_BYTES} bytes of all ranks together are sent with that, more by MPI after it"
+    f"{MOST_BYTES_BY_MPI} bytes of all ranks together are sent with that, more by MPI after it"
 )
 _MESSAGES = "on a host through shared memory, between hosts through MPI"
 
@@ -64,8 +63,7 @@ class WorldMpiCall:
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
         try:
-            has_run = self._call.run(timeout_s)
-            assert has_run, "nothing goes another way"
+            self._call.run(timeout_s)
         except BaseException:
             self._memory.keep_given_up(self._call)
             raise
@@ -76,7 +74,7 @@ class WorldMpiCall:
 
 
 class WorldMpiCallInPhases:
-    """A prepared call of ranks whose leaders use TLS: they agree, then MPI does the rest."""
+    """A prepared call on GPU arrays: the leaders agree, then MPI does the rest."""
 
     def __init__(self, phases: Phases, call: MpiCall) -> None:
         self._phases = phases
@@ -115,21 +113,17 @@ class WorldMpiBackend(WorldCpuBackend):
         words = self._memory.words()
         super().__init__(group, self._mpi_blocks.host, Carriers(words))
         self._memory.end_messages = self.messages.end
-        if exchanges is not None:
-            carrier = words.words.ctypes.data
-            leaders = [group.hosts.leader_of(host) for host in range(group.hosts.count)]
-            exchanges.carry_by(go_on_by_mpi.address, carrier, leaders, mpi_call.address)
+        carrier = words.words.ctypes.data
+        leaders = [group.hosts.leader_of(host) for host in range(group.hosts.count)]
+        exchanges.carry_by(go_on_by_mpi.address, carrier, leaders, mpi_call.address)
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
-        if is_sealed(request, False):  # only data from the links is unpickled: with a MAC, or TLS
-            return self._in_phases(request)
-        block, exchanges = self._mpi_blocks.of(request), self._group.exchanges
-        if exchanges is not None and request.data.device == HOST_ARRAYS:
-            return WorldMpiCall(SmallCall(self._group, exchanges, block, request), self._memory)
+        block = self._mpi_blocks.of(request)
+        if request.data.device == HOST_ARRAYS:
+            return WorldMpiCall(SmallCall(self._group, block, request), self._memory)
         call = MpiCall(self._group.host, self._memory, block, request)
-        signature = self._signature_of(request)
-        return WorldMpiCallInPhases(Phases(self._group, self._host, signature, request), call)
+        return WorldMpiCallInPhases(self._phases(request), call)
 
     def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
@@ -138,10 +132,9 @@ class WorldMpiBackend(WorldCpuBackend):
 
     def describe(self) -> dict[str, str]:
         """Return facts about how arrays move, for the user: name -> sentence."""
-        between = _OVER_MPI if self._group.exchanges is not None else _OVER_LINKS
         facts = super().describe()
         mpi = {"messages": _MESSAGES, "MPI": described_mpi()}
-        return {**facts, "between hosts": between, **mpi, **PROMISES}
+        return {**facts, "between hosts": _OVER_MPI, **mpi, **PROMISES}
 
 
 def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:

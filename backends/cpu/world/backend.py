@@ -11,22 +11,22 @@ from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.world.in_order import CallInOrder, is_combined_in_order
 from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
 from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
 from gpucoll.backends.cpu.world.large_scans import LARGE_SCANS
 from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.cpu.world.messages import WorldMessages
-from gpucoll.backends.cpu.world.movements import MOVEMENTS
-from gpucoll.backends.cpu.world.phases import Phases, Signature
-from gpucoll.backends.cpu.world.reductions import REDUCTIONS
-from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_large
-from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries, may_be_small
+from gpucoll.backends.cpu.world.phases import Phases, Signature, not_run
+from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries
+from gpucoll.backends.cpu.world.uneven import UnevenAllToAll
 from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request, row_of
 from gpucoll.collectives import Collective
 from gpucoll.group.protocol import StartedCalls
+from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.group import WorldGroup
-from gpucoll.transport.shared.words import Status
 
+LARGE = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
 _MOST_SIGNATURES = 256
 PROMISES = {
     "same bits on every rank": "yes",
@@ -42,45 +42,22 @@ IN_ORDER = {
 """The promises that differ with ``deterministic="order"``."""
 
 
-class SmallFirst:
-    """A prepared call that takes the path of small calls unless it turns out to be large."""
+class LargeCall:
+    """A prepared large call of all hosts, in phases that Python runs.
 
-    def __init__(self, small: SmallCall, prepare: Callable[[], PreparedCall]) -> None:
-        self._small = small
-        self._prepare = prepare
-        self._large: PreparedCall | None = None
-        self.run_once = small.run_once
-
-    def run(self, timeout_s: float | None = None) -> None:
-        """Run the call; raise the error if it fails."""
-        if self._large is None:
-            if self._small.run(timeout_s):
-                return
-            self._large = self._prepare()
-        self._large.run(timeout_s)
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls."""
-        return 0
-
-
-class WorldCpuCall:
-    """A prepared call of all hosts, in phases that Python runs."""
+    Parameters
+    ----------
+    phases : Phases
+        The call.
+    """
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
-        request, group = phases.request, phases.group
-        op, dtype = request.op, request.data.dtype
-        steps = row_of(REDUCTIONS | MOVEMENTS, request.collective, "between hosts")
-        keeps_order = group.keeps_order and op is not None and op.depends_on_order(dtype)
-        if is_large(request, group.hosts, group.is_encrypted) and not keeps_order:
-            larger = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
-            steps = larger.get(request.collective, steps)
-        self._steps = steps
+        self._steps = row_of(LARGE, phases.request.collective, "between hosts")
 
     def run_once(self) -> int:
         """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
-        return _not_run()
+        return not_run()
 
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
@@ -111,27 +88,27 @@ class WorldCpuBackend:
         self._group = group
         messages = WorldMessages(group, carriers)
         self._host = CpuBackend(group.host, messages)
-        self.last_status: Callable[[], int] = _not_run
-        self._entries: SmallEntries | None = None
+        self.last_status = group.host.last_status
         self._blocks = blocks or BlockMaker(group.rank, group.world_size)
+        self._entries = SmallEntries(group, self._blocks)
         self.messages: HostMessages = messages
         self._signatures: dict[object, Signature] = {}
         """Signatures of kinds of calls, oldest first; none of them keeps an array alive."""
-        if group.exchanges is not None:
-            self._entries = SmallEntries(group, group.exchanges, self._blocks)
-            self.last_status = group.host.last_status
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
-        exchanges = self._group.exchanges
-        if exchanges is None or not may_be_small(request):
-            return self._in_phases(request)
-        small = SmallCall(self._group, exchanges, self._blocks.of(request), request)
-        return SmallFirst(small, lambda: self._in_phases(request))
+        if request.receive_counts is not None:
+            return UnevenAllToAll(self._phases(request), self.prepare)
+        block = self._blocks.of(request)
+        if not self._group.exchanges.is_large(block):
+            return SmallCall(self._group, block, request)
+        if is_combined_in_order(request, self._group):
+            part_of = self._signature_of(request).part_of
+            return CallInOrder(self._group, self._blocks, request, part_of)
+        return LargeCall(self._phases(request))
 
-    def _in_phases(self, request: Request) -> PreparedCall:
-        signature = self._signature_of(request)
-        return WorldCpuCall(Phases(self._group, self._host, signature, request))
+    def _phases(self, request: Request) -> Phases:
+        return Phases(self._group, self._host, self._signature_of(request), request)
 
     def _signature_of(self, request: Request) -> Signature:
         """Return a call's signature; ArgumentTypeError if the dtype lacks the op."""
@@ -166,13 +143,11 @@ class WorldCpuBackend:
 
     def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
-        if self._entries is None:
-            return _serve_nothing
         return self._entries.serve_nothing if of_blocks else self._entries.entry(collective)
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
         """Return an entry that starts nothing."""
-        return _serve_nothing if self._entries is None else self._entries.serve_nothing
+        return self._entries.serve_nothing
 
     def learn(
         self,
@@ -184,7 +159,7 @@ class WorldCpuBackend:
         of_blocks: bool = False,
     ) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""
-        if self._entries is not None and not of_blocks:
+        if not of_blocks:
             self._entries.learn(collective, kind, op, root)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -204,7 +179,7 @@ class WorldCpuBackend:
         }
         guarded = "encrypted" if self._group.is_encrypted else "plain"
         between = (
-            f"through the first rank of each; up to {LARGE_BYTES} bytes of all ranks together in "
+            f"through the first rank of each; up to {MOST_BYTES} bytes of all ranks together in "
             f"one exchange, more by schedules, over {guarded} TCP connections"
         )
         messages = (
@@ -225,14 +200,6 @@ def _without_memory(buffer: Buffer | None) -> Buffer | None:
     if buffer is None:
         return None
     return Buffer(0, buffer.shape, buffer.dtype, buffer.item_bytes, None)
-
-
-def _not_run() -> int:
-    return int(Status.NOT_RUN)
-
-
-def _serve_nothing(*_: object) -> None:
-    return None
 
 
 def create(group: WorldGroup) -> HostBackend:

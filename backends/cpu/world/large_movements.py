@@ -54,7 +54,7 @@ def _broadcast(run: Run) -> None:
 def _all_gather(run: Run) -> None:
     run.agree()
     mine, output = run.input(), run.output()
-    sizes = block_sizes(run, mine.size * run.group.world_size)
+    sizes = block_sizes(run.request, run.group.world_size, mine.size * run.group.world_size)
     edges, here, count = host_edges(run, sizes), run.group.here, run.hosts.count
     work = None
     if run.leads:
@@ -103,7 +103,7 @@ def _own_edges(run: Run, edges: Sequence[int]) -> list[int]:
 def _gather(run: Run) -> None:
     run.agree()
     root, mine = run.request.root, run.input()
-    sizes = block_sizes(run, mine.size * run.group.world_size)
+    sizes = block_sizes(run.request, run.group.world_size, mine.size * run.group.world_size)
     edges, here = host_edges(run, sizes), run.group.here
     is_here, is_root = root in run.here, run.group.rank == root
     algorithm = choice.choose(Collective.GATHER, edges[-1], run.hosts.count)
@@ -138,7 +138,7 @@ def _scatter(run: Run) -> None:
     root, is_root = run.request.root, run.group.rank == run.request.root
     mine = run.input() if is_root else _NOTHING
     output = run.output()
-    sizes = block_sizes(run, _whole_bytes(run, mine, output))
+    sizes = block_sizes(run.request, run.group.world_size, _whole_bytes(run, mine, output))
     edges, here = host_edges(run, sizes), run.group.here
     whole = mine
     if root in run.here and run.here[0] != root:
@@ -264,7 +264,7 @@ def _exchange(
 def _all_to_all(run: Run) -> None:
     run.agree()
     data, n_ranks = run.request.data, run.group.world_size
-    all_to_all(run, [block_sizes(run, data.size_bytes)] * n_ranks)
+    all_to_all(run, [block_sizes(run.request, run.group.world_size, data.size_bytes)] * n_ranks)
 
 
 LARGE_MOVEMENTS: dict[Collective, Callable[[Run], None]] = {

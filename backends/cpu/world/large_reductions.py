@@ -15,8 +15,7 @@ import numpy as np
 from gpucoll.algorithms import choice
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
-from gpucoll.backends.cpu.world.reductions import combine
+from gpucoll.backends.cpu.world.phases import Bytes, Run, combine, cut
 from gpucoll.backends.cpu.world.sizes import (
     PIECE_BYTES,
     block_sizes,
@@ -146,7 +145,7 @@ def _reduce_scatter(run: Run) -> None:
     run.agree()
     operation = _Operation(run)
     mine, output = run.input(), run.output()
-    sizes = block_sizes(run, mine.size)
+    sizes = block_sizes(run.request, run.group.world_size, mine.size)
     edges, here = host_edges(run, sizes), run.group.here
     whole = np.empty(mine.size, np.uint8)
     order = _order_of_blocks(run, mine.size)

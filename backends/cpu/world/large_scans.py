@@ -12,27 +12,14 @@ import numpy as np
 
 from gpucoll.algorithms import choice
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.cpu.world.phases import Bytes, Run
-from gpucoll.backends.cpu.world.reductions import REDUCTIONS, combine
+from gpucoll.backends.cpu.world.phases import Bytes, Run, combine
 from gpucoll.collectives import Collective
-from gpucoll.kernels.cpu.addresses import changes_inputs
 from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import Reduction
 
 
-def _is_by_hosts(run: Run) -> bool:
-    """Return whether hosts' partial results combine like inputs; the same on all ranks."""
-    op = run.request.op
-    assert op is not None
-    changes = op.name in ("avg", "scaled_sum") or changes_inputs(op.name)
-    return run.hosts.is_in_order and not changes
-
-
 def _scan(run: Run) -> None:
     collective = run.request.collective
-    if not _is_by_hosts(run):
-        REDUCTIONS[collective](run)
-        return
     run.agree()
     mine, output = run.input(), run.output()
     size = mine.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,12 +21,12 @@ from gpucoll.group.host.records import describe_block
 from gpucoll.group.world.call import Transfer, WorldCall
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.group.world.schedules import Schedule, Section
+from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
-from gpucoll.transport.shared.words import Call
+from gpucoll.transport.shared.words import Call, Status
 from gpucoll.transport.tcp.streams import ALL, Reduction
 from gpucoll.types import ReduceOp
-from gpucoll.wording import rank_of
 
 Bytes = npt.NDArray[np.uint8]
 LEADER = 0
@@ -128,7 +129,6 @@ class Run:
         self.leads = call.leads
         self.block = phases.block
         self._phases = phases
-        self._has_gathered = False
         self.here = self.hosts.ranks[self.group.here]
         """The ranks of this host."""
 
@@ -181,7 +181,6 @@ class Run:
             return [source]
         found = np.empty(sum(sizes) if self.leads else 0, np.uint8)
         destination = flat(found) if self.leads else None
-        self._has_gathered = True
         self.inside(Collective.GATHER, flat(source), destination, counts=sizes)
         return cut(found, sizes) if self.leads else []
 
@@ -213,65 +212,18 @@ class Run:
         destination = None if landing is None else flat(landing)
         self.inside(Collective.GATHER, flat(source), destination, counts=sizes)
 
-    def disagreement(
-        self, sender: int, receiver: int, sent_bytes: int, expected_bytes: int
-    ) -> MismatchError:
-        """Return the error for an all_to_all whose counts are in conflict."""
-        row_bytes = max(self.request.row_count * self.request.data.item_bytes, 1)
-        return MismatchError(
-            f"the ranks did not make the same call: rank {sender} sends {sent_bytes // row_bytes} "
-            f"rows to rank {receiver}, which expects {expected_bytes // row_bytes}, in all_to_all "
-            f"with send_counts and recv_counts. This is "
-            f"{rank_of(self.group.rank, self.group.world_size)}. Nothing was written; send_counts "
-            "and recv_counts must agree between each two ranks. The communicator stays usable"
-        )
-
-    def spread_from_root(self, output: Bytes) -> bool:
-        """If the root is on this host, bring its input to all ranks here; return whether it is."""
-        root = self.request.root
-        if root not in self.here:
-            return False
-        if self.group.rank == root and self.request.source is not None:
-            mine = self.input()
-            if output.ctypes.data != mine.ctypes.data:
-                output[:] = mine
-        self.spread(output, self.hosts.place_of(root))
-        return True
-
     # --- between hosts ----------------------------------------------------------------------------
-
-    def between(self, make: Callable[[], bytes] | None = None) -> list[bytes]:
-        """Exchange the leaders' bytes, and let all ranks of this host learn how that went.
-
-        Without `make` they only check whether all make the same call. Returns, on the leader, the
-        bytes of each host's leader.
-        """
-        if not self._has_gathered and len(self.here) > 1:
-            # No other host learns of a call before the leader knows that all ranks here make it.
-            self.gather(np.empty(0, np.uint8), [0] * len(self.here))
-        found: list[bytes] = []
-        word: bytes | MismatchError | None = None
-        if self.leads:
-
-            def step() -> bytes:
-                phases = self._phases
-                if make is None:
-                    self.call.agree(phases.digest, phases.described)
-                else:
-                    found.extend(self.call.exchange(make(), phases.digest, phases.described))
-                return b""
-
-            word = self.call.tried(step)
-        part_of = self._phases.part_of
-        root = self.request.root
-        self.call.deliver(part_of.collective, root, word)
-        return found
 
     def agree(self) -> None:
         """Make sure that all ranks make the same call, before any part of it is done."""
+        phases = self._phases
         if len(self.here) > 1:
-            self._phases.agreement.run(self._limit_s())
-        self.between()
+            # No other host learns of a call before the leader knows that all ranks here make it.
+            phases.agreement.run(self._limit_s())
+        word: bytes | MismatchError | None = None
+        if self.leads:
+            word = self.call.tried(lambda: self.call.agree(phases.digest, phases.described))
+        self.call.deliver(phases.part_of.collective, self.request.root, word)
 
     def transfer(
         self,
@@ -346,6 +298,29 @@ class Moving:
             self._transfer.finish_sections(count)
 
 
+# --- combining ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _kernel(address: int) -> Any:
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * REDUCE_ARGUMENTS)(address)
+
+
+def combine(run: Run, sources: Sequence[Bytes], destination: Bytes, n_ranks: int) -> None:
+    """Combine the inputs of the first ranks, in order, with the call's operation."""
+    words = run.block.words
+    if not destination.size:
+        return
+    addresses = np.array([source.ctypes.data for source in sources], np.int64)
+    landing = np.array([destination.ctypes.data], np.int64)
+    count = destination.size // int(words[Call.part_bytes])
+    parameter = int(words[Call.parameter])
+    parameter += int(words[Call.parameter_stride]) * (n_ranks - 1)
+    _kernel(int(words[Call.kernel]))(
+        landing.ctypes.data, 1, addresses.ctypes.data, len(addresses), count, parameter, 0
+    )
+
+
 # --- a rank's arrays as bytes --------------------------------------------------------------------
 
 
@@ -374,6 +349,11 @@ def put_into(request: Request, output: Bytes) -> None:
         buffers, cut(output, [buffer.size_bytes for buffer in buffers]), strict=True
     ):
         bytes_of(buffer)[:] = part
+
+
+def not_run() -> int:
+    """Return `Status.NOT_RUN`, as calls do in which Python has a part."""
+    return int(Status.NOT_RUN)
 
 
 # --- bytes --------------------------------------------------------------------------------------

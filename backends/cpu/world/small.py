@@ -12,22 +12,15 @@ from typing import Any
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable
-from gpucoll.backends.cpu.world.phases import Bytes, input_of, output_of, put_into
-from gpucoll.backends.cpu.world.sizes import is_sealed
+from gpucoll.backends.cpu.world.phases import Bytes, input_of, not_run, output_of, put_into
 from gpucoll.backends.protocol import Request
 from gpucoll.collectives import NO_ROOT, Collective, Flow
+from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.types import ReduceOp
-
-
-def may_be_small(request: Request) -> bool:
-    """Return whether a call may go this way if it is small; the same on all ranks."""
-    return request.receive_counts is None and not is_sealed(
-        request, False
-    )  # these connections are plain
 
 
 class SmallCall:
@@ -37,8 +30,6 @@ class SmallCall:
     ----------
     group : WorldGroup
         The ranks.
-    exchanges : Exchanges
-        Holds the loop.
     block : CallBlock
         The call's block; this object owns it from here on.
     request : Request
@@ -50,35 +41,36 @@ class SmallCall:
         Runs the call if nothing prevents it, and returns its `Status`.
     """
 
-    def __init__(
-        self, group: WorldGroup, exchanges: Exchanges, block: CallBlock, request: Request
-    ) -> None:
+    def __init__(self, group: WorldGroup, block: CallBlock, request: Request) -> None:
         self._group = group
         self._block = block
         self._request = request
-        set_loop(block, exchanges)
+        set_loop(block, group.exchanges)
         self._is_packed = bool(request.sources or request.destinations or request.parts)
-        self.run_once: Callable[[], int] = _not_run
+        self.run_once: Callable[[], int] = not_run
         if not self._is_packed:
             self.run_once = group.host.prepare(block)
         self._run_queued: Callable[[], int] | None = None
         self._packed: tuple[Bytes, Bytes] | None = None
         """Memory for the loop, which must outlive a call that was given up."""
 
-    def run(self, timeout_s: float | None = None) -> bool:
-        """Run the call and return True; False: it must go another way. Raise errors."""
+    def run(self, timeout_s: float | None = None) -> None:
+        """Run the call; raise the error if it fails."""
         if self._run_queued is None:
             self._run_queued = self._group.host.prepare(self._block, queued=True)
         if not self._is_packed:
-            return self._group.run_small(self._run_queued, self._block, timeout_s)
+            self._group.run_small(self._run_queued, self._block, timeout_s)
+            return
         source, output = self._packed = input_of(self._request), output_of(self._request)
         words = self._block.words
         words[Call.source], words[Call.destination] = source.ctypes.data, output.ctypes.data
-        if not self._group.run_small(self._run_queued, self._block, timeout_s):
-            return False
+        self._group.run_small(self._run_queued, self._block, timeout_s)
         put_into(self._request, output)
         self._packed = None
-        return True
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Return 0: a Python thread runs started calls."""
+        return 0
 
 
 class SmallEntries:
@@ -88,15 +80,12 @@ class SmallEntries:
     ----------
     group : WorldGroup
         The ranks.
-    exchanges : Exchanges
-        Holds the loop.
     blocks : BlockMaker
         Makes this rank's call blocks.
     """
 
-    def __init__(self, group: WorldGroup, exchanges: Exchanges, blocks: BlockMaker) -> None:
+    def __init__(self, group: WorldGroup, blocks: BlockMaker) -> None:
         self._group = group
-        self._exchanges = exchanges
         self._blocks = blocks
         self._tables: dict[Collective, EntryTable] = {}
 
@@ -124,7 +113,7 @@ class SmallEntries:
             parsed = None if op is None else ReduceOp.parse(op)
             place = NO_ROOT if root is None else root
             block = self._blocks.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
-            set_loop(block, self._exchanges)
+            set_loop(block, self._group.exchanges)
             return block
 
         table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
@@ -134,7 +123,3 @@ def set_loop(block: CallBlock, exchanges: Exchanges) -> None:
     """Have a call block run only by the loop of several hosts."""
     block.words[Call.loop] = exchanges.loop
     block.words[Call.post] = block.words[Call.finish] = 0
-
-
-def _not_run() -> int:
-    return int(Status.NOT_RUN)

@@ -20,7 +20,6 @@ from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.given import Given
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
-from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.lists import (
     Packed,
     apart,
@@ -44,6 +43,7 @@ from gpucoll.calls.shapes import parse_counts
 from gpucoll.calls.starting import Starting
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.group.in_one_piece import in_one_piece
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import ReduceOp
 from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given

@@ -11,11 +11,11 @@ import numpy as np
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import ensure_served, template_of
 from gpucoll.calls.given import Given
-from gpucoll.calls.in_one_piece import give_up, in_one_piece
 from gpucoll.calls.preparation import Arguments
 from gpucoll.calls.shapes import check_rows, parse_counts
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gpucoll.group.in_one_piece import give_up, in_one_piece
 from gpucoll.group.protocol import Channel, Group
 
 

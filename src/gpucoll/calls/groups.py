@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext
 from gpucoll.calls.collected import Collected
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
-from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.lists import shared_by
 from gpucoll.calls.messages import Grouped, MessageQueue
 from gpucoll.calls.runner import GroupedTask, Runner
 from gpucoll.errors import ArgumentError, MismatchError, StateError
+from gpucoll.group.in_one_piece import in_one_piece
 from gpucoll.transport.shared.words import Kind
 
 

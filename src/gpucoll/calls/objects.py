@@ -15,20 +15,21 @@ import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
-from gpucoll.calls.in_one_piece import in_one_piece
+from gpucoll.calls.object_tags import TAG_BYTES, ObjectTags
 from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
 from gpucoll.calls.runner import Runner
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentTypeError
+from gpucoll.group.in_one_piece import in_one_piece
 from gpucoll.transport.shared.words import Status
 from gpucoll.wording import rank_of
 
 FIRST_BYTES = 1024
-_HEAD = struct.Struct("<qqqq")
+_HEAD = struct.Struct(f"<qqqq{TAG_BYTES}s")
 ROOM = FIRST_BYTES - _HEAD.size
 """Number of bytes of an object's tail that travel in the first round."""
-_PLACE = struct.Struct("<qq")
-"""The place of one rank's object in a scatter: the number of its parts, and its tail's bytes."""
+_PLACE = struct.Struct(f"<qq{TAG_BYTES}s")
+"""The place of one rank's object in a scatter: number of its parts, bytes of its tail, tag."""
 
 _NAMES = {collective: collective.spelled for collective in Collective}
 _NOT_RUN = int(Status.NOT_RUN)
@@ -42,6 +43,7 @@ class Head(NamedTuple):
     n_large: int
     has_failed: int
     """Whether the object could not be pickled; the tail is then the error's text."""
+    tag: bytes
 
 
 class ObjectMover:
@@ -74,12 +76,17 @@ class ObjectMover:
         arrived: list[Arrival] = []
 
         def task(timeout_s: float | None) -> None:
-            head = self._first(collective, root, parcel, failure, timeout_s, (root,))[root]
+            tags = ObjectTags(self._runner.group, collective)
+            tag = tags.of(parcel, root) if is_root else b""
+            head = self._first(collective, root, parcel, failure, timeout_s, (root,), tag)[root]
             if head.tail_bytes <= ROOM and not head.n_large:
-                arrived.append(self._arrival(root, head))
-                return
-            with in_one_piece(self._runner.group):
-                arrived.append(self._spread_rest(collective, root, head, parcel, timeout_s))
+                arrival = self._arrival(root, head)
+            else:
+                with in_one_piece(self._runner.group):
+                    arrival = self._spread_rest(collective, root, head, parcel, timeout_s)
+            if not is_root:
+                tags.check(head.tag, arrival, root)
+                arrived.append(arrival)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return value if is_root else arrived[0].unpack()
@@ -111,42 +118,59 @@ class ObjectMover:
 
         def task(timeout_s: float | None) -> None:
             everyone = range(self._world_size)
-            heads = self._first(collective, root, parcel, failure, timeout_s, everyone)
+            tags = ObjectTags(self._runner.group, collective)
+            tag = tags.of(parcel, self._rank)
+            heads = self._first(collective, root, parcel, failure, timeout_s, everyone, tag)
             for rank in self._others() if gets else ():
                 arrived[rank] = self._arrival(rank, heads[rank])
-            has_tails = any(head.tail_bytes > ROOM for head in heads.values())
-            n_rounds = max(head.n_large for head in heads.values())
-            if not has_tails and not n_rounds:
-                return
-            receivers = [rank for rank in self._others() if root in (NO_ROOT, rank)]
             with in_one_piece(self._runner.group):
-                if has_tails:
-                    is_long = len(parcel.tail) > ROOM
-                    sent = dict.fromkeys(receivers, parcel.tail) if is_long else {}
-                    self._move_tails(collective, root, sent, arrived, heads, timeout_s)
-                sent_parts = dict.fromkeys(receivers, parcel.large)
-                self._move_large(collective, root, sent_parts, arrived, n_rounds, timeout_s)
+                self._gather_rest(collective, root, heads, parcel, arrived, timeout_s)
+            for rank, arrival in arrived.items():
+                tags.check(heads[rank].tag, arrival, rank)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return arrived if gets else None
 
+    def _gather_rest(
+        self,
+        collective: Collective,
+        root: int,
+        heads: dict[int, Head],
+        parcel: Parcel,
+        arrived: dict[int, Arrival],
+        timeout_s: float | None,
+    ) -> None:
+        """Give the receivers the data that did not fit into the first round."""
+        receivers = [rank for rank in self._others() if root in (NO_ROOT, rank)]
+        if any(head.tail_bytes > ROOM for head in heads.values()):
+            is_long = len(parcel.tail) > ROOM
+            sent = dict.fromkeys(receivers, parcel.tail) if is_long else {}
+            self._move_tails(collective, root, sent, arrived, heads, timeout_s)
+        sent_parts = dict.fromkeys(receivers, parcel.large)
+        n_rounds = max(head.n_large for head in heads.values())
+        self._move_large(collective, root, sent_parts, arrived, n_rounds, timeout_s)
+
     def scatter(self, values: Sequence[Any] | None, root: int, timeout_s: float | None) -> Any:
         """Return this rank's item of the root's sequence."""
         collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
-        parcels, bundle, failure = [NOTHING], NOTHING, None
+        parcels, failed, failure = [NOTHING], NOTHING, None
         if is_root:
             assert values is not None
-            parcels, bundle, failure = self._bundled(collective, values)
+            parcels, failed, failure = self._packed_each(collective, values)
         arrived: dict[int, Arrival] = {}
 
         def task(timeout_s: float | None) -> None:
+            tags = ObjectTags(self._runner.group, collective)
+            bundle = self._bundled(parcels, tags) if is_root and failure is None else failed
             head = self._first(collective, root, bundle, failure, timeout_s, (root,))[root]
             if head.tail_bytes <= ROOM and not head.n_large:
-                mine = self._cut_out(self._room_of(root, head.tail_bytes))
+                mine, place = self._cut_out(self._room_of(root, head.tail_bytes))
                 arrived.update({} if is_root else {root: mine})
-                return
-            with in_one_piece(self._runner.group):
-                self._scatter_rest(root, head, bundle, parcels, arrived, timeout_s)
+            else:
+                with in_one_piece(self._runner.group):
+                    place = self._scatter_rest(root, head, bundle, parcels, arrived, timeout_s)
+            if not is_root:
+                tags.check(place.tag, arrived[root], root, self._rank)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         if is_root:
@@ -154,17 +178,17 @@ class ObjectMover:
             return values[root]
         return arrived[root].unpack()
 
-    def _cut_out(self, table: Any) -> Arrival:
-        """Return this rank's object, cut out of a table of places that all tails follow."""
+    def _cut_out(self, table: Any) -> tuple[Arrival, Head]:
+        """Return this rank's object, and its place, of a table of places that all tails follow."""
         places = self._places(table)
         start = _PLACE.size * self._world_size
         start += sum(place.tail_bytes for place in places[: self._rank])
         own = places[self._rank]
-        return Arrival(own.n_parts, table[start : start + own.tail_bytes])
+        return Arrival(own.n_parts, table[start : start + own.tail_bytes]), own
 
     def _places(self, table: Any) -> list[Head]:
         entries = _PLACE.iter_unpack(bytes(table[: _PLACE.size * self._world_size]))
-        return [Head(n_parts, n_bytes, 0, 0) for n_parts, n_bytes in entries]
+        return [Head(n_parts, n_bytes, 0, 0, tag) for n_parts, n_bytes, tag in entries]
 
     def _scatter_rest(
         self,
@@ -174,14 +198,13 @@ class ObjectMover:
         parcels: list[Parcel],
         arrived: dict[int, Arrival],
         timeout_s: float | None,
-    ) -> None:
-        """Give each rank the data that did not fit into the first round."""
+    ) -> Head:
+        """Give each rank the data that did not fit into the first round; return its place."""
         collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
         others = self._others() if is_root else []
         if head.tail_bytes <= ROOM:
-            arrived.update(
-                {} if is_root else {root: self._cut_out(self._room_of(root, head.tail_bytes))}
-            )
+            mine, own = self._cut_out(self._room_of(root, head.tail_bytes))
+            arrived.update({} if is_root else {root: mine})
         else:
             table_bytes = _PLACE.size * self._world_size
             table: Any = bundle.tail[:table_bytes] if is_root else np.empty(table_bytes, np.uint8)
@@ -192,6 +215,7 @@ class ObjectMover:
             self._move_tails(collective, root, sent, arrived, {root: own}, timeout_s, least=0)
         sent_parts = {rank: parcels[rank].large for rank in others}
         self._move_large(collective, root, sent_parts, arrived, head.n_large, timeout_s)
+        return own
 
     # --- pickling ---------------------------------------------------------------------------------
 
@@ -210,10 +234,10 @@ class ObjectMover:
             failure.__cause__ = error
             return Parcel(0, str(failure).encode(errors="replace")[:ROOM], []), failure
 
-    def _bundled(
+    def _packed_each(
         self, collective: Collective, values: Sequence[Any]
     ) -> tuple[list[Parcel], Parcel, ArgumentTypeError | None]:
-        """Return each rank's object as parts, and a parcel of all of them for the first round."""
+        """Return each rank's object as parts; or the reason why one cannot be pickled."""
         parcels = []
         for rank, value in enumerate(values):
             parcel, failure = (
@@ -222,11 +246,18 @@ class ObjectMover:
             if failure is not None:
                 return [], parcel, failure
             parcels.append(parcel)
-        table = b"".join(_PLACE.pack(each.n_parts, len(each.tail)) for each in parcels)
+        return parcels, NOTHING, None
+
+    def _bundled(self, parcels: list[Parcel], tags: ObjectTags) -> Parcel:
+        """Return a parcel of each rank's object for the first round."""
+        table = b"".join(
+            _PLACE.pack(each.n_parts, len(each.tail), tags.of(each, self._rank, rank))
+            for rank, each in enumerate(parcels)
+        )
         size_bytes = len(table) + sum(len(each.tail) for each in parcels)
         tails = [each.tail for each in parcels] if size_bytes <= ROOM else [b"\0" * ROOM]
         most = max((each.large for each in parcels), key=len)
-        return parcels, Parcel(0, b"".join([table, *tails]), most), None
+        return Parcel(0, b"".join([table, *tails]), most)
 
     # --- the rounds -------------------------------------------------------------------------------
 
@@ -241,6 +272,7 @@ class ObjectMover:
         failure: ArgumentTypeError | None,
         timeout_s: float | None,
         senders: Iterable[int],
+        tag: bytes = b"",
     ) -> dict[int, Head]:
         """Announce an object to all ranks, with as much of it as fits; return the senders' heads.
 
@@ -252,7 +284,8 @@ class ObjectMover:
             self._first_calls[collective, root] = call
         tail = parcel.tail
         n_bytes, failed = len(tail), failure is not None
-        _HEAD.pack_into(self._my_view, 0, parcel.n_parts, n_bytes, len(parcel.large), failed)
+        n_large = len(parcel.large)
+        _HEAD.pack_into(self._my_view, 0, parcel.n_parts, n_bytes, n_large, failed, tag)
         filled = n_bytes if n_bytes < ROOM else ROOM
         self._my_view[_HEAD.size : _HEAD.size + filled] = tail[:filled]
         self._run(call, timeout_s)

@@ -9,11 +9,11 @@ from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
-from gpucoll.calls.in_one_piece import give_up
 from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.collectives import Collective
 from gpucoll.config import check_timeout_s
+from gpucoll.group.in_one_piece import give_up
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.wording import another_thread
 

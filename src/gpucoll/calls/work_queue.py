@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
-from gpucoll.calls.in_one_piece import give_up
 from gpucoll.calls.started_works import Endings, StartedWorks
 from gpucoll.calls.work import Work
 from gpucoll.errors import DeadlineError, GpucollError, StateError
+from gpucoll.group.in_one_piece import give_up
 from gpucoll.group.protocol import ENDING_S, Group, StartedCalls
 from gpucoll.wording import rank_of
 

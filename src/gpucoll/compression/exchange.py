@@ -20,9 +20,9 @@ import numpy.typing as npt
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.operands import Operands
 from gpucoll.backends.protocol import HostBackend, PartOf, Request
-from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.collectives import Collective
 from gpucoll.compression.options import Compression
+from gpucoll.group.in_one_piece import in_one_piece
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.types import COMPRESSIONS, ReduceOp, dtype_code

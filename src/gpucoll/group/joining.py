@@ -93,21 +93,7 @@ def join(
         os.close(ballots_fd)
         leaders = [joined.introductions[ranks[0]]["address"] for ranks in hosts.ranks]
         places = MeetingPlaces(joined.group, leaders, listener_fd, joined.credentials)
-        group = WorldGroup(
-            host,
-            board,
-            joined.links,
-            joined.bulk,
-            joined.connections,
-            joined.pairs,
-            hosts,
-            joined.names,
-            bell_fd,
-            joined.credentials,
-            joined.address,
-            places,
-            ballots,
-        )
+        group = WorldGroup(host, joined, board, bell_fd, places, ballots)
     except BaseException:
         host.close()
         raise

@@ -165,6 +165,8 @@ class Group(Protocol):
         Whether a thread that cannot be ended may still look at what is shared.
     over_mpi : MpiRanks or None
         The ranks as MPI knows them, if arrays go through it (`gpucoll.backends.mpi.ranks`).
+    object_key : bytes or None
+        Key of the tags of objects (`gpucoll.calls.object_tags`); None: nobody can alter them.
     """
 
     rank: int
@@ -174,6 +176,14 @@ class Group(Protocol):
     was_told: bool
     is_in_use: bool
     over_mpi: Any
+
+    @property
+    def object_key(self) -> bytes | None:
+        """See above."""
+
+    @property
+    def number(self) -> int:
+        """The number of the last collective that this rank has begun; the same on every rank."""
 
     @property
     def local_rank(self) -> int:

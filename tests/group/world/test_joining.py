@@ -423,13 +423,13 @@ def come_to(ports, stop, kind):
         for port in ports():
             with contextlib.suppress(OSError):
                 end = socket.create_connection(("127.0.0.1", port), timeout=0.5)
+                kept.append(end)  # before anything that can fail
                 if kind == "garbage":
                     end.sendall(os.urandom(3000))
                 if kind == "slow":
                     end.sendall(b"\0")
                 if kind == "leaving":
                     end.close()
-                kept.append(end)
         while len(kept) > 300:
             kept.pop(0).close()
     for end in kept:

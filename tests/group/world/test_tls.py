@@ -22,7 +22,6 @@ from tests.rendezvous.conftest import held_open
 
 import gpucoll
 from gpucoll import config
-from gpucoll.backends.cpu.world import sizes
 from gpucoll.errors import (
     AbortedError,
     ArgumentError,
@@ -33,6 +32,7 @@ from gpucoll.errors import (
 )
 from gpucoll.group.world import connecting
 from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.testing.session import environment
 from gpucoll.transport.tcp import secure_streams
 from gpucoll.transport.tcp.certificate_files import certificate_files
@@ -194,11 +194,12 @@ def count_large(comm, n_bytes):
     return len(found), bool(transfers)
 
 
-def test_objects_go_the_way_of_large_arrays_only_inside_of_tls(hosts, certificates):
-    large = 10 * sizes.LARGE_BYTES
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_large_objects_go_the_way_of_large_arrays(hosts, certificates, is_encrypted):
+    large = 10 * MOST_BYTES
+    variables = certificates if is_encrypted else {}
 
-    assert hosts.call("ab", count_large, large, environment=certificates) == [(large, True)] * 2
-    assert hosts.call("ab", count_large, large) == [(large, False)] * 2
+    assert hosts.call("ab", count_large, large, environment=variables) == [(large, True)] * 2
 
 
 def by_the_kernel(comm):

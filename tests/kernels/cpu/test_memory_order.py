@@ -198,6 +198,7 @@ UNORDERED = (
     "transport.tcp.stream_loop.run_streams",
     "transport.tcp.exchange.begin",
     "transport.tcp.exchange.proceed",
+    "transport.tcp.small_calls.is_large",
     "backends.mpi.exchange.go_on_by_mpi",
     "devices.host.loop.set_device",
     "devices.host.loop.place_of",

@@ -65,6 +65,7 @@ class HostGroup:
         self.timeout_s = timeout_s
         self.keeps_order = False
         self.over_mpi: Any = None
+        self.object_key: bytes | None = None
         self.failure: GpucollError | None = None
         self.was_told = False
         """Whether `failure` has been raised to the program."""
@@ -294,6 +295,11 @@ class HostGroup:
     def path(self) -> int:
         """The `Path` that this rank's last call took."""
         return int(self.context[Context.path])
+
+    @property
+    def number(self) -> int:
+        """The number of the last collective that this rank has begun."""
+        return int(self.context[Context.sequence])
 
     @property
     def completed(self) -> int:

@@ -121,12 +121,13 @@ class WorldCall:
         except MismatchError as error:
             return error
 
-    def agree(self, digest: int, described: str) -> None:
-        """Check, before anything is moved, that all leaders make the same call.
+    def agree(self, digest: int, described: str) -> bytes:
+        """Check, before anything is moved, that all leaders make the same call; return no bytes.
 
-        Unlike `exchange`, it carries no bytes. It raises the same errors.
+        It raises the same errors as `exchange`.
         """
         self._exchange(Part(digest, described, "", b""), PartKind.NOTHING)
+        return b""
 
     def exchange(self, part: bytes, digest: int, described: str) -> list[bytes]:
         """Give every leader's bytes to every leader; return them by host.
@@ -159,7 +160,7 @@ class WorldCall:
         group = self._group
         assert group.links is not None
         self._has_exchanged = True
-        if group.exchanges is not None and not self._has_announced:
+        if not self._has_announced:
             self._has_announced = True
             if self._is_agreed(group.exchanges, part.digest, kind):
                 return [b""] * group.hosts.count
@@ -217,8 +218,8 @@ class WorldCall:
     ) -> Transfer:
         """Begin a schedule between the leaders, over its own connections.
 
-        It must follow an `exchange`, in which all leaders have shown that they make the same call.
-        Nothing moves before a method of the transfer is called.
+        All leaders must know that they make the same call. Nothing moves before a method of the
+        transfer is called.
 
         Parameters
         ----------
@@ -239,7 +240,6 @@ class WorldCall:
             The call cannot be completed any more.
         """
         group = self._group
-        assert self._has_exchanged
         assert group.bulk is not None
         try:
             outcome = group.bulk.connect(schedule, self._look_longer, self._deadline)

@@ -26,12 +26,12 @@ class WorldCalls(WorldNews):
         """
         self.check_usable(timeout_s)
         made = WorldCall(self, self._take_number(), name, timeout_s)
-        self._board.enter(self.host.rank, self._number)
+        self._board.enter(self.host.rank, self.number)
         self._calling = name
         try:
-            self._check_closed(self._number)
+            self._check_closed(self.number)
             yield made
-            self._note_completed()
+            self.exchanges.completed = self.number
         except MismatchError as error:
             made.fail(error)
             raise
@@ -42,22 +42,13 @@ class WorldCalls(WorldNews):
             self._calling = ""
 
     def _take_number(self) -> int:
-        if self.exchanges is None:
-            self._n_calls += 1
-        else:
-            self.exchanges.number += 1
-        return self._number
-
-    def _note_completed(self) -> None:
-        if self.exchanges is None:
-            self._n_completed = self._number
-        else:
-            self.exchanges.completed = self._number
+        self.exchanges.number += 1
+        return self.number
 
     def run_small(
         self, run: Callable[[], int], block: CallBlock, timeout_s: float | None = None
-    ) -> bool:
-        """Run a prepared small call; return False if it goes another way and has not begun.
+    ) -> None:
+        """Run a prepared small call.
 
         Parameters
         ----------
@@ -69,15 +60,14 @@ class WorldCalls(WorldNews):
             Deadline of the call, in seconds.
         """
         exchanges = self.exchanges
-        assert exchanges is not None
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         self.check_usable(timeout_s)
         self._block = block
         with self._small_call(timeout_s):
-            self._check_closed(self._number + 1)
+            self._check_closed(self.number + 1)
             if self.links is not None and not exchanges.is_open:
                 call = self._call_now(timeout_s, 1)
-                self._board.enter(self.host.rank, self._number + 1)
+                self._board.enter(self.host.rank, self.number + 1)
                 try:
                     call.open_exchanges(exchanges)
                 except BaseException:
@@ -90,17 +80,16 @@ class WorldCalls(WorldNews):
                 exchanges.words.may_run = 0
             if status == Status.NOT_YET and exchanges.outcome != Outcome.NONE:
                 self._call_now(timeout_s).end_small_call(exchanges)
-        return status == Status.OK
+        assert status == Status.OK, "nothing goes another way"
 
     def _call_now(self, timeout_s: float, ahead: int = 0) -> WorldCall:
         """Return the call that compiled code has made, or is about to make."""
         self._calling = self._called
-        return WorldCall(self, self._number + ahead, self._calling, timeout_s)
+        return WorldCall(self, self.number + ahead, self._calling, timeout_s)
 
     @contextlib.contextmanager
     def _small_call(self, timeout_s: float) -> Iterator[None]:
         """End the call on all hosts if the block raises."""
-        assert self.exchanges is not None
         self._is_in_small_call = True
         try:
             yield
@@ -123,8 +112,7 @@ class WorldCalls(WorldNews):
             self._raised = error
         if self.bulk is not None:
             self.bulk.close_connections()
-        if self.exchanges is not None:
-            self.exchanges.close_connections()
+        self.exchanges.close_connections()
         if not self.is_aborted:
             if isinstance(error, GpucollError):
                 self.write(failure_of(error, self.rank))
@@ -144,7 +132,7 @@ class WorldCalls(WorldNews):
 
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means; return if the call is left to Python."""
-        if status in (Status.NO_ROOM, Status.NOT_RUN) or self.exchanges is None:
+        if status in (Status.NO_ROOM, Status.NOT_RUN):
             self._raise_for(status)
             return
         if status == Status.NOT_YET and self.exchanges.outcome == Outcome.NONE:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import MismatchError
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.group.world.messages import pack, unpack
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.words import Status
 from gpucoll.types import digest_of
 
 
@@ -22,21 +19,15 @@ class WorldChannel:
 
     def __init__(self, group: WorldGroup) -> None:
         self._group = group
-        self.run_barrier: Callable[[], int] = _not_run
+        self._barrier = CallBlock(Collective.BARRIER, group.exchanges.loop)
+        self._barrier.set_arrays((0,), 0, 0)
+        self.run_barrier = group.host.prepare(self._barrier)
         """Runs a barrier and returns its `Status`; not while asynchronous calls are queued."""
-        self._run_queued: Callable[[], int] | None = None
-        if group.exchanges is not None:
-            self._barrier = CallBlock(Collective.BARRIER, group.exchanges.loop)
-            self._barrier.set_arrays((0,), 0, 0)
-            self.run_barrier = group.host.prepare(self._barrier)
-            self._run_queued = group.host.prepare(self._barrier, queued=True)
+        self._run_queued = group.host.prepare(self._barrier, queued=True)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when every rank has arrived."""
-        run = self._run_queued
-        if run is not None and self._group.run_small(run, self._barrier, timeout_s):
-            return
-        self.all_gather_bytes(b"", Collective.BARRIER, timeout_s=timeout_s)
+        self._group.run_small(self._run_queued, self._barrier, timeout_s)
 
     def all_gather_bytes(
         self,
@@ -57,8 +48,3 @@ class WorldChannel:
                 found = call.tried(lambda: pack(call.exchange(pack(mine), digest, name)))
             by_host = unpack(call.deliver(collective, root, found))
             return group.hosts.in_rank_order(unpack(parts) for parts in by_host)
-
-
-def _not_run() -> int:
-    """Leave the barrier to Python: it may belong behind pending asynchronous calls."""
-    return int(Status.NOT_RUN)

@@ -8,7 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from gpucoll import config
 from gpucoll.errors import AuthenticationError, RendezvousDeadlineError
@@ -17,6 +17,11 @@ from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown, s
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.socket_options import tune_socket
+
+if TYPE_CHECKING:
+    import ssl
+
+    from gpucoll.transport.tcp.tls_relay import TlsRelay
 
 MOST_BYTES: Final = 1 << 32
 """Limit of a message between leaders."""
@@ -238,6 +243,33 @@ class Connecting:
             f"{', '.join(found)}: does a firewall between the hosts allow TCP between ranks, and "
             f"is that the right interface ({config.INTERFACES})?{self._turned_away}"
         )
+
+
+class PlainEnds:
+    """Makes sockets that compiled code can use of those that TLS may have wrapped."""
+
+    def __init__(self) -> None:
+        self._relay: TlsRelay | None = None
+
+    def of(self, end: socket.socket) -> socket.socket:
+        """Return a socket whose plain bytes go over `end`, which belongs to this object then."""
+        if type(end) is socket.socket:
+            return end
+        # Without TLS none of this is loaded.
+        from gpucoll.transport.tcp.tls_relay import TlsRelay
+        from gpucoll.transport.tcp.tls_socket import is_in_kernel
+
+        secured = cast("ssl.SSLSocket", end)
+        if is_in_kernel(secured):
+            return secured
+        if self._relay is None:
+            self._relay = TlsRelay()
+        return self._relay.put_behind(secured)
+
+    def close(self) -> None:
+        """Send what has been written, for a few seconds at most, and end."""
+        if self._relay is not None:
+            self._relay.close()
 
 
 def unsealed(connection: SealedConnection, begins: bool, look: Callable[[], None]) -> socket.socket:

@@ -13,7 +13,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.errors import DeadlineError, GpucollError
 from gpucoll.finalizers import is_first, leave, run_all
@@ -25,14 +25,10 @@ from gpucoll.group.survivors import Agreement
 from gpucoll.group.world import gpu_calls
 from gpucoll.group.world.ballots import Ballots
 from gpucoll.group.world.board import Board
-from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.calls import WorldCalls
-from gpucoll.group.world.exchanges import Connections, Exchanges
+from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.failures import failure_of
-from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.inquiry import said_by
-from gpucoll.group.world.links import Links
-from gpucoll.group.world.pairs import Pairs
 from gpucoll.group.world.reunion import MeetingPlaces
 from gpucoll.rendezvous.addresses import join_address
 from gpucoll.rendezvous.handed_point import HandedPoint
@@ -43,8 +39,12 @@ from gpucoll.topology.interfaces import interface_of
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import EVENT_ABORT, Abort
 from gpucoll.transport.shared.words import Context
-from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.transport.tcp.handshake import encode_purpose
+from gpucoll.transport.tcp.hkdf import DIGEST_BYTES, expand, extract
 from gpucoll.wording import list_ranks
+
+if TYPE_CHECKING:
+    from gpucoll.group.world.joining import Joined
 
 
 class WorldGroup(WorldCalls):
@@ -53,29 +53,15 @@ class WorldGroup(WorldCalls):
     Parameters
     ----------
     host : HostGroup
-        The ranks of this host; it belongs to this group from here on, as do the next five.
+        The ranks of this host; it belongs to this group from here on, as does all else.
+    joined : Joined
+        The result of the meeting: which ranks are on which host, and the leader's connections.
     board : Board
         What the ranks of this host know of the other hosts.
-    links : Links or None
-        The links to the other hosts, if this rank is a leader.
-    bulk : Bulk or None
-        The connections for large arrays, if this rank is a leader.
-    connections : Connections or None
-        The connections for small calls, if this rank is a leader.
-    pairs : Pairs
-        The connections for messages.
-    hosts : Hosts
-        Which ranks are on which host.
-    names : tuple of str
-        What errors call the hosts.
     bell_fd : int
         Descriptor that wakes the leader's thread.
-    credentials : Credentials
-        By which parts of the group authenticate each other when they meet anew.
-    address : str
-        Address of this host on the interface that is used.
     places : MeetingPlaces
-        Where the hosts meet again after losses; belongs to this group, as does `ballots`.
+        Where the hosts meet again after losses.
     ballots : Ballots
         What this host's ranks promise other hosts then.
     """
@@ -83,25 +69,19 @@ class WorldGroup(WorldCalls):
     def __init__(
         self,
         host: HostGroup,
+        joined: Joined,
         board: Board,
-        links: Links | None,
-        bulk: Bulk | None,
-        connections: Connections | None,
-        pairs: Pairs | None,
-        hosts: Hosts,
-        names: tuple[str, ...],
         bell_fd: int,
-        credentials: Credentials,
-        address: str,
         places: MeetingPlaces,
         ballots: Ballots,
     ) -> None:
+        hosts, connections = joined.hosts, joined.connections
         self.host = host
         self.hosts = hosts
-        self.names = names
-        self.links = links
-        self.bulk = bulk
-        self.pairs = pairs
+        self.names = joined.names
+        self.links = links = joined.links
+        self.bulk = joined.bulk
+        self.pairs = pairs = joined.pairs
         self.rank = host.members.number(host.rank)
         self.world_size = hosts.world_size
         self.here = hosts.host_of(self.rank)
@@ -112,25 +92,26 @@ class WorldGroup(WorldCalls):
         """Between the ranks of this host."""
         self._board = board
         self._bell_fd = bell_fd
-        self._credentials = credentials
-        self._address = address
+        self._credentials = joined.credentials
+        self._object_key = expand(
+            extract(b"gpucoll objects", joined.credentials.secret),
+            encode_purpose("objects", joined.group),
+            DIGEST_BYTES,
+        )
+        self._address = joined.address
         self._places = places
         self._ballots = ballots
-        self.exchanges: Exchanges | None = None
-        """The means of compiled small calls; None: small calls go over the links."""
-        if not self.is_encrypted:
-            self.exchanges = Exchanges(
-                hosts,
-                self.rank,
-                connections,
-                entered=board.entered_address(host.rank),
-                n_closed=board.n_closed_address,
-                abort=host.members.at(EVENT_ABORT),
-                bell_fd=bell_fd,
-            )
-            host.context[Context.hosts] = self.exchanges.address
-        self._n_calls = 0
-        self._n_completed = 0
+        self.exchanges = Exchanges(
+            hosts,
+            self.rank,
+            connections,
+            entered=board.entered_address(host.rank),
+            n_closed=board.n_closed_address,
+            abort=host.members.at(EVENT_ABORT),
+            bell_fd=bell_fd,
+        )
+        """The means of compiled small calls."""
+        host.context[Context.hosts] = self.exchanges.address
         self._calling = ""
         self._is_in_small_call = False
         self._block: CallBlock | None = None
@@ -214,9 +195,14 @@ class WorldGroup(WorldCalls):
         return self.host.needs_settling
 
     @property
+    def object_key(self) -> bytes | None:
+        """Key of the tags of objects; None: TLS protects everything that moves between hosts."""
+        return None if self.is_encrypted and self.over_mpi is None else self._object_key
+
+    @property
     def completed(self) -> int:
         """The number of the last collective that this rank has completed."""
-        return self._n_completed if self.exchanges is None else self.exchanges.completed
+        return self.exchanges.completed
 
     def agreement(self, timeout_s: float) -> Agreement:
         """Return this rank's part in the agreement on the survivors after losses."""
@@ -364,7 +350,8 @@ class WorldGroup(WorldCalls):
 
     def _let_go(self) -> None:
         run_all(
-            *(part.close for part in (self.bulk, self.exchanges) if part is not None),
+            *([] if self.bulk is None else [self.bulk.close]),
+            self.exchanges.close,
             self._leave,
             self.host.close,
             *([] if self.pairs is None else [self.pairs.close]),  # its thread was stopped
@@ -377,10 +364,10 @@ class WorldGroup(WorldCalls):
     def _leave(self) -> None:
         """Report to the other hosts that this rank leaves the group; release the links."""
         if self.links is None:
-            self._board.enter(self.host.rank, self._number)
+            self._board.enter(self.host.rank, self.number)
             return
         self.look()
-        self._tell_closed(self.host.rank, self._number)
+        self._tell_closed(self.host.rank, self.number)
         self.is_in_use |= not self.links.close()
 
     def _close_board(self) -> None:

@@ -294,10 +294,9 @@ def _settle(
             own = lanes.lanes_of(listeners.first, listeners.further, leaders)
             joined.bulk = Bulk(here, names, own, credentials, group)
             addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
-            if credentials.tls is None:
-                joined.connections = Connections(
-                    here, names, addresses, credentials, group, listeners.first.dup()
-                )
+            joined.connections = Connections(
+                here, names, addresses, credentials, group, listeners.first.dup()
+            )
             purpose = connecting.purpose_of(group)
             task = connecting.Connecting(here, joined.names, addresses, credentials, purpose)
             joined.links = task.run(listeners.first, members.further_fds[1], meeting.look, deadline)

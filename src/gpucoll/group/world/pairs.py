@@ -13,17 +13,15 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpucoll.errors import AuthenticationError, GpucollError
+from gpucoll.group.world.connecting import PlainEnds
 from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.sealed import Opening, Seal
 from gpucoll.transport.tcp.socket_options import tune_socket
-
-if TYPE_CHECKING:
-    from gpucoll.transport.tcp.tls_relay import TlsRelay
 
 MOST_BYTES: Final = 1 << 20
 """Limit of a sealed frame between two ranks."""
@@ -171,7 +169,7 @@ class Pairs:
         """Describes where this rank stands, for a rank that asks over a connection of its own."""
         self.trouble: dict[int, str] = {}
         """By rank: why the last attempt to reach it failed, until one succeeds."""
-        self._relay: TlsRelay | None = None
+        self._plain = PlainEnds()
 
     def want(self, rank: int) -> None:
         """Begin to connect to a rank, unless that has begun."""
@@ -277,22 +275,7 @@ class Pairs:
         end, seal, opening = connection.detach_with_seals()
         # A rank that reads nothing for a long time is late, not lost: the links tell the two apart.
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        if self._credentials.tls is not None:
-            end = self._plain(end)
-        return Pair(rank, end, seal, opening, has_connected)
-
-    def _plain(self, end: Any) -> socket.socket:
-        """Return a socket for compiled code, whose plain bytes go through the TLS socket `end`."""
-        # Without TLS none of this is loaded.
-        from gpucoll.transport.tcp.tls_relay import TlsRelay
-        from gpucoll.transport.tcp.tls_socket import is_in_kernel
-
-        if is_in_kernel(end):
-            plain: socket.socket = end
-            return plain
-        if self._relay is None:
-            self._relay = TlsRelay()
-        return self._relay.put_behind(end)
+        return Pair(rank, self._plain.of(end), seal, opening, has_connected)
 
     # --- others come ------------------------------------------------------------------------------
 
@@ -378,5 +361,4 @@ class Pairs:
         for _, end in self._going.values():
             end.close()
         self._coming, self._going, self._asked, self._wanted = {}, {}, {}, {}
-        if self._relay is not None:
-            self._relay.close()
+        self._plain.close()

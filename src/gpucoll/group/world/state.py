@@ -33,7 +33,7 @@ class WorldState:
     links: Links | None
     bulk: Bulk | None
     pairs: Pairs | None
-    exchanges: Exchanges | None
+    exchanges: Exchanges
     channel: ControlChannel
     rank: int
     world_size: int
@@ -41,8 +41,6 @@ class WorldState:
     _board: Board
     _bell_fd: int
     _credentials: Credentials
-    _n_calls: int
-    _n_completed: int
     _calling: str
     _is_in_small_call: bool
     _block: CallBlock | None
@@ -108,9 +106,9 @@ class WorldState:
         return rank_of(self.rank, self.world_size)
 
     @property
-    def _number(self) -> int:
+    def number(self) -> int:
         """Number of the last call."""
-        return self._n_calls if self.exchanges is None else self.exchanges.number
+        return self.exchanges.number
 
     @property
     def _called(self) -> str:

@@ -38,6 +38,8 @@ from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind
 LATER_NS = 1_000_000_000
 """How much longer other ranks wait for their leader, whose own error tells more."""
 LEADER = 0
+LEAST_BYTES = 16
+"""Size of the largest element."""
 
 _i64, _i32 = types.int64, types.int32
 _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
@@ -47,10 +49,8 @@ _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 
 
 @inline
-def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
+def _whole_input_bytes(call: Call, rank: int) -> int:
     """Return the size of a rank's input; the same on all ranks that make the same call."""
-    if words.is_large != 0:
-        return 0
     if call.flow == Flow.FROM_ROOT:
         return call.largest_bytes if rank == call.root else 0
     if call.spreads != 0:
@@ -61,6 +61,12 @@ def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
     if offsets:
         return offsets[rank + 1] - offsets[rank]
     return call.block_bytes
+
+
+@inline
+def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
+    """Return the size of what a rank brings to the exchange of a call: nothing if it is large."""
+    return 0 if words.is_large != 0 else _whole_input_bytes(call, rank)
 
 
 @inline
@@ -88,16 +94,21 @@ def _data_bytes(words: Exchange, call: Call) -> int:
     """Return the total size of all ranks' inputs."""
     total = 0
     for rank in range(words.world_size):
-        total += _input_bytes(words, call, rank)
+        total += _whole_input_bytes(call, rank)
     return total
 
 
 @inline
-def _note_whether_large(words: Exchange, call: Call) -> None:
-    """Store whether this call is large; a call with counts that others may not know always is."""
-    words.is_large = 0
-    if call.pieces or _data_bytes(words, call) > words.most_bytes:
-        words.is_large = 1
+def _is_large(words: Exchange, call: Call) -> bool:
+    """Return whether this call is large; the same on all ranks.
+
+    A call with counts that others may not know always is. A reduction of one element never is.
+    """
+    if call.pieces:
+        return True
+    if call.kernel != 0 and call.size_bytes <= LEAST_BYTES:
+        return False
+    return _data_bytes(words, call) > words.most_bytes
 
 
 @inline
@@ -424,6 +435,12 @@ def _run(words: Exchange, context: Context, call: Call) -> int:
 
 
 @compiled_when_used()
+def is_large(words: Exchange, call: Call) -> int:
+    """Return whether a call is large: `small_call` leaves it to others, or only compares it."""
+    return 1 if _is_large(words, call) else 0
+
+
+@compiled_when_used()
 def small_call(context: Context, call: Call) -> int:
     """Run one collective over all hosts, as the call block describes it; return a status.
 
@@ -431,7 +448,7 @@ def small_call(context: Context, call: Call) -> int:
     """
     words = Exchange(context.hosts)
     words.outcome = Outcome.NONE
-    _note_whether_large(words, call)
+    words.is_large = 1 if _is_large(words, call) else 0
     if _is_for_python(words, context, call):
         return Status.NOT_YET
     whole_bytes = _note_sizes(words, call) + 8

@@ -14,7 +14,8 @@ from tests.collective_cases import COLLECTIVES, COUNTED, ROOTED, SCANS, Case, ch
 from gpucoll import ReduceOp
 from gpucoll.algorithms import choice
 from gpucoll.algorithms.table import named
-from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, PIECE_BYTES, PIECES
+from gpucoll.backends.cpu.world.sizes import PIECE_BYTES, PIECES
+from gpucoll.group.world.exchanges import MOST_BYTES
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab", "abca", "aabcb"]
 """Also ranks that are not host by host, and hosts with one, two and three ranks."""
@@ -110,8 +111,8 @@ def sizes_around(comm, limits):
 @pytest.mark.parametrize("placed", ["ab", "aab", "abcd"])
 def test_sizes_at_which_the_way_changes(hosts, placed):
     limits = [
-        LARGE_BYTES // len(placed) // 4 * 4,
-        LARGE_BYTES,
+        MOST_BYTES // len(placed) // 4 * 4,
+        MOST_BYTES,
         *(2048 * len(placed), 32 * 1024 * len(placed)),
         *(PIECE_BYTES, 2 * PIECE_BYTES, 3 * PIECE_BYTES, PIECES * PIECE_BYTES),
     ]
