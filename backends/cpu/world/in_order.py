@@ -86,7 +86,7 @@ class CallInOrder:
                 block.words[Call.source] = source + place.start
                 gets = root in (NO_ROOT, group.rank)
                 block.words[Call.destination] = destination + landing if gets else 0
-                group.run_small(run, block, max(stop - time.monotonic(), _LEAST_TIMEOUT_S))
+                group.calls.run_small(run, block, max(stop - time.monotonic(), _LEAST_TIMEOUT_S))
         put_into(self._request, output)
         self._given = None
 

@@ -154,8 +154,8 @@ class MessageThread:
             return
         except Exception as error:  # a defect of ours: messages would not be received any more
             if not self._is_stopping and (group := self._find_group()) is not None:
-                group.go_deaf(error)
-                group.ring()
+                group.news.go_deaf(error)
+                group.state.ring()
                 raise
 
     def _sleepers(self) -> int:
@@ -252,8 +252,8 @@ class MessageThread:
             make_room(self._steps_context)
         except SharedMemoryError as error:
             if (group := self._find_group()) is not None:
-                group.write(failure_of(error, group.rank))
-                group.ring()
+                group.state.write(failure_of(error, group.rank))
+                group.state.ring()
             return
         wire.note_room()
 
@@ -287,7 +287,7 @@ class MessageThread:
 
     def _lose(self, wire: MessageWire, reason: str) -> None:
         if (group := self._find_group()) is not None and not group.is_aborted:
-            group.lose_rank(wire.rank, reason)
+            group.news.lose_rank(wire.rank, reason)
 
     def _look_for_closed(self) -> None:
         """Note which ranks send nothing more; those with a connection report it there."""

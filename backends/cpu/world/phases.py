@@ -111,7 +111,7 @@ class Phases:
     @contextlib.contextmanager
     def begun(self, timeout_s: float | None) -> Iterator[Run]:
         """Make the call within the block."""
-        with self.group.call(self.described, timeout_s) as call:
+        with self.group.calls.call(self.described, timeout_s) as call:
             run = Run(self, call)
             if len(run.here) == 1:  # there is no other part inside this host
                 self.agreement.run(call.left_s)

@@ -59,12 +59,12 @@ class SmallCall:
         if self._run_queued is None:
             self._run_queued = self._group.host.prepare(self._block, queued=True)
         if not self._is_packed:
-            self._group.run_small(self._run_queued, self._block, timeout_s)
+            self._group.calls.run_small(self._run_queued, self._block, timeout_s)
             return
         source, output = self._packed = input_of(self._request), output_of(self._request)
         words = self._block.words
         words[Call.source], words[Call.destination] = source.ctypes.data, output.ctypes.data
-        self._group.run_small(self._run_queued, self._block, timeout_s)
+        self._group.calls.run_small(self._run_queued, self._block, timeout_s)
         put_into(self._request, output)
         self._packed = None
 

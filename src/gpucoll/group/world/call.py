@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import (
@@ -18,18 +18,18 @@ from gpucoll.errors import (
     RendezvousDeadlineError,
 )
 from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.diagnosis import WorldDiagnosis
 from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.failures import BROKEN
+from gpucoll.group.world.news import WorldNews
 from gpucoll.group.world.parts import Part, check_agreement
 from gpucoll.group.world.schedules import Schedule
+from gpucoll.group.world.state import WorldState
 from gpucoll.transport.shared.layout import EVENT_ABORT
 from gpucoll.transport.tcp import exchange_words
 from gpucoll.transport.tcp.exchange_words import PartKind
 from gpucoll.transport.tcp.streams import ALL, Outcome, Reduction, StreamStatus
 from gpucoll.wording import rank_of
-
-if TYPE_CHECKING:
-    from gpucoll.group.world.calls import WorldCalls
 
 _WELL, _BADLY = b"\0", b"\1"
 _LEAST_S = 0.001
@@ -83,8 +83,12 @@ class WorldCall:
 
     Parameters
     ----------
-    group : WorldCalls
+    group : WorldState
         The group that makes the call.
+    diagnosis : WorldDiagnosis
+        Makes the group's errors.
+    news : WorldNews
+        Tells the other hosts.
     number : int
         Number of the call.
     name : str
@@ -93,8 +97,18 @@ class WorldCall:
         Deadline of the call, in seconds.
     """
 
-    def __init__(self, group: WorldCalls, number: int, name: str, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        group: WorldState,
+        diagnosis: WorldDiagnosis,
+        news: WorldNews,
+        number: int,
+        name: str,
+        timeout_s: float | None,
+    ) -> None:
         self._group = group
+        self._diagnosis = diagnosis
+        self._news = news
         self._number = number
         self.name = name
         self.timeout_s = group.timeout_s if timeout_s is None else timeout_s
@@ -271,7 +285,7 @@ class WorldCall:
         host = outcome.link
         if outcome.status == StreamStatus.GONE:
             reason = os.strerror(outcome.errno) if outcome.errno else "the other end is gone"
-            group.lose(host, reason)
+            self._news.lose(host, reason)
             group.raise_if_aborted()
         raise AbortedError(
             f"{self._who}: {group.names[host]} sent bytes of another call than {self.name}, with "
@@ -294,7 +308,7 @@ class WorldCall:
     def _raise_late(self) -> NoReturn:
         """Raise the error for hosts that are late."""
         group = self._group
-        error = group.late_error(self._number, self.timeout_s)
+        error = self._diagnosis.late_error(self._number, self.timeout_s)
         group.raise_if_aborted()  # a rank that gave up meanwhile, near the late one, knows more
         raise error
 

@@ -27,7 +27,7 @@ class WorldChannel:
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when every rank has arrived."""
-        self._group.run_small(self._run_queued, self._barrier, timeout_s)
+        self._group.calls.run_small(self._run_queued, self._barrier, timeout_s)
 
     def all_gather_bytes(
         self,
@@ -40,7 +40,7 @@ class WorldChannel:
         group = self._group
         shown = "" if root == NO_ROOT else f"root={root}"
         name = f"{collective.spelled}({shown})"
-        with group.call(name, timeout_s) as call:
+        with group.calls.call(name, timeout_s) as call:
             mine = group.channel.all_gather_bytes(data, collective, root, call.left_s)
             found: bytes | MismatchError | None = None
             if call.leads:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpucoll.errors import PeerLostError
 from gpucoll.group.host.records import describe_enqueued, difference
-from gpucoll.group.world.board import Board
 from gpucoll.group.world.enqueued import Mirror, WorldEnqueuedCalls
 from gpucoll.group.world.failures import BROKEN
 from gpucoll.group.world.inquiry import ANSWERING_S, Inquiry, answers_of
 from gpucoll.group.world.messages import Kind, Message
+from gpucoll.group.world.state import WorldState
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.wording import rank_of
-
-if TYPE_CHECKING:
-    from gpucoll.group.world.group import WorldGroup
 
 KINDS: Final = (Kind.CALLS, Kind.ASK_CALL, Kind.TELL_CALL)
 INQUIRED: Final = (Abort.ENQUEUED_MISMATCH, Abort.ENQUEUED_DEADLINE)
@@ -39,15 +36,14 @@ class GpuCalls:
 
     Parameters
     ----------
-    group : WorldGroup
+    group : WorldState
         The group that makes the calls.
-    board : Board
-        The board on which the ranks of this host leave questions for their leader.
     """
 
-    def __init__(self, group: WorldGroup, board: Board) -> None:
+    def __init__(self, group: WorldState) -> None:
         self._group = group
-        self._board = board
+        self._board = group.board
+        """On it, the ranks of this host leave questions for their leader."""
         self._calls: WorldEnqueuedCalls | None = None
         self._inquiry: Inquiry | None = None
         self._lock = threading.RLock()
@@ -136,8 +132,8 @@ class GpuCalls:
         if self._inquiry.is_over:
             group.write(self._inquiry.failure())
 
-    def hear(self, message: Message) -> None:
-        """Handle another leader's message."""
+    def hear(self, message: Message) -> bool:
+        """Handle another leader's message; return whether there may be news for all."""
         facts, group = message.facts, self._group
         assert self._mirror is not None
         if message.kind == Kind.CALLS:
@@ -153,7 +149,8 @@ class GpuCalls:
                 inquiry = self._inquiry
                 if inquiry is not None and inquiry.sequence == int(facts["sequence"]):
                     inquiry.hear(facts["answers"])
-            group.look()
+            return True
+        return False
 
     def after(self, host: int, sequence: int, function: Callable[[], None]) -> None:
         """Call a function once this host knows another host's calls up to this one."""

@@ -10,35 +10,33 @@ which every wait checks.
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.errors import DeadlineError, GpucollError
 from gpucoll.finalizers import is_first, leave, run_all
-from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.whereabouts import Whereabouts
 from gpucoll.group.protocol import EnqueuedCalls, StartedCalls
 from gpucoll.group.survivors import Agreement
-from gpucoll.group.world import gpu_calls
 from gpucoll.group.world.ballots import Ballots
 from gpucoll.group.world.board import Board
 from gpucoll.group.world.calls import WorldCalls
-from gpucoll.group.world.exchanges import Exchanges
+from gpucoll.group.world.diagnosis import WorldDiagnosis
 from gpucoll.group.world.failures import failure_of
+from gpucoll.group.world.gpu_calls import INQUIRED, GpuCalls
 from gpucoll.group.world.inquiry import said_by
+from gpucoll.group.world.news import WorldNews
 from gpucoll.group.world.reunion import MeetingPlaces
+from gpucoll.group.world.state import WorldState
 from gpucoll.rendezvous.addresses import join_address
 from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import interface_of
-from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import EVENT_ABORT, Abort
-from gpucoll.transport.shared.words import Context
+from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.tcp.handshake import encode_purpose
 from gpucoll.transport.tcp.hkdf import DIGEST_BYTES, expand, extract
 from gpucoll.wording import list_ranks
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
     from gpucoll.group.world.joining import Joined
 
 
-class WorldGroup(WorldCalls):
+class WorldGroup:
     """This rank's part in a group of ranks on several hosts.
 
     Parameters
@@ -75,64 +73,47 @@ class WorldGroup(WorldCalls):
         places: MeetingPlaces,
         ballots: Ballots,
     ) -> None:
-        hosts, connections = joined.hosts, joined.connections
+        self.state = state = WorldState(host, joined, board, bell_fd)
         self.host = host
-        self.hosts = hosts
-        self.names = joined.names
-        self.links = links = joined.links
-        self.bulk = joined.bulk
-        self.pairs = pairs = joined.pairs
-        self.rank = host.members.number(host.rank)
-        self.world_size = hosts.world_size
-        self.here = hosts.host_of(self.rank)
-        """This host's number."""
+        self.hosts = state.hosts
+        self.links = state.links
+        self.bulk = state.bulk
+        self.pairs = state.pairs
+        self.exchanges = state.exchanges
+        self.channel = state.channel
+        self.rank = state.rank
+        self.world_size = state.world_size
+        self.here = state.here
+        self.is_encrypted = state.is_encrypted
         self.keeps_order = False
         self.over_mpi: Any = None
-        self.channel = ControlChannel(host)
-        """Between the ranks of this host."""
-        self._board = board
-        self._bell_fd = bell_fd
-        self._credentials = joined.credentials
-        self._object_key = expand(
-            extract(b"gpucoll objects", joined.credentials.secret),
-            encode_purpose("objects", joined.group),
-            DIGEST_BYTES,
-        )
         self._address = joined.address
+        self._credentials = joined.credentials
+        secret = extract(b"gpucoll objects", joined.credentials.secret)
+        self._object_key = expand(secret, encode_purpose("objects", joined.group), DIGEST_BYTES)
         self._places = places
         self._ballots = ballots
-        self.exchanges = Exchanges(
-            hosts,
-            self.rank,
-            connections,
-            entered=board.entered_address(host.rank),
-            n_closed=board.n_closed_address,
-            abort=host.members.at(EVENT_ABORT),
-            bell_fd=bell_fd,
-        )
-        """The means of compiled small calls."""
-        host.context[Context.hosts] = self.exchanges.address
-        self._calling = ""
-        self._is_in_small_call = False
-        self._block: CallBlock | None = None
-        """The block of the small call that Python has begun."""
-        self._raised: GpucollError | None = None
-        """The error that ended this rank's call: only that call knows how long it waited."""
-        self._answers: dict[int, dict[str, str]] = {}
-        self._n_asked = 0
-        self._told_closed: set[int] = set()
-        self._has_told_failure = False
-        self._gpu_calls = gpu_calls.GpuCalls(self, board)
-        self._telling = threading.RLock()
+        self._gpu_calls = GpuCalls(state)
+        self._diagnosis = WorldDiagnosis(state)
+        self.news = WorldNews(state, self._diagnosis, self._gpu_calls)
+        self.calls = WorldCalls(state, self._diagnosis, self.news)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Let the ranks of this host, and the threads of its connections, ask and tell this rank.
+
+        None of them gets a reference to this group, which it would keep alive.
+        """
+        host, diagnosis = self.host, self._diagnosis
+        members = host.members
         host.spans_hosts = True
-        host.error_elsewhere = self._error_elsewhere
-        host.standing_elsewhere = self._standing_elsewhere
-        if pairs is not None:  # its thread must not keep this group alive
-            members = host.members
-            pairs.answer = lambda: Whereabouts(members).standing_of(members.rank).text
-        host.lost_elsewhere = lambda place: self._lost_error(host.members.number(place))
-        if links is not None:
-            links.serve(self, host.members.life_fds())
+        host.error_elsewhere = diagnosis.error_elsewhere
+        host.standing_elsewhere = diagnosis.standing_elsewhere
+        host.lost_elsewhere = lambda place: diagnosis.lost_error(members.number(place))
+        if self.pairs is not None:
+            self.pairs.answer = lambda: Whereabouts(members).standing_of(members.rank).text
+        if self.links is not None:
+            self.links.serve(self.news, members.life_fds())
 
     # --- as the protocol has it -------------------------------------------------------------------
 
@@ -170,6 +151,30 @@ class WorldGroup(WorldCalls):
         self.host.is_in_use = is_in_use
 
     @property
+    def timeout_s(self) -> float:
+        """Default deadline of every wait, in seconds."""
+        return self.state.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self.state.timeout_s = timeout_s
+
+    @property
+    def number(self) -> int:
+        """The number of the last collective that this rank has begun; the same on every rank."""
+        return self.state.number
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this rank has left the group."""
+        return self.host.is_closed
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether some rank has given the group up."""
+        return self.host.is_aborted
+
+    @property
     def is_forked(self) -> bool:
         """Whether this is a forked child's copy, which cannot be used."""
         return self.host.is_forked
@@ -177,7 +182,8 @@ class WorldGroup(WorldCalls):
     @property
     def is_running(self) -> bool:
         """Whether a Python thread is running a call at this moment."""
-        return bool(self._calling) or self._is_in_small_call or self.host.is_running
+        state = self.state
+        return bool(state.calling) or state.is_in_small_call or self.host.is_running
 
     @property
     def is_in_collective(self) -> bool:
@@ -214,6 +220,18 @@ class WorldGroup(WorldCalls):
         """Raise if this rank has closed the communicator, or is a forked child."""
         self.host.check_alive()
 
+    def check_usable(self, timeout_s: float | None = None) -> None:
+        """Raise unless a call can run now; first settle what an earlier mismatch has left open."""
+        self.state.check_usable(timeout_s)
+
+    def raise_if_aborted(self) -> None:
+        """Raise, now and from now on, if the group has been given up."""
+        self.state.raise_if_aborted()
+
+    def raise_for(self, status: int) -> None:
+        """Raise what a compiled loop's status means; return if the call is left to Python."""
+        self.calls.raise_for(status)
+
     def check_open(self) -> None:
         """Raise if no call can ever run again."""
         self.host.check_open()
@@ -224,9 +242,7 @@ class WorldGroup(WorldCalls):
 
     def has_closed(self, rank: int) -> bool:
         """Return whether a rank has closed the communicator."""
-        if self.hosts.host_of(rank) == self.here:
-            return self.host.has_closed(self.hosts.place_of(rank))
-        return self._board.closed_after(rank) is not None
+        return self.state.has_closed(rank)
 
     def gone_ranks(self) -> list[int]:
         """Return the ranks that will never take part again: ended here, or closed anywhere."""
@@ -238,26 +254,30 @@ class WorldGroup(WorldCalls):
         self, code: Abort = Abort.REQUESTED, rank: int | None = None, sequence: int | None = None
     ) -> None:
         """Give the group up for all ranks, unless a rank already has."""
-        if code in gpu_calls.INQUIRED and sequence is not None:
+        if code in INQUIRED and sequence is not None:
             self._gpu_calls.give_up(code, sequence)
         elif rank is None or self.hosts.host_of(rank) == self.here:
             place = None if rank is None else self.hosts.place_of(rank)
             self.host.abort(code, place, sequence)
         else:
-            self.write(failure_of(self._error_of(code, rank, sequence), self.rank))
-        self.ring()
+            self.state.write(failure_of(self._error_of(code, rank, sequence), self.rank))
+        self.state.ring()
 
     def _error_of(self, code: Abort, rank: int, sequence: int | None) -> GpucollError:
         """Return the error for a rank of another host that makes this rank give the group up."""
         if code == Abort.ENQUEUED_LOST and sequence is not None:
-            return self._gpu_calls.lost_error(rank, sequence, self._how_it_went(rank))
-        return self._lost_error(rank) if code == Abort.LOST else self._gave_up_error(rank)
+            return self._gpu_calls.lost_error(rank, sequence, self._diagnosis.how_it_went(rank))
+        return (
+            self._diagnosis.lost_error(rank)
+            if code == Abort.LOST
+            else self._diagnosis.gave_up_error(rank)
+        )
 
     def break_with(self, code: Abort, rank: int, why: str = "") -> None:
         """Give the group up for all ranks, unless a rank already has; raise the error."""
         if why and self.hosts.host_of(rank) != self.here:
-            self.write(failure_of(self._gave_up_error(rank, why), self.rank))
-            self.ring()
+            self.state.write(failure_of(self._diagnosis.gave_up_error(rank, why), self.rank))
+            self.state.ring()
         else:
             self.abort(code, rank)
         self.raise_if_aborted()
@@ -266,7 +286,7 @@ class WorldGroup(WorldCalls):
         """Return the error for why it was given up."""
         error = self.host.abort_error(waited_s)
         if waited_s is not None and isinstance(error, DeadlineError):
-            return said_by(error, self._who, waited_s)
+            return said_by(error, self.state.who, waited_s)
         return error
 
     def fail(self, error: GpucollError) -> GpucollError:
@@ -300,7 +320,9 @@ class WorldGroup(WorldCalls):
         spans = len({self.hosts.host_of(rank) for rank in ranks}) > 1
         listener = None
         if spans and ranks[0] == self.rank:
-            listener = listen_at(self._address, 0, f"{self._who} cannot listen in {call}", 4096)
+            listener = listen_at(
+                self._address, 0, f"{self.state.who} cannot listen in {call}", 4096
+            )
         try:
             mine = "" if listener is None else join_address(*listener.getsockname()[:2])
             addresses = tell(mine.encode())
@@ -320,7 +342,7 @@ class WorldGroup(WorldCalls):
         """Return facts about the group for people to read: name -> sentence."""
         placed = "; ".join(
             f"{name}: {list_ranks(ranks)}"
-            for name, ranks in zip(self.names, self.hosts.ranks, strict=True)
+            for name, ranks in zip(self.state.names, self.hosts.ranks, strict=True)
         )
         leader = self.hosts.leader_of(self.here)
         links = f"none here: rank {leader} leads this host"
@@ -355,7 +377,7 @@ class WorldGroup(WorldCalls):
             self._leave,
             self.host.close,
             *([] if self.pairs is None else [self.pairs.close]),  # its thread was stopped
-            self.ring,
+            self.state.ring,
             self._places.close,
             self._ballots.close,
             self._close_board,
@@ -364,21 +386,24 @@ class WorldGroup(WorldCalls):
     def _leave(self) -> None:
         """Report to the other hosts that this rank leaves the group; release the links."""
         if self.links is None:
-            self._board.enter(self.host.rank, self.number)
+            self.state.board.enter(self.host.rank, self.number)
             return
-        self.look()
-        self._tell_closed(self.host.rank, self.number)
+        self.news.look()
+        self.news.tell_closed(self.host.rank, self.number)
         self.is_in_use |= not self.links.close()
 
     def _close_board(self) -> None:
         if not self.is_in_use:
-            self._board.close()
-            bell_fd, self._bell_fd = self._bell_fd, -1  # the number may be used for another file
+            self.state.board.close()
+            bell_fd, self.state.bell_fd = (
+                self.state.bell_fd,
+                -1,
+            )  # the number may be used for another file
             os.close(bell_fd)
 
     def __del__(self) -> None:
         host = getattr(self, "host", None)  # missing if the constructor has raised
         if host is not None and not self.is_closed and not self.is_forked:
             leave(self.close)
-            text = f"communicator of {self._who} was not closed"
+            text = f"communicator of {self.state.who} was not closed"
             warnings.warn(text, ResourceWarning, stacklevel=2)

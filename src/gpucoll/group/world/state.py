@@ -4,53 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+from typing import TYPE_CHECKING
 
 from gpucoll.errors import GpucollError
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.records import describe_block, describe_call
 from gpucoll.group.world.board import Board, Failure
-from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import Exchanges
-from gpucoll.group.world.gpu_calls import GpuCalls
-from gpucoll.group.world.hosts import Hosts
-from gpucoll.group.world.links import Links
-from gpucoll.group.world.pairs import Pairs
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.layout import EVENT_ABORT, Abort
 from gpucoll.transport.shared.words import Context
-from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.group.world.joining import Joined
 
 
 class WorldState:
-    """The attributes of `gpucoll.group.world.group.WorldGroup`, and what all its parts use."""
+    """What all parts of a `gpucoll.group.world.group.WorldGroup` use.
 
-    host: HostGroup
-    hosts: Hosts
-    names: tuple[str, ...]
-    links: Links | None
-    bulk: Bulk | None
-    pairs: Pairs | None
-    exchanges: Exchanges
-    channel: ControlChannel
-    rank: int
-    world_size: int
-    here: int
-    _board: Board
-    _bell_fd: int
-    _credentials: Credentials
-    _calling: str
-    _is_in_small_call: bool
-    _block: CallBlock | None
-    _raised: GpucollError | None
-    _answers: dict[int, dict[str, str]]
-    _n_asked: int
-    _told_closed: set[int]
-    _has_told_failure: bool
-    _gpu_calls: GpuCalls
-    _telling: threading.RLock
+    Parameters
+    ----------
+    host : HostGroup
+        The ranks of this host.
+    joined : Joined
+        The result of the meeting.
+    board : Board
+        What the ranks of this host know of the other hosts.
+    bell_fd : int
+        Descriptor that wakes the leader's thread.
+
+    Attributes
+    ----------
+    calling : str
+        The call that Python runs at this moment, as its user wrote it; or empty.
+    block : CallBlock or None
+        The block of the small call that Python has begun.
+    raised : GpucollError or None
+        The error that ended this rank's call: only that call knows how long it waited.
+    """
+
+    def __init__(self, host: HostGroup, joined: Joined, board: Board, bell_fd: int) -> None:
+        self.host = host
+        self.board = board
+        self.bell_fd = bell_fd
+        self.hosts = joined.hosts
+        self.names = joined.names
+        self.links = joined.links
+        self.bulk = joined.bulk
+        self.pairs = joined.pairs
+        self.is_encrypted = joined.credentials.tls is not None
+        """Whether all data between hosts is encrypted; the same on all ranks."""
+        self.rank = host.members.number(host.rank)
+        self.world_size = joined.hosts.world_size
+        self.here = joined.hosts.host_of(self.rank)
+        """This host's number."""
+        self.channel = ControlChannel(host)
+        """Between the ranks of this host."""
+        self.exchanges = Exchanges(
+            joined.hosts,
+            self.rank,
+            joined.connections,
+            entered=board.entered_address(host.rank),
+            n_closed=board.n_closed_address,
+            abort=host.members.at(EVENT_ABORT),
+            bell_fd=bell_fd,
+        )
+        """The means of compiled small calls."""
+        host.context[Context.hosts] = self.exchanges.address
+        self.calling = ""
+        self.is_in_small_call = False
+        self.block: CallBlock | None = None
+        self.raised: GpucollError | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -72,11 +98,6 @@ class WorldState:
         """Whether some rank has given the group up."""
         return self.host.is_aborted
 
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether all data between hosts is encrypted; the same on all ranks."""
-        return self._credentials.tls is not None
-
     def check_usable(self, timeout_s: float | None = None) -> None:
         """Raise unless a call can run now; first settle what an earlier mismatch has left open."""
         self.host.check_usable(timeout_s)
@@ -91,32 +112,39 @@ class WorldState:
 
     def ring(self) -> None:
         """Make the leader look for news on this host."""
-        if (bell_fd := self._bell_fd) >= 0:
+        if (bell_fd := self.bell_fd) >= 0:
             with contextlib.suppress(OSError):  # rung already
                 os.eventfd_write(bell_fd, 1)
 
     def write(self, failure: Failure) -> None:
         """Break the communicator on this host, unless it is broken."""
         if not self.is_aborted:
-            self._board.write(failure)
+            self.board.write(failure)
             self.host.abort(Abort.ELSEWHERE)
 
+    def has_closed(self, rank: int) -> bool:
+        """Return whether a rank has closed the communicator."""
+        if self.hosts.host_of(rank) == self.here:
+            return self.host.has_closed(self.hosts.place_of(rank))
+        return self.board.closed_after(rank) is not None
+
     @property
-    def _who(self) -> str:
+    def who(self) -> str:
+        """This rank, for errors."""
         return rank_of(self.rank, self.world_size)
 
     @property
     def number(self) -> int:
-        """Number of the last call."""
+        """Number of the last call; the same on all ranks."""
         return self.exchanges.number
 
     @property
-    def _called(self) -> str:
+    def called(self) -> str:
         """The call that this rank is in, or has made last, as its user wrote it."""
-        if self._calling:
-            return self._calling
-        if self._block is not None:
-            return describe_block(self._block)
+        if self.calling:
+            return self.calling
+        if self.block is not None:
+            return describe_block(self.block)
         host = self.host
         sequence = int(host.context[Context.sequence])
         return describe_call(host.members, host.rank, sequence) or "its first collective"
