@@ -106,7 +106,7 @@ def be_interrupted(comm, victim):
         add(comm, 100_000)
     with pytest.raises((KeyboardInterrupt, AbortedError)) as caught:
         add(comm)
-    return caught.type, str(caught.value), bool(comm._group.bulk and comm._group.bulk._ends)
+    return caught.type, str(caught.value), bool(comm._group.bulk and comm._group.bulk._ends.sockets)
 
 
 @pytest.mark.parametrize("placed", ["ab", "aab", "abc"])
@@ -285,7 +285,7 @@ def test_nothing_stays_open(hosts):
 def fork_a_child(comm):
     add(comm, 100_000)
     bulk = comm._group.bulk
-    numbers = [end.fileno() for end in bulk._ends.values()]
+    numbers = [end.fileno() for end in bulk._ends.sockets.values()]
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         still = [number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")]

@@ -40,7 +40,7 @@ def places(comm):
     bulk = comm._group.bulk
     if bulk is None:
         return []
-    ends = [(end.getsockname()[0], end.getpeername()[0]) for end in bulk._ends.values()]
+    ends = [(end.getsockname()[0], end.getpeername()[0]) for end in bulk._ends.sockets.values()]
     return sorted(ends)
 
 

@@ -180,7 +180,7 @@ def reset_in_the_middle(comm, n_steps):
     bulk = comm._group.bulk
 
     def reset():
-        for end in bulk._ends.values():
+        for end in bulk._ends.sockets.values():
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         bulk.close_connections()
         await_the_end(comm)

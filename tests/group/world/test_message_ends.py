@@ -78,8 +78,9 @@ def test_a_rank_that_is_stopped_does_not_answer_where_it_is(hosts):
 def wait_for_who_cannot_connect(comm, name):
     """Rank 1 has another secret since: no connection for messages comes about."""
     if comm.rank == 1:
-        pairs = comm._group.pairs
-        pairs._credentials = pairs._credentials._replace(secret=b"another secret, as long")
+        connector = comm._group.pairs._connector
+        other = connector._credentials._replace(secret=b"another secret, as long")
+        connector._credentials = other
     comm.barrier()
     if comm.rank == 1:
         until(lambda: is_broken(comm))

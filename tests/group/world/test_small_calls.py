@@ -281,7 +281,7 @@ def test_connections_that_end_without_a_word(hosts, placed):
 
 
 def send_rubbish(comm):
-    for end in comm._group.exchanges.connections._ends.values():
+    for end in comm._group.exchanges.connections._ends.sockets.values():
         end.send(b"\xa5" * 4000, socket.MSG_NOSIGNAL)
     until(lambda: is_broken(comm))
 
@@ -371,7 +371,7 @@ def test_nothing_stays_open(hosts):
 
 def fork_a_child(comm):
     warm(comm)
-    ends = comm._group.exchanges.connections._ends.values()
+    ends = comm._group.exchanges.connections._ends.sockets.values()
     numbers = [end.fileno() for end in ends]
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
@@ -391,7 +391,7 @@ def test_a_forked_child_keeps_none(hosts):
 
 def count_connections(comm):
     warm(comm)
-    return len(comm._group.exchanges.connections._ends)
+    return len(comm._group.exchanges.connections._ends.sockets)
 
 
 def test_connections_grow_as_the_logarithm(hosts):

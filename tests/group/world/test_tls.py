@@ -301,7 +301,7 @@ def fork_a_child(comm):
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         bulk = comm._group.bulk
-        os.write(writing, b"%d" % (len(bulk._ends) if bulk else 0))
+        os.write(writing, b"%d" % (len(bulk._ends.sockets) if bulk else 0))
         os._exit(0)
     os.waitpid(pid, 0)
     said = os.read(reading, 10)

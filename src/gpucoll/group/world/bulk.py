@@ -11,19 +11,15 @@ block is cut into one piece for each lane.
 
 from __future__ import annotations
 
-import os
 import socket
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
-from gpucoll.errors import AuthenticationError
-from gpucoll.group.world.connecting import Connecting, unsealed
+from gpucoll.group.world.connecting import Ends
 from gpucoll.group.world.schedules import Links, Schedule, Table, partners, table_of
-from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import encode_purpose
 from gpucoll.transport.tcp.streams import Outcome, Reduction, Streams, StreamStatus
@@ -31,7 +27,6 @@ from gpucoll.transport.tcp.streams import Outcome, Reduction, Streams, StreamSta
 _DONE = Outcome(StreamStatus.DONE)
 _NO_REDUCTION = Reduction(0, 1)
 _NO_STEPS = Table(np.zeros((0, 0), np.int64), (), 0)
-_all: weakref.WeakSet[Bulk] = weakref.WeakSet()
 
 
 class Lane(NamedTuple):
@@ -79,14 +74,11 @@ class Bulk:
         self._names = names
         self._lanes = tuple(lanes)
         self._credentials = credentials
-        self._purpose = encode_purpose("bulk", group)
-        self._ends: dict[tuple[int, int], socket.socket] = {}
-        """By host and lane, in the order of opening, which numbers the links."""
+        self._ends = Ends(here, names, credentials, encode_purpose("bulk", group))
         self._links: Links = ()
         self._table = _NO_STEPS
         """The schedule that runs, or has run last."""
         self._streams: Streams | None = None  # making the first one may compile its loop
-        _all.add(self)
 
     def connect(self, schedule: Schedule, look: Callable[[], None], deadline: float) -> Outcome:
         """Open the connections that a schedule needs and does not have; its other hosts do so too.
@@ -109,7 +101,7 @@ class Bulk:
             A host could not be reached in time.
         """
         needed = partners(schedule.steps(self._here, len(self._names)))
-        missing = sorted(needed - {host for host, _ in self._ends})
+        missing = sorted(needed - {host for host, _ in self._ends.sockets})
         if not missing:
             return _DONE
         for number in range(len(self._lanes)):
@@ -117,7 +109,7 @@ class Bulk:
             if outcome.status != StreamStatus.DONE:
                 return outcome
         self._streams = self._made_streams()
-        numbers = {end: number for number, end in enumerate(self._ends)}
+        numbers = {end: number for number, end in enumerate(self._ends.sockets)}
         self._links = tuple(
             tuple(numbers.get((host, lane), -1) for host in range(len(self._names)))
             for lane in range(len(self._lanes))
@@ -131,21 +123,10 @@ class Bulk:
         lane = self._lanes[number]
         addresses = {host: lane.addresses[host] for host in hosts}
         own_address = lane.listener.getsockname()[0] if len(self._lanes) > 1 else ""
-        task = Connecting(
-            self._here, self._names, addresses, self._credentials, self._purpose, own_address
+        ended = self._ends.open(
+            lane.listener, addresses, look, deadline, lane=number, own_address=own_address
         )
-        with self._closing():
-            made = task.connect(lane.listener, look, deadline)
-        try:
-            for host, connection in sorted(made.items()):
-                self._ends[host, number] = unsealed(connection, host > self._here, look)
-        except (OSError, AuthenticationError) as error:
-            self._close_all(made)
-            return Outcome(StreamStatus.GONE, host, getattr(error, "errno", 0) or 0)
-        except BaseException:
-            self._close_all(made)
-            raise
-        return _DONE
+        return _DONE if ended is None else Outcome(StreamStatus.GONE, *ended)
 
     def _made_streams(self) -> Streams:
         """Return an object that runs schedules over the open connections."""
@@ -153,13 +134,8 @@ class Bulk:
             # Without TLS none of this is loaded.
             from gpucoll.transport.tcp.secure_streams import secure_streams
 
-            return secure_streams(list(self._ends.values()))
-        return Streams([end.fileno() for end in self._ends.values()])
-
-    def _close_all(self, made: dict[int, SealedConnection]) -> None:
-        for connection in made.values():
-            connection.close()
-        self.close_connections()
+            return secure_streams(list(self._ends.sockets.values()))
+        return Streams([end.fileno() for end in self._ends.sockets.values()])
 
     def begin(
         self,
@@ -232,7 +208,7 @@ class Bulk:
         """Close everything after a call that failed; name the host in the outcome."""
         if outcome.status in (StreamStatus.DONE, StreamStatus.AGAIN):
             return outcome
-        hosts = [host for host, _ in self._ends]
+        hosts = [host for host, _ in self._ends.sockets]
         self.close_connections()
         if outcome.link >= 0:
             return outcome._replace(link=hosts[outcome.link])
@@ -254,22 +230,10 @@ class Bulk:
 
     def close_connections(self) -> None:
         """Close the open connections; the next schedule opens again what it needs."""
-        for end in self._ends.values():
-            end.close()
-        self._ends = {}
+        self._ends.close()
 
     def close(self) -> None:
         """Release everything."""
         self.close_connections()
         for lane in self._lanes:
             lane.listener.close()
-
-
-def _after_fork() -> None:
-    # A child that outlives its parent would keep the connections open, and other hosts would not
-    # notice the parent's end.
-    for bulk in list(_all):
-        bulk.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)

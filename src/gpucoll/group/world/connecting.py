@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gpucoll import config
-from gpucoll.errors import AuthenticationError, RendezvousDeadlineError
+from gpucoll.errors import AuthenticationError, GpucollError, RendezvousDeadlineError
+from gpucoll.group.world.connector import Answer, Connector
 from gpucoll.group.world.links import Links
-from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown, spelled
+from gpucoll.transport.tcp.connection import SealedConnection, spelled
 from gpucoll.transport.tcp.credentials import Credentials
-from gpucoll.transport.tcp.handshake import Role, encode_purpose
-from gpucoll.transport.tcp.socket_options import tune_socket
+from gpucoll.transport.tcp.handshake import encode_purpose
 
 if TYPE_CHECKING:
     import ssl
@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 1 << 32
 """Limit of a message between leaders."""
 _SLICE_S: Final = 0.02
-_MOST_UNKNOWN: Final = 64
-"""Limit of connections whose other end has not identified itself; the oldest makes room."""
-_AGAIN_S: Final = 0.5
-"""Pause between two tries to connect."""
 _BEGIN: Final = b"\1"
 """The first byte that the connecting leader sends over an unsealed connection."""
+_all: weakref.WeakSet[Ends] = weakref.WeakSet()
 
 
 def purpose_of(group: str) -> bytes:
@@ -40,7 +37,7 @@ def purpose_of(group: str) -> bytes:
 
 
 class Connecting:
-    """Makes the links of one leader.
+    """Makes the connections of one leader, of one purpose.
 
     Parameters
     ----------
@@ -70,21 +67,10 @@ class Connecting:
         self._here = here
         self._names = names
         self._addresses = addresses
-        self._credentials = credentials
-        self._purpose = purpose
+        self._given = credentials, purpose, MOST_BYTES
         self._own_address = own_address
         self._made: dict[int, SealedConnection] = {}
         """By host: connections whose introduction is complete."""
-        self._coming: dict[int, SealedConnection] = {}
-        """By descriptor: connections from hosts that have not yet told which host they are."""
-        self._going: dict[int, tuple[int, socket.socket]] = {}
-        """By descriptor: connections in progress, and the host at the other end."""
-        self._asked: dict[int, SealedConnection] = {}
-        """By host: connections that are open, but whose other end has not answered yet."""
-        self._next_try = dict.fromkeys((host for host in addresses if host > here), 0.0)
-        self._trouble: dict[int, str] = {}
-        self._turned_away = ""
-        """The last connection that was refused, and why."""
 
     def run(
         self, listener: socket.socket, bell_fd: int, look: Callable[[], None], deadline: float
@@ -106,142 +92,49 @@ class Connecting:
 
         Only the introduction has been received over each of them.
         """
-        listener.setblocking(False)
+        connector = Connector(
+            self._here, self._addresses, *self._given, listener, self._answer, self._own_address
+        )
+        for host in self._addresses:
+            if host > self._here:
+                connector.want(host)
         try:
             while len(self._made) < len(self._addresses):
                 look()
                 if time.monotonic() > deadline:
-                    raise self._late()
-                self._turn(listener)
+                    raise self._late(connector)
+                poll = select.poll()
+                connector.register(poll)
+                ready = {fd for fd, _ in poll.poll(1000 * _SLICE_S)}
+                for host, connection, _ in connector.handle(ready):
+                    self._made[host] = connection
             return self._made
         except BaseException:
-            for connection in [*self._made.values(), *self._asked.values()]:
+            for connection in self._made.values():
                 connection.close()
             raise
         finally:
-            for connection in self._coming.values():
-                connection.close()
-            for _, end in self._going.values():
-                end.close()
+            connector.close()
 
-    def _turn(self, listener: socket.socket) -> None:
-        """Wait a moment, and handle what has happened."""
-        now = time.monotonic()
-        for host, moment in list(self._next_try.items()):
-            if now >= moment:
-                del self._next_try[host]
-                self._connect(host)
-        poll = select.poll()
-        poll.register(listener, select.POLLIN)
-        for fd in self._going:
-            poll.register(fd, select.POLLOUT)
-        for connection in [*self._coming.values(), *self._asked.values()]:
-            events = connection.events if connection.is_sending else 0
-            poll.register(connection, select.POLLIN | events)
-        ready = {fd for fd, _ in poll.poll(1000 * _SLICE_S)}
-        for fd in ready & self._going.keys():
-            self._connected(*self._going.pop(fd))
-        for host, connection in list(self._asked.items()):
-            if connection.fileno() in ready:
-                self._hear_answer(host, connection)
-        for fd in ready & self._coming.keys():
-            self._hear(fd)
-        if listener.fileno() in ready:
-            accept_unknown(listener, self._coming, _MOST_UNKNOWN, self._connection)
+    def _answer(self, introduction: bytes) -> Answer:
+        host = int(introduction)
+        if host >= self._here or host not in self._addresses or host in self._made:
+            raise ValueError("a host that is not expected")
+        return Answer(host)
 
-    # --- going to others --------------------------------------------------------------------------
-
-    def _connect(self, host: int) -> None:
-        address, port = self._addresses[host]
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        end = socket.socket(family, socket.SOCK_STREAM)
-        tune_socket(end)
-        end.setblocking(False)
-        try:
-            if self._own_address:
-                end.bind((self._own_address, 0))
-            number = end.connect_ex((address, port))
-        except OSError as error:  # this host's address is gone
-            number = error.errno or 0
-        if number not in (0, errno.EINPROGRESS):
-            end.close()
-            self._fail(host, os.strerror(number))
-            return
-        self._going[end.fileno()] = host, end
-
-    def _connected(self, host: int, end: socket.socket) -> None:
-        number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number:
-            end.close()
-            self._fail(host, os.strerror(number))
-            return
-        try:
-            connection = self._connection(end, Role.CONNECTS)
-        except OSError as error:
-            end.close()
-            self._fail(host, str(error))
-            return
-        self._asked[host] = connection
-        self._do(host, lambda: connection.send(f"{self._here}".encode()))
-
-    def _hear_answer(self, host: int, connection: SealedConnection) -> None:
-        """Take the other leader's confirmation that it expects this one."""
-
-        def hear() -> None:
-            connection.flush()
-            if connection.receive() is not None:
-                del self._asked[host]
-                self._made[host] = connection
-
-        self._do(host, hear)
-
-    def _do(self, host: int, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except (OSError, AuthenticationError) as error:
-            self._asked.pop(host).close()
-            self._fail(host, str(error))
-
-    def _fail(self, host: int, why: str) -> None:
-        self._trouble[host] = why
-        self._next_try[host] = time.monotonic() + _AGAIN_S
-
-    def _connection(self, end: socket.socket, role: Role) -> SealedConnection:
-        return SealedConnection(end, self._credentials, role, self._purpose, MOST_BYTES)
-
-    # --- others come ------------------------------------------------------------------------------
-
-    def _hear(self, fd: int) -> None:
-        connection = self._coming[fd]
-        try:
-            connection.flush()
-            message = connection.receive()
-            if message is None:
-                return
-            host = int(message)
-            if host >= self._here or host not in self._addresses or host in self._made:
-                raise ValueError("a host that is not expected")
-            connection.send(b"welcome")
-        except (OSError, AuthenticationError, ValueError) as error:
-            self._turned_away = f" Turned away: {connection.peer} {error}."
-            self._coming.pop(fd).close()
-            return
-        del self._coming[fd]
-        self._made[host] = connection
-
-    # --- errors -----------------------------------------------------------------------------------
-
-    def _late(self) -> RendezvousDeadlineError:
+    def _late(self, connector: Connector) -> RendezvousDeadlineError:
         missing = [host for host in self._addresses if host not in self._made]
         found = []
         for host in missing:
             address = spelled(tuple(self._addresses[host]))
-            why = self._trouble.get(host, "it did not come" if host < self._here else "no answer")
+            why = connector.trouble.get(
+                host, "it did not come" if host < self._here else "no answer"
+            )
             found.append(f"{self._names[host]} at {address} ({why})")
         return RendezvousDeadlineError(
             f"the ranks have met, but {self._names[self._here]} has no connection with "
             f"{', '.join(found)}: does a firewall between the hosts allow TCP between ranks, and "
-            f"is that the right interface ({config.INTERFACES})?{self._turned_away}"
+            f"is that the right interface ({config.INTERFACES})?{connector.turned_away}"
         )
 
 
@@ -272,6 +165,109 @@ class PlainEnds:
             self._relay.close()
 
 
+class Ends:
+    """One leader's connections of one purpose, over which plain bytes go once they are open.
+
+    Parameters
+    ----------
+    here : int
+        This host's number.
+    names : tuple of str
+        What errors call the hosts.
+    credentials : Credentials
+        By which leaders authenticate each other; with certificates the sockets are of TLS.
+    purpose : bytes
+        The connections' purpose, for the handshake.
+    are_plain : bool
+        Whether compiled code uses the sockets: TLS is then behind them.
+
+    Attributes
+    ----------
+    sockets : dict
+        The open connections by host and lane, in the order of opening.
+    """
+
+    def __init__(
+        self,
+        here: int,
+        names: tuple[str, ...],
+        credentials: Credentials,
+        purpose: bytes,
+        *,
+        are_plain: bool = False,
+    ) -> None:
+        self._here = here
+        self._names = names
+        self._given = credentials, purpose
+        self._plain = PlainEnds() if are_plain else None
+        self.sockets: dict[tuple[int, int], socket.socket] = {}
+        _all.add(self)
+
+    def open(
+        self,
+        listener: socket.socket,
+        addresses: Mapping[int, Any],
+        look: Callable[[], None],
+        deadline: float,
+        *,
+        lane: int = 0,
+        own_address: str = "",
+    ) -> tuple[int, int] | None:
+        """Open connections, as the other leaders do; if one ended again, return its host and errno.
+
+        After any failure all connections are closed.
+
+        Parameters
+        ----------
+        listener : socket
+            This leader's listening socket.
+        addresses : mapping of int to (str, int)
+            By host, where its leader listens.
+        look : callable
+            Called again and again while waiting; raises if the wait is in vain.
+        deadline : float
+            As `time.monotonic` counts.
+        lane : int
+            Number of the connection between the same two leaders.
+        own_address : str
+            Address of the interface to connect from, if it matters.
+
+        Raises
+        ------
+        RendezvousDeadlineError
+            A host could not be reached in time.
+        """
+        made: dict[int, SealedConnection] = {}
+        host = self._here
+        try:
+            task = Connecting(self._here, self._names, addresses, *self._given, own_address)
+            made = task.connect(listener, look, deadline)
+            for host, connection in sorted(made.items()):
+                end = unsealed(connection, host > self._here, look)
+                self.sockets[host, lane] = end if self._plain is None else self._plain.of(end)
+        except BaseException as error:
+            for connection in made.values():
+                connection.close()
+            self.close()
+            is_own = isinstance(error, GpucollError) and not isinstance(error, AuthenticationError)
+            if made and not is_own and isinstance(error, (OSError, AuthenticationError)):
+                return host, getattr(error, "errno", 0) or 0
+            raise
+        return None
+
+    def close(self) -> None:
+        """Close the open connections; whoever needs them opens them again."""
+        for end in self.sockets.values():
+            end.close()
+        self.sockets = {}
+
+    def end(self) -> None:
+        """Close the open connections, after what was written has been sent."""
+        self.close()
+        if self._plain is not None:
+            self._plain.close()
+
+
 def unsealed(connection: SealedConnection, begins: bool, look: Callable[[], None]) -> socket.socket:
     """Return the socket of a new connection, over which plain bytes go from here on.
 
@@ -299,3 +295,13 @@ def unsealed(connection: SealedConnection, begins: bool, look: Callable[[], None
     if came != _BEGIN:
         raise ConnectionError("the other end is gone")
     return end
+
+
+def _after_fork() -> None:
+    # A child that outlives its parent would keep the connections open, and other hosts would not
+    # notice the parent's end.
+    for ends in list(_all):
+        ends.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

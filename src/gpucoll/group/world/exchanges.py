@@ -9,20 +9,17 @@ once.
 
 from __future__ import annotations
 
-import os
 import socket
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from gpucoll.blocks import Words
-from gpucoll.group.world.connecting import Connecting, PlainEnds, unsealed
+from gpucoll.group.world.connecting import Ends
 from gpucoll.group.world.hosts import Hosts, neighbours
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.tcp import exchange, small_calls
-from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.exchange_words import (
     MESSAGE_WORDS,
@@ -45,7 +42,6 @@ the phases.
 MOST_BYTES_BY_MPI: Final = 32 << 10
 """The same limit if MPI carries the exchanges, whose own algorithms then follow."""
 _SLICE_NS: Final = 20_000_000
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
 class Connections:
@@ -77,76 +73,33 @@ class Connections:
         listener: socket.socket,
     ) -> None:
         self._here = here
-        self._names = names
+        self._count = len(names)
         self._addresses = addresses
-        self._credentials = credentials
-        self._purpose = encode_purpose("exchange", group)
         self._listener = listener
-        self._ends: dict[int, socket.socket] = {}
-        self._plain = PlainEnds()
-        _all.add(self)
+        self._ends = Ends(
+            here, names, credentials, encode_purpose("exchange", group), are_plain=True
+        )
 
     def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
-        """Open all connections, as all leaders do; if one ended again, return its host and errno.
-
-        Parameters
-        ----------
-        look : callable
-            Called again and again while waiting; raises if the wait is in vain.
-        deadline : float
-            As `time.monotonic` counts.
-
-        Raises
-        ------
-        RendezvousDeadlineError
-            A host could not be reached in time.
-        """
-        count = len(self._names)
-        task = Connecting(
-            self._here, self._names, self._addresses, self._credentials, self._purpose
-        )
-        made = task.connect(self._listener, look, deadline)
-        assert sorted(made) == neighbours(self._here, count)
-        try:
-            for host, connection in sorted(made.items()):
-                end = unsealed(connection, host > self._here, look)
-                self._ends[host] = self._plain.of(end)
-        except OSError as error:
-            self._close_all(made)
-            return host, error.errno or 0
-        except BaseException:
-            self._close_all(made)
-            raise
-        return None
-
-    def _close_all(self, made: dict[int, SealedConnection]) -> None:
-        for connection in made.values():
-            connection.close()
-        self.close_connections()
+        """Open all connections, as all leaders do; see `Ends.open`."""
+        assert sorted(self._addresses) == neighbours(self._here, self._count)
+        return self._ends.open(self._listener, self._addresses, look, deadline)
 
     def steps(self) -> list[list[int]]:
         """Return the rows of an exchange's steps; see `gpucoll.transport.tcp.exchange_words`."""
         return [
-            [self._ends[after].fileno(), self._ends[before].fileno(), n_parts]
-            for after, before, n_parts in _steps(self._here, len(self._names))
+            [self._ends.sockets[after, 0].fileno(), self._ends.sockets[before, 0].fileno(), n_parts]
+            for after, before, n_parts in _steps(self._here, self._count)
         ]
 
     def close_connections(self) -> None:
         """Close the open connections."""
-        for end in self._ends.values():
-            end.close()
-        self._ends = {}
+        self._ends.close()
 
     def close(self) -> None:
         """Release everything."""
-        self.close_connections()
-        self._plain.close()
         self._listener.close()
-
-    def drop(self) -> None:
-        """Close this process's descriptors; a relay's are closed by itself after a fork."""
-        self.close_connections()
-        self._listener.close()
+        self._ends.end()
 
 
 class Exchanges:
@@ -324,13 +277,3 @@ def _steps(here: int, count: int) -> list[tuple[int, int, int]]:
     """Return, by step: the host that a message goes to, the host it comes from, its parts."""
     distances = [1 << step for step in range((count - 1).bit_length())]
     return [((here + d) % count, (here - d) % count, min(d, count - d)) for d in distances]
-
-
-def _after_fork() -> None:
-    # A child that outlives its parent would keep the connections open, and other hosts would not
-    # notice the parent's end.
-    for connections in list(_all):
-        connections.drop()
-
-
-os.register_at_fork(after_in_child=_after_fork)

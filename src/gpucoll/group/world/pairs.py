@@ -8,34 +8,29 @@ one, and the higher rank takes the lower rank's connection in place of its own.
 from __future__ import annotations
 
 import errno
-import os
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from gpucoll.errors import AuthenticationError, GpucollError
+from gpucoll.errors import AuthenticationError
 from gpucoll.group.world.connecting import PlainEnds
-from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown
+from gpucoll.group.world.connector import Answer, Connector, check_connected, spelled_error
+from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.sealed import Opening, Seal
-from gpucoll.transport.tcp.socket_options import tune_socket
 
 MOST_BYTES: Final = 1 << 20
 """Limit of a sealed frame between two ranks."""
-_MOST_UNKNOWN: Final = 64
-"""Limit of connections whose other end has not identified itself; the oldest makes room."""
-_AGAIN_S: Final = 0.5
-"""Pause between two tries to connect."""
 _PATIENCE_S: Final = 2.0
 """How long this rank's own attempt to connect takes precedence over the other rank's."""
 WHERE: Final = b"where"
 """Sent, in place of this rank's number, to ask where the other rank stands."""
 _MOST_ANSWER_BYTES: Final = 2048
-_WELCOME, _COMING = b"welcome", b"coming"
-"""Answers: this connection is accepted; or the answering rank's own one is on its way."""
+_COMING: Final = b"coming"
+"""The answer if the answering rank's own connection is on its way."""
 
 
 class Pair(NamedTuple):
@@ -92,13 +87,13 @@ class Question:
         """Go on as far as possible without waiting."""
         try:
             if self._connection is None:
-                _check_connected(self._end)
+                check_connected(self._end)
                 self._connection = self._connection_of(self._end, Role.CONNECTS)
                 self._connection.send(WHERE)
             self._connection.flush()
             answer = self._connection.receive()
         except (OSError, AuthenticationError) as error:
-            self.is_open, self.trouble = False, _said(error)
+            self.is_open, self.trouble = False, spelled_error(error)
             return
         if answer is not None:
             self.text, self.is_open = answer.decode(errors="replace"), False
@@ -108,16 +103,6 @@ class Question:
         if self._connection is not None:
             self._connection.close()
         self._end.close()
-
-
-def _check_connected(end: socket.socket) -> None:
-    """Raise the OSError with which connecting failed, if it failed."""
-    if number := end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise OSError(number, os.strerror(number))
-
-
-def _said(error: OSError | AuthenticationError) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 class Pairs:
@@ -147,176 +132,73 @@ class Pairs:
         group: str,
         listener: socket.socket,
     ) -> None:
-        listener.setblocking(False)
         self._rank = rank
         self._addresses = addresses
-        self._credentials = credentials
-        self._purpose = encode_purpose("message", group)
         self._listener = listener
-        self._coming: dict[int, SealedConnection] = {}
-        """By descriptor: connections from ranks that have not yet told their number."""
-        self._going: dict[int, tuple[int, socket.socket]] = {}
-        """By descriptor: connections in progress, and the rank at the other end."""
-        self._asked: dict[int, SealedConnection] = {}
-        """By rank: connections that are open, but whose other end has not answered yet."""
-        self._began: dict[int, float] = {}
-        """By rank: when the last try to connect began."""
-        self._wanted: dict[int, float] = {}
-        """By rank: when to try next to connect, for ranks that are not connected."""
+        self._connector = Connector(
+            rank,
+            dict(enumerate(addresses)),
+            credentials,
+            encode_purpose("message", group),
+            MOST_BYTES,
+            listener,
+            self._answer_to,
+        )
         self._known: set[int] = set()
         """The ranks to which there is, or was, a connection."""
         self.answer: Callable[[], str] = str
         """Describes where this rank stands, for a rank that asks over a connection of its own."""
-        self.trouble: dict[int, str] = {}
-        """By rank: why the last attempt to reach it failed, until one succeeds."""
         self._plain = PlainEnds()
+
+    @property
+    def trouble(self) -> dict[int, str]:
+        """By rank: why the last attempt to reach it failed, until one succeeds."""
+        return self._connector.trouble
 
     def want(self, rank: int) -> None:
         """Begin to connect to a rank, unless that has begun."""
-        if rank not in self._known and not self._is_trying(rank):
-            self._wanted[rank] = 0.0
+        if rank not in self._known and not self._connector.is_trying(rank):
+            self._connector.want(rank)
 
-    def _is_trying(self, rank: int) -> bool:
-        is_going = any(to == rank for to, _ in self._going.values())
-        return is_going or rank in self._wanted or rank in self._asked
+    @property
+    def is_connecting(self) -> bool:
+        """Whether a connection is wanted that is not open yet."""
+        return self._connector.is_connecting
+
+    def register(self, poll: select.poll) -> None:
+        """Register all events that `handle` must be called for."""
+        self._connector.register(poll)
+
+    def handle(self, ready: set[int]) -> list[Pair]:
+        """Handle the events of these descriptors; return the connections that are open now."""
+        made = []
+        for rank, connection, has_connected in self._connector.handle(ready):
+            self._known.add(rank)
+            end, seal, opening = connection.detach_with_seals()
+            # A rank that reads nothing for long is late, not lost: the links tell the two apart.
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+            made.append(Pair(rank, self._plain.of(end), seal, opening, has_connected))
+        return made
+
+    def _answer_to(self, introduction: bytes) -> Answer:
+        """Return the answer to a rank that has connected, or that asks where this one stands."""
+        if introduction == WHERE:
+            return Answer(None, self.answer().encode(errors="replace")[:_MOST_ANSWER_BYTES])
+        rank = int(introduction)
+        if not 0 <= rank < len(self._addresses) or rank == self._rank or rank in self._known:
+            raise ValueError("a rank that is not expected")
+        if self._refuses(rank):
+            return Answer(None, _COMING)
+        self._connector.give_up(rank)
+        return Answer(rank)
 
     def _refuses(self, rank: int) -> bool:
         """Return whether a rank that has connected must take this rank's connection instead."""
         if rank < self._rank:
             return False
-        is_new = time.monotonic() - self._began.get(rank, 0.0) < _PATIENCE_S
-        is_going = any(to == rank for to, _ in self._going.values())
-        return rank in self._asked or (is_going and is_new)
-
-    @property
-    def is_connecting(self) -> bool:
-        """Whether a connection is wanted that is not open yet."""
-        return bool(self._wanted or self._going or self._asked or self._coming)
-
-    def register(self, poll: select.poll) -> None:
-        """Register all events that `handle` must be called for."""
-        poll.register(self._listener, select.POLLIN)
-        for fd in self._going:
-            poll.register(fd, select.POLLOUT)
-        for connection in (*self._coming.values(), *self._asked.values()):
-            poll.register(
-                connection, select.POLLIN | (connection.events if connection.is_sending else 0)
-            )
-
-    def handle(self, ready: set[int]) -> list[Pair]:
-        """Handle the events of these descriptors; return the connections that are open now."""
-        now, made = time.monotonic(), []
-        for rank in [rank for rank, moment in self._wanted.items() if now >= moment]:
-            del self._wanted[rank]
-            self._connect(rank)
-        for fd in ready & self._going.keys():
-            self._connected(*self._going.pop(fd))
-        for rank, connection in list(self._asked.items()):
-            if connection.fileno() in ready and (pair := self._hear_answer(rank, connection)):
-                made.append(pair)
-        for fd in ready & self._coming.keys():
-            if pair := self._hear(fd):
-                made.append(pair)
-        if self._listener.fileno() in ready:
-            accept_unknown(self._listener, self._coming, _MOST_UNKNOWN, self._connection)
-        return made
-
-    # --- going to others --------------------------------------------------------------------------
-
-    def _connect(self, rank: int) -> None:
-        self._began[rank] = time.monotonic()
-        address, port = self._addresses[rank]
-        end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        tune_socket(end)
-        end.setblocking(False)
-        number = end.connect_ex((address, port))
-        if number not in (0, errno.EINPROGRESS):
-            end.close()
-            self._fail(rank, os.strerror(number))
-        else:
-            self._going[end.fileno()] = rank, end
-
-    def _connected(self, rank: int, end: socket.socket) -> None:
-        try:
-            _check_connected(end)
-            self._asked[rank] = self._connection(end, Role.CONNECTS)
-            self._asked[rank].send(f"{self._rank}".encode())
-        except (OSError, AuthenticationError) as error:
-            if (connection := self._asked.pop(rank, None)) is not None:
-                connection.close()
-            end.close()
-            self._fail(rank, _said(error))
-
-    def _hear_answer(self, rank: int, connection: SealedConnection) -> Pair | None:
-        try:
-            connection.flush()
-            answer = connection.receive()
-            if answer is None:
-                return None
-            if answer == _WELCOME:
-                del self._asked[rank]
-                return self._opened(rank, connection, True)
-            self._fail(rank, "its own connection did not come")
-        except (OSError, AuthenticationError) as error:
-            self._fail(rank, _said(error))
-        self._asked.pop(rank).close()
-        return None
-
-    def _fail(self, rank: int, why: str) -> None:
-        self.trouble[rank] = why
-        self._wanted[rank] = time.monotonic() + _AGAIN_S
-
-    def _connection(self, end: socket.socket, role: Role) -> SealedConnection:
-        return SealedConnection(end, self._credentials, role, self._purpose, MOST_BYTES)
-
-    def _opened(self, rank: int, connection: SealedConnection, has_connected: bool) -> Pair:
-        self._known.add(rank)
-        self.trouble.pop(rank, None)
-        end, seal, opening = connection.detach_with_seals()
-        # A rank that reads nothing for a long time is late, not lost: the links tell the two apart.
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        return Pair(rank, self._plain.of(end), seal, opening, has_connected)
-
-    # --- others come ------------------------------------------------------------------------------
-
-    def _hear(self, fd: int) -> Pair | None:
-        connection = self._coming[fd]
-        try:
-            connection.flush()
-            message = connection.receive()
-            if message is None:
-                return None
-            if message == WHERE:
-                connection.send(self.answer().encode(errors="replace")[:_MOST_ANSWER_BYTES])
-                self._coming.pop(fd).close()
-                return None
-            rank = self._check(int(message))
-            if self._refuses(rank):
-                connection.send(_COMING)
-            else:
-                connection.send(_WELCOME)
-                del self._coming[fd]
-                self._give_up(rank)
-                return self._opened(rank, connection, False)
-        except (OSError, GpucollError, ValueError):  # not a rank, or this rank is closing
-            pass
-        self._coming.pop(fd).close()
-        return None
-
-    def _check(self, rank: int) -> int:
-        if not 0 <= rank < len(self._addresses) or rank == self._rank or rank in self._known:
-            raise ValueError("a rank that is not expected")
-        return rank
-
-    def _give_up(self, rank: int) -> None:
-        """Give up connecting to a rank, because that rank has connected."""
-        self._wanted.pop(rank, None)
-        if (connection := self._asked.pop(rank, None)) is not None:
-            connection.close()
-        for fd, (to, end) in list(self._going.items()):
-            if to == rank:
-                del self._going[fd]
-                end.close()
+        connector = self._connector
+        is_new = time.monotonic() - connector.began.get(rank, 0.0) < _PATIENCE_S
+        return connector.is_asked(rank) or (connector.is_going(rank) and is_new)
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -325,7 +207,9 @@ class Pairs:
 
         A rank with neither an answer nor a failure in time is left out. Any thread may call this.
         """
-        asked = {rank: Question(self._addresses[rank], self._connection) for rank in ranks}
+        asked = {
+            rank: Question(self._addresses[rank], self._connector.connection) for rank in ranks
+        }
         stop = time.monotonic() + timeout_s
         try:
             while waiting := [each for each in asked.values() if each.is_open]:
@@ -356,9 +240,5 @@ class Pairs:
     def close(self) -> None:
         """Close everything that is not open yet, and the listening socket."""
         self._listener.close()
-        for connection in (*self._coming.values(), *self._asked.values()):
-            connection.close()
-        for _, end in self._going.values():
-            end.close()
-        self._coming, self._going, self._asked, self._wanted = {}, {}, {}, {}
+        self._connector.close()
         self._plain.close()

@@ -25,7 +25,7 @@ LARGE = [*COLLECTIVES]
 def has_bulk(comm):
     """Return whether this rank has connections for large arrays."""
     bulk = comm._group.bulk
-    return bulk is not None and bool(bulk._ends)
+    return bulk is not None and bool(bulk._ends.sockets)
 
 
 @pytest.mark.soak(quick=2)
