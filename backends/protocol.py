@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.collectives import NO_ROOT, Collective
+from gpucoll.compression import Compression
 from gpucoll.errors import BackendUnavailableError
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
@@ -69,28 +70,6 @@ class PartOf:
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """What an all_reduce sends in place of its float32 values: `gpucoll.compression.options`.
-
-    Attributes
-    ----------
-    name : str
-        The compression's name for the user.
-    wire_format : str
-        The name of the format in the kernels.
-    seed : int or None
-        Seed of stochastic rounding; None: round to nearest.
-    residuals : tuple of Buffer
-        One float32 buffer for each array; empty if no residuals are kept.
-    """
-
-    name: str
-    wire_format: str
-    seed: int | None = None
-    residuals: tuple[Buffer, ...] = ()
-
-
-@dataclass(frozen=True)
 class Request:
     """One collective with its buffers.
 
@@ -122,8 +101,11 @@ class Request:
     keeps : bool
         For a request of one int64 element: whether to store the inputs behind the result, which has
         room for them (`gpucoll.kernels.cpu.keeping`). Ranks may differ in it.
-    compressed : Compressed, optional
-        For a compressed all_reduce of GPU arrays, which are its `parts`.
+    compression : Compression, optional
+        For a compressed all_reduce: what it sends in place of its float32 values. Its arrays are
+        its `parts`.
+    residuals : tuple of Buffer, optional
+        For a compressed all_reduce that keeps residuals: a float32 buffer for each array.
     """
 
     collective: Collective
@@ -139,7 +121,8 @@ class Request:
     parts: tuple[tuple[Buffer, Buffer], ...] = ()
     part_of: PartOf | None = None
     keeps: bool = False
-    compressed: Compressed | None = None
+    compression: Compression | None = None
+    residuals: tuple[Buffer, ...] = ()
 
     @property
     def data(self) -> Buffer:

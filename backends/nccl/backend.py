@@ -92,7 +92,7 @@ class NcclBackend:
     def prepare(self, request: Request) -> Launch:
         """Return the launch of a collective; ArgumentTypeError if nothing here can do it."""
         place, library, label = self._place, self.library, self.device.label
-        if request.compressed is not None:
+        if request.compression is not None:
             return put_together(compressed.compose(request, place, label), place, library)
         goes_by_kernels = self._goes_by_kernels(request)
         if request.parts:
