@@ -131,6 +131,11 @@ class Request:
         assert found is not None
         return found
 
+    @property
+    def pairs(self) -> Sequence[tuple[Buffer, Buffer | None]]:
+        """Return input and output of each array of a list, or of the only array."""
+        return self.parts or ((self.data, self.destination),)
+
 
 @dataclass(eq=False)
 class MessageRequest:

@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -291,12 +291,8 @@ def rounds_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
     return None if maker is None else maker(request, exchange)
 
 
-def _pairs(request: Request) -> Sequence[tuple[Buffer, Buffer | None]]:
-    return request.parts or ((request.data, request.destination),)
-
-
 def _all_reduce(request: Request, exchange: rounds.Exchange) -> Rounds:
-    pairs = _pairs(request)
+    pairs = request.pairs
     parts = [Part(x.address, out.address if out else 0, x.count) for x, out in pairs]
     shares = sum(x.size_bytes for x, _ in pairs) > ONE_SHOT_BYTES and exchange.world_size > 2
     return rounds.reduction(exchange, parts, request.data.item_bytes, shares=shares)
@@ -306,7 +302,7 @@ def _reduce(request: Request, exchange: rounds.Exchange) -> Rounds:
     is_root = exchange.rank == request.root
     parts = [
         Part(x.address, out.address if is_root and out is not None else 0, x.count)
-        for x, out in _pairs(request)
+        for x, out in request.pairs
     ]
     item_bytes = request.data.item_bytes
     return rounds.reduction(exchange, parts, item_bytes, shares=False, root=request.root)
@@ -314,8 +310,7 @@ def _reduce(request: Request, exchange: rounds.Exchange) -> Rounds:
 
 def _broadcast(request: Request, exchange: rounds.Exchange) -> Rounds:
     parts = [
-        (x.address, out.address if out is not None else 0, x.size_bytes)
-        for x, out in _pairs(request)
+        (x.address, out.address if out is not None else 0, x.size_bytes) for x, out in request.pairs
     ]
     return rounds.broadcast(exchange, parts, request.root)
 

@@ -70,13 +70,6 @@ def put_together(composed: Composed, place: Place, library: Library) -> Launch:
 _Maker = Callable[[Request, Place, Library, Reduction | None], Launch]
 
 
-def _parts(request: Request) -> tuple[tuple[Buffer, Buffer | None], ...]:
-    """Return the pairs of input and output of a call on one array or a list."""
-    if request.parts:
-        return request.parts
-    return ((request.data, request.destination),)
-
-
 # --- the same shape on every rank, of one array or a list -----------------------------------------
 
 
@@ -86,7 +79,7 @@ def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction
     return plain(
         *(
             ("ncclAllReduce", (x.address, out.address, x.count * reduced.parts, type_, operation))
-            for x, out in _parts(request)
+            for x, out in request.pairs
             if out is not None and x.count
         )
     )
@@ -109,7 +102,7 @@ def _reduce(request: Request, place: Place, _: Library, reduced: Reduction | Non
                     request.root,
                 ),
             )
-            for x, out in _parts(request)
+            for x, out in request.pairs
             if x.count
         )
     )
@@ -120,7 +113,7 @@ def _broadcast(request: Request, place: Place, _: Library, __: Reduction | None)
     return plain(
         *(
             _broadcast_call(x.address if is_root else out.address, out, request.root)
-            for x, out in _parts(request)
+            for x, out in request.pairs
             if out is not None and x.size_bytes
         )
     )
