@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.collectives import NO_ROOT, Collective
@@ -135,6 +136,20 @@ class Request:
     def pairs(self) -> Sequence[tuple[Buffer, Buffer | None]]:
         """Return input and output of each array of a list, or of the only array."""
         return self.parts or ((self.data, self.destination),)
+
+    @property
+    def both(self) -> tuple[Buffer, Buffer]:
+        """Return input and output, in a call in which every rank has both."""
+        assert self.source is not None
+        assert self.destination is not None
+        return self.source, self.destination
+
+    def edges(self, block_bytes: int, world_size: int) -> list[int]:
+        """Return the edges of the ranks' blocks in bytes; their size is given without counts."""
+        if self.counts is None:
+            return edges_of([block_bytes] * world_size)
+        row_bytes = self.row_count * self.data.item_bytes
+        return edges_of([row_bytes * count for count in self.counts])
 
 
 @dataclass(eq=False)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct import rounds
 from gpucoll.backends.direct.peer_memory import PeerMemory
@@ -308,18 +307,10 @@ def _broadcast(request: Request, exchange: rounds.Exchange) -> Rounds:
     return rounds.broadcast(exchange, parts, request.root)
 
 
-def _edges(request: Request, block_bytes: int, world_size: int) -> list[int]:
-    """Return the offset of each rank's block in bytes, and the end of the last one."""
-    if request.counts is None:
-        return edges_of([block_bytes] * world_size)
-    row_bytes = request.row_count * request.data.item_bytes
-    return edges_of([row_bytes * count for count in request.counts])
-
-
 def _gathering(request: Request, exchange: rounds.Exchange) -> Rounds:
     x, out = request.source, request.destination
     assert x is not None
-    edges = _edges(request, x.size_bytes, exchange.world_size)
+    edges = request.edges(x.size_bytes, exchange.world_size)
     root = request.root if request.collective.has_root else None
     return rounds.gathering(exchange, x.address, out.address if out else 0, edges, root)
 
@@ -327,14 +318,12 @@ def _gathering(request: Request, exchange: rounds.Exchange) -> Rounds:
 def _scatter(request: Request, exchange: rounds.Exchange) -> Rounds:
     x, out = request.source, request.destination
     assert out is not None
-    edges = _edges(request, out.size_bytes, exchange.world_size)
+    edges = request.edges(out.size_bytes, exchange.world_size)
     return rounds.scatter(exchange, x.address if x else 0, out.address, edges, request.root)
 
 
 def _all_to_all(request: Request, exchange: rounds.Exchange) -> Rounds | None:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     if request.counts is not None:
         return None  # not all ranks know how many rounds it takes
     block_bytes = x.size_bytes // exchange.world_size
@@ -342,17 +331,13 @@ def _all_to_all(request: Request, exchange: rounds.Exchange) -> Rounds | None:
 
 
 def _reduce_scatter(request: Request, exchange: rounds.Exchange) -> Rounds:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
-    edges = [edge // x.item_bytes for edge in _edges(request, out.size_bytes, exchange.world_size)]
+    x, out = request.both
+    edges = [edge // x.item_bytes for edge in request.edges(out.size_bytes, exchange.world_size)]
     return rounds.reduce_scatter(exchange, x.address, out.address, edges, x.item_bytes)
 
 
 def _scan(request: Request, exchange: rounds.Exchange) -> Rounds:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     is_exclusive = request.collective.excludes_own
     if is_exclusive and request.op is not None:
         identity_of(x.dtype, request.op.name)  # raises ArgumentTypeError, on all ranks alike

@@ -189,9 +189,7 @@ def _whole(request: Request, call: _Call) -> Composed:
 
 
 def _reduce_scatter(request: Request, call: _Call) -> Composed:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     (rank, world_size), item_bytes = call.place, call.like.item_bytes
     counts = [x.count // world_size] * world_size
     if request.counts is not None:
@@ -224,9 +222,7 @@ def _reduce_scatter(request: Request, call: _Call) -> Composed:
 
 
 def _scan(request: Request, call: _Call) -> Composed:
-    x, out, collective = request.source, request.destination, request.collective
-    assert x is not None
-    assert out is not None
+    (x, out), collective = request.both, request.collective
     (rank, world_size), item_bytes = call.place, call.like.item_bytes
     identity = _identity(call.op, x.dtype) if collective.excludes_own else b""
     most = call.piece(2)
