@@ -169,7 +169,6 @@ class NcclBackend:
                 self._enqueue_group(
                     (name, arguments, operation, stream) for name, arguments in phase.calls
                 )
-            self._move(phase.after, stream)
         if launch.scratch_bytes and not is_captured:
             self.scratch.give_back(stream)
         if launch.factor is not None:
@@ -191,7 +190,7 @@ class NcclBackend:
             if not launch.scratch_bytes:
                 operation = self._operation(launch)
                 for phase in launch.phases(0, stream):
-                    self._move((*phase.before, *phase.after), stream)
+                    self._move(phase.before, stream)
                     calls += [(name, given, operation, stream) for name, given in phase.calls]
         if calls:
             self._enqueue_group(calls)
