@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,34 +86,35 @@ class CompressedExchange:
     def __init__(self, backend: HostBackend, request: Request, rank: int, world_size: int) -> None:
         from gpucoll.kernels.cpu import quantise  # only compressed calls need these kernels
 
-        self._kernels = quantise
         self._request = request  # keeps the memory alive
         plan = self._plan = plan_of(request, rank, world_size)
+        how = plan.wire_format
+        self._quantise = partial(quantise.quantise, wire_format=how)
+        self._dequantise = partial(quantise.dequantise, wire_format=how, blocks=plan.blocks)
         xs, outs = [x for x, _ in request.parts], [out for _, out in request.parts]
         if plan.is_fused:
             array = np.empty(plan.count, np.float32)
             self._x, self._out = _fused(xs, plan, array), _fused(outs, plan, array)
         else:
             self._x, self._out = _in_place(xs[0]), _in_place(outs[0])
-        self._residual, self._known = None, np.empty(0, np.float32)
+        self._residual = None
         if request.residuals:
             # In new memory: the user's residuals are written at the end only.
             self._residual = _fused(request.residuals, plan, np.empty(plan.count, np.float32))
             self._known = np.empty(plan.blocks * BLOCK, np.float32)
         self._sent = _memory(backend, (world_size, plan.message_bytes), "uint8")
         self._received = _memory(backend, (world_size, plan.message_bytes), "uint8")
-        self._sum = _memory(backend, (self._share(self._x.array, rank).size,), "float32")
+        self._sum = _memory(backend, (plan.edges[rank + 1] - plan.edges[rank],), "float32")
         quantise.prepare_kernels(
-            plan.wire_format, by_chance=plan.seed is not None, divides=plan.divisor is not None
+            how, by_chance=plan.seed is not None, divides=plan.divisor is not None
         )
         sent, received = _buffer(self._sent), _buffer(self._received)
         mine, call = _buffer(self._received[rank]), request.part_of
-        self._all_to_all = backend.prepare(
-            Request(Collective.ALL_TO_ALL, sent, received, part_of=call)
+        requests = (
+            Request(Collective.ALL_TO_ALL, sent, received, part_of=call),
+            Request(Collective.ALL_GATHER, mine, received, part_of=call),
         )
-        self._all_gather = backend.prepare(
-            Request(Collective.ALL_GATHER, mine, received, part_of=call)
-        )
+        self._all_to_all, self._all_gather = map(backend.prepare, requests)
 
     def run(self, group: Group, timeout_s: float | None = None) -> None:
         """Run the call. Outputs and residuals are written last, after all ranks did their part."""
@@ -133,44 +135,29 @@ class CompressedExchange:
         edges = self._plan.edges
         return array[edges[rank] : edges[rank + 1]]
 
-    @property
-    def _given(self) -> Float32s:
-        """What is quantised: x, to which `_encode` has added the residual in its memory."""
-        return self._x.array if self._residual is None else self._residual.array
-
     def _encode(self) -> None:
-        """Quantise each rank's share of x into its message."""
+        """Quantise each rank's share of x, and of the residual added to it, into its message."""
+        given = self._x.array
         self._x.pack()
         if self._residual is not None:
+            given = self._residual.array
             self._residual.pack()
             with np.errstate(all="ignore"):
-                np.add(self._x.array, self._residual.array, out=self._residual.array)
+                np.add(self._x.array, given, out=given)
         for rank, message in enumerate(self._sent):
-            self._quantise(self._share(self._given, rank), message, rank, 0)
+            self._quantise(self._share(given, rank), message, **self._plan.quantising(rank, 0))
 
     def _add_up(self) -> None:
         """Add up this rank's share, and put the quantised sum where all_gather reads it."""
-        plan = self._plan
-        self._dequantise(self._received, self._sum, plan.world_size, plan.divisor)
-        self._quantise(self._sum, self._received[plan.rank], plan.rank, 1)
+        plan, mine = self._plan, self._received[self._plan.rank]
+        self._dequantise(self._received, self._sum, sources=plan.world_size, divisor=plan.divisor)
+        self._quantise(self._sum, mine, **plan.quantising(plan.rank, 1))
 
     def _decode(self) -> None:
         """Dequantise the sums of all shares into the results."""
         for rank, message in enumerate(self._received):
             self._dequantise(message, self._share(self._out.array, rank))
         self._out.unpack()
-
-    def _quantise(self, source: Float32s, message: Bytes, share: int, turn: int) -> None:
-        how = self._plan.quantising(share, turn)
-        self._kernels.quantise(source, message, self._plan.wire_format, **how)
-
-    def _dequantise(
-        self, messages: Bytes, to: Float32s, sources: int = 1, divisor: int | None = None
-    ) -> None:
-        wire_format, blocks = self._plan.wire_format, self._plan.blocks
-        self._kernels.dequantise(
-            messages, to, wire_format, blocks=blocks, sources=sources, divisor=divisor
-        )
 
     def _keep_errors(self, residual: _Fused) -> None:
         """Store the errors of this rank's two quantisations in the residuals.
