@@ -155,12 +155,14 @@ class _Builder:
         if size_bytes > 0 and destination != source:
             self.steps.append(Copy(destination, source, size_bytes))
 
-    def combine(self, destinations: Iterable[int], ranks: Iterable[int], at: int, n: int) -> None:
-        """Combine `n` elements at an offset of these ranks' halves."""
+    def combine(
+        self, destinations: Iterable[int], ranks: Iterable[int], at: int, count: int
+    ) -> None:
+        """Combine elements at an offset of these ranks' halves."""
         given = tuple(filter(None, destinations))
-        if n > 0 and given:
+        if count > 0 and given:
             sources = tuple(self.half(rank) + at for rank in ranks)
-            self.steps.append(Combine(given, sources, n))
+            self.steps.append(Combine(given, sources, count))
 
     def combine_all(self, segments: Iterable[_Segment], ranks: Iterable[int]) -> None:
         """Combine the segments of these ranks; without ranks the result is the identity."""
