@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,15 +70,9 @@ def all_reduce(
             timeout_s=timeout_s,
         )
         return collectives.gpu.call(call, async_op, lasting)
-    rank, world_size = collectives.rank, collectives.world_size
-    exchange = CompressedExchange(collectives.host, request, rank, world_size)
+    exchange = CompressedExchange(collectives.host, runner.group, request)
     return runner.run(
-        "all_reduce",
-        functools.partial(exchange.run, runner.group),
-        finish,
-        async_op=async_op,
-        timeout_s=timeout_s,
-        lasting=lasting,
+        "all_reduce", exchange.run, finish, async_op=async_op, timeout_s=timeout_s, lasting=lasting
     )
 
 

@@ -77,16 +77,18 @@ class CompressedExchange:
     ----------
     backend : HostBackend
         Runs all_to_all and all_gather of bytes.
+    group : Group
+        The ranks.
     request : Request
         With `parts`, `compression` and `part_of`.
-    rank, world_size : int
-        This rank, and the number of ranks.
     """
 
-    def __init__(self, backend: HostBackend, request: Request, rank: int, world_size: int) -> None:
+    def __init__(self, backend: HostBackend, group: Group, request: Request) -> None:
         from gpucoll.kernels.cpu import quantise  # only compressed calls need these kernels
 
+        self._group = group
         self._request = request  # keeps the memory alive
+        rank, world_size = group.rank, group.world_size
         plan = self._plan = plan_of(request, rank, world_size)
         how = plan.wire_format
         self._quantise = partial(quantise.quantise, wire_format=how)
@@ -116,12 +118,12 @@ class CompressedExchange:
         )
         self._all_to_all, self._all_gather = map(backend.prepare, requests)
 
-    def run(self, group: Group, timeout_s: float | None = None) -> None:
+    def run(self, timeout_s: float | None = None) -> None:
         """Run the call. Outputs and residuals are written last, after all ranks did their part."""
         start = time.monotonic()
         self._encode()
         self._all_to_all.run(timeout_s)
-        with in_one_piece(group):
+        with in_one_piece(self._group):
             self._add_up()
             if timeout_s is not None:
                 timeout_s = max(timeout_s - (time.monotonic() - start), _LEAST_TIMEOUT_S)
