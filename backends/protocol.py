@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.collectives import NO_ROOT, Collective
+from gpucoll.compression import Compression
 from gpucoll.errors import BackendUnavailableError
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
@@ -69,28 +71,6 @@ class PartOf:
 
 
 @dataclass(frozen=True)
-class Compressed:
-    """What an all_reduce sends in place of its float32 values: `gpucoll.compression.options`.
-
-    Attributes
-    ----------
-    name : str
-        The compression's name for the user.
-    wire_format : str
-        The name of the format in the kernels.
-    seed : int or None
-        Seed of stochastic rounding; None: round to nearest.
-    residuals : tuple of Buffer
-        One float32 buffer for each array; empty if no residuals are kept.
-    """
-
-    name: str
-    wire_format: str
-    seed: int | None = None
-    residuals: tuple[Buffer, ...] = ()
-
-
-@dataclass(frozen=True)
 class Request:
     """One collective with its buffers.
 
@@ -122,8 +102,11 @@ class Request:
     keeps : bool
         For a request of one int64 element: whether to store the inputs behind the result, which has
         room for them (`gpucoll.kernels.cpu.keeping`). Ranks may differ in it.
-    compressed : Compressed, optional
-        For a compressed all_reduce of GPU arrays, which are its `parts`.
+    compression : Compression, optional
+        For a compressed all_reduce: what it sends in place of its float32 values. Its arrays are
+        its `parts`.
+    residuals : tuple of Buffer, optional
+        For a compressed all_reduce that keeps residuals: a float32 buffer for each array.
     """
 
     collective: Collective
@@ -139,7 +122,8 @@ class Request:
     parts: tuple[tuple[Buffer, Buffer], ...] = ()
     part_of: PartOf | None = None
     keeps: bool = False
-    compressed: Compressed | None = None
+    compression: Compression | None = None
+    residuals: tuple[Buffer, ...] = ()
 
     @property
     def data(self) -> Buffer:
@@ -147,6 +131,25 @@ class Request:
         found = self.source or self.destination
         assert found is not None
         return found
+
+    @property
+    def pairs(self) -> Sequence[tuple[Buffer, Buffer | None]]:
+        """Return input and output of each array of a list, or of the only array."""
+        return self.parts or ((self.data, self.destination),)
+
+    @property
+    def both(self) -> tuple[Buffer, Buffer]:
+        """Return input and output, in a call in which every rank has both."""
+        assert self.source is not None
+        assert self.destination is not None
+        return self.source, self.destination
+
+    def edges(self, block_bytes: int, world_size: int) -> list[int]:
+        """Return the edges of the ranks' blocks in bytes; their size is given without counts."""
+        if self.counts is None:
+            return edges_of([block_bytes] * world_size)
+        row_bytes = self.row_count * self.data.item_bytes
+        return edges_of([row_bytes * count for count in self.counts])
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ import gpucoll
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.bench.argument_types import count, size
 from gpucoll.bench.environment import cpu_model, version_of
-from gpucoll.kernels.block_message import BLOCK
+from gpucoll.kernels.block_message import BLOCK, HALVES, message_bytes
 from gpucoll.kernels.cpu import pack, quantise
 from gpucoll.kernels.cpu.addresses import convert_kernel
 from gpucoll.types import COMPRESSIONS
@@ -101,7 +101,7 @@ def kernel_cases(size_bytes: int) -> Iterator[Case]:
     y = np.empty_like(x)
     yield memcpy(wide_bytes)
     for dtype in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        half_bytes = length * (2 if dtype in quantise.HALVES else 1)
+        half_bytes = length * (2 if dtype in HALVES else 1)
         half = np.empty(half_bytes, np.uint8)
         narrow, widen = (
             ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(convert_kernel(*ends))
@@ -118,7 +118,7 @@ def kernel_cases(size_bytes: int) -> Iterator[Case]:
         yield Case(f"float32 to {dtype}", to_half, wide_bytes, half_bytes)
         yield Case(f"{dtype} to float32", from_half, half_bytes, wide_bytes)
     for name in ("int8", "float8_e4m3fn", "float8_e5m2"):
-        message = np.empty(quantise.message_bytes(blocks, name), np.uint8)
+        message = np.empty(message_bytes(blocks, name), np.uint8)
         for seed in (None, 1):
 
             def pack_up(name: str = name, message: Any = message, seed: Any = seed) -> None:
@@ -128,7 +128,7 @@ def kernel_cases(size_bytes: int) -> Iterator[Case]:
             yield Case(f"quantise {name}{how}", pack_up, wide_bytes, message.size)
         yield reduction_case(name, message, y, blocks, 1)
     for name in quantise.WIRE_FORMATS:
-        pair = np.empty((2, quantise.message_bytes(blocks, name)), np.uint8)
+        pair = np.empty((2, message_bytes(blocks, name)), np.uint8)
         for message in pair:
             quantise.quantise(x, message, name, blocks=blocks)
         yield reduction_case(name, pair, y, blocks, 2)
@@ -226,7 +226,7 @@ def break_even(name: str, world_size: int, gb_per_s: dict[str, float]) -> float:
         Rates of the kernels by the names of `kernel_cases`, in bytes read and written.
     """
     wire = OF_COMPRESSION[name]
-    is_half = wire in quantise.HALVES
+    is_half = wire in HALVES
     code = 2.0 if is_half else 1 + 4 / BLOCK
     there = gb_per_s[f"float32 to {wire}" if is_half else f"quantise {wire}"]
     back = gb_per_s[f"{wire} to float32" if is_half else f"dequantise {wire}"]

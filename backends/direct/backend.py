@@ -98,7 +98,7 @@ class DirectBackend:
     def prepare(self, request: Request) -> Launch:
         """Return the launch of a collective; ArgumentTypeError if the dtype lacks the op."""
         place = Place(self._rank, self._world_size)
-        if request.compressed is not None:
+        if request.compression is not None:
             request = on_device(request, self.device, has_gpu=self.has_gpu)
             made = compressed.compose(request, place, self.device.label)
             return ComposedLaunch(made, self.prepare)

@@ -64,17 +64,13 @@ def on_device(request: Request, device: Device, *, has_gpu: bool) -> Request:
             f"all_reduce with compression: x lies in host memory, and this rank has {device.label}:"
             " copy it there first. Only ranks without a GPU compress host arrays where mixed=True"
         )
-    assert request.compressed is not None
 
     def moved(buffer: Buffer) -> Buffer:
         return replace(buffer, device=device.label)
 
     parts = tuple((moved(x), moved(out)) for x, out in request.parts)
-    residuals = tuple(map(moved, request.compressed.residuals))
+    residuals = tuple(map(moved, request.residuals))
+    source, destination = parts[0]
     return replace(
-        request,
-        source=parts[0][0],
-        destination=parts[0][1],
-        parts=parts,
-        compressed=replace(request.compressed, residuals=residuals),
+        request, source=source, destination=destination, parts=parts, residuals=residuals
     )

@@ -27,8 +27,7 @@ def composed(request: Request, place: Place, device: str) -> Composed | None:
     op = request.op
     if op is None or op.function is not None or is_on_host(request):
         return None
-    inputs = [x for x, _ in request.parts] or [request.data]
-    if sum(x.size_bytes for x in inputs) <= STAGED_BYTES:
+    if sum(x.size_bytes for x, _ in request.pairs) <= STAGED_BYTES:
         return None
     try:
         return rank_order.compose(request, place, device)

@@ -13,8 +13,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
@@ -22,7 +21,6 @@ from gpucoll.backends.direct import rounds
 from gpucoll.backends.direct.peer_memory import PeerMemory
 from gpucoll.backends.direct.rounds import (
     Combine,
-    Copy,
     Identity,
     Part,
     Rounds,
@@ -31,6 +29,7 @@ from gpucoll.backends.direct.rounds import (
     Word,
     value_of,
 )
+from gpucoll.backends.gpu.steps import Copy
 from gpucoll.backends.protocol import Request
 from gpucoll.collectives import Collective
 from gpucoll.devices import Device
@@ -291,62 +290,40 @@ def rounds_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
     return None if maker is None else maker(request, exchange)
 
 
-def _pairs(request: Request) -> Sequence[tuple[Buffer, Buffer | None]]:
-    return request.parts or ((request.data, request.destination),)
-
-
-def _all_reduce(request: Request, exchange: rounds.Exchange) -> Rounds:
-    pairs = _pairs(request)
-    parts = [Part(x.address, out.address if out else 0, x.count) for x, out in pairs]
-    shares = sum(x.size_bytes for x, _ in pairs) > ONE_SHOT_BYTES and exchange.world_size > 2
-    return rounds.reduction(exchange, parts, request.data.item_bytes, shares=shares)
-
-
-def _reduce(request: Request, exchange: rounds.Exchange) -> Rounds:
-    is_root = exchange.rank == request.root
+def _reduction(request: Request, exchange: rounds.Exchange) -> Rounds:
+    has_root, item_bytes = request.collective.has_root, request.data.item_bytes
+    gets = request.collective.gets(exchange.rank, request.root)
     parts = [
-        Part(x.address, out.address if is_root and out is not None else 0, x.count)
-        for x, out in _pairs(request)
+        Part(x.address, out.address if gets and out else 0, x.count) for x, out in request.pairs
     ]
-    item_bytes = request.data.item_bytes
-    return rounds.reduction(exchange, parts, item_bytes, shares=False, root=request.root)
+    size_bytes = sum(x.size_bytes for x, _ in request.pairs)
+    shares = size_bytes > ONE_SHOT_BYTES and exchange.world_size > 2 and not has_root
+    root = request.root if has_root else None
+    return rounds.reduction(exchange, parts, item_bytes, shares=shares, root=root)
 
 
 def _broadcast(request: Request, exchange: rounds.Exchange) -> Rounds:
-    parts = [
-        (x.address, out.address if out is not None else 0, x.size_bytes)
-        for x, out in _pairs(request)
-    ]
+    parts = [Part(x.address, out.address if out else 0, x.size_bytes) for x, out in request.pairs]
     return rounds.broadcast(exchange, parts, request.root)
-
-
-def _starts(request: Request, block_bytes: int, world_size: int) -> list[int]:
-    """Return the offset of each rank's block in bytes, and the end of the last one."""
-    if request.counts is None:
-        return [rank * block_bytes for rank in range(world_size + 1)]
-    row_bytes = request.row_count * request.data.item_bytes
-    return [0, *accumulate(row_bytes * count for count in request.counts)]
 
 
 def _gathering(request: Request, exchange: rounds.Exchange) -> Rounds:
     x, out = request.source, request.destination
     assert x is not None
-    starts = _starts(request, x.size_bytes, exchange.world_size)
+    edges = request.edges(x.size_bytes, exchange.world_size)
     root = request.root if request.collective.has_root else None
-    return rounds.gathering(exchange, x.address, out.address if out else 0, starts, root)
+    return rounds.gathering(exchange, x.address, out.address if out else 0, edges, root)
 
 
 def _scatter(request: Request, exchange: rounds.Exchange) -> Rounds:
     x, out = request.source, request.destination
     assert out is not None
-    starts = _starts(request, out.size_bytes, exchange.world_size)
-    return rounds.scatter(exchange, x.address if x else 0, out.address, starts, request.root)
+    edges = request.edges(out.size_bytes, exchange.world_size)
+    return rounds.scatter(exchange, x.address if x else 0, out.address, edges, request.root)
 
 
 def _all_to_all(request: Request, exchange: rounds.Exchange) -> Rounds | None:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     if request.counts is not None:
         return None  # not all ranks know how many rounds it takes
     block_bytes = x.size_bytes // exchange.world_size
@@ -354,19 +331,13 @@ def _all_to_all(request: Request, exchange: rounds.Exchange) -> Rounds | None:
 
 
 def _reduce_scatter(request: Request, exchange: rounds.Exchange) -> Rounds:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
-    starts = [
-        start // x.item_bytes for start in _starts(request, out.size_bytes, exchange.world_size)
-    ]
-    return rounds.reduce_scatter(exchange, x.address, out.address, starts, x.item_bytes)
+    x, out = request.both
+    edges = [edge // x.item_bytes for edge in request.edges(out.size_bytes, exchange.world_size)]
+    return rounds.reduce_scatter(exchange, x.address, out.address, edges, x.item_bytes)
 
 
 def _scan(request: Request, exchange: rounds.Exchange) -> Rounds:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     is_exclusive = request.collective.excludes_own
     if is_exclusive and request.op is not None:
         identity_of(x.dtype, request.op.name)  # raises ArgumentTypeError, on all ranks alike
@@ -375,9 +346,9 @@ def _scan(request: Request, exchange: rounds.Exchange) -> Rounds:
 
 
 _MAKERS: dict[Collective, Callable[[Request, rounds.Exchange], Rounds | None]] = {
-    Collective.ALL_REDUCE: _all_reduce,
-    Collective.ALL_REDUCE_LIST: _all_reduce,
-    Collective.REDUCE: _reduce,
+    Collective.ALL_REDUCE: _reduction,
+    Collective.ALL_REDUCE_LIST: _reduction,
+    Collective.REDUCE: _reduction,
     Collective.BROADCAST: _broadcast,
     Collective.ALL_GATHER: _gathering,
     Collective.GATHER: _gathering,

@@ -8,9 +8,9 @@ block.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
+from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import Request
 
@@ -49,14 +49,6 @@ class Pieces(NamedTuple):
     """Whether ranks may have different numbers, and first agree on the largest."""
 
 
-class _Side(NamedTuple):
-    """An input or output as blocks of given numbers of elements."""
-
-    address: int
-    counts: tuple[int, ...]
-    starts: tuple[int, ...]
-
-
 def pieces_of(request: Request, rank: int, world_size: int, slot_bytes: int = SLOT_BYTES) -> Pieces:
     """Return a request in pieces.
 
@@ -85,7 +77,7 @@ def _by_elements(request: Request, rank: int, slot_bytes: int) -> Pieces:
         (request.source, request.destination),
     )
     reads, writes = request.collective.gives(rank, root), request.collective.gets(rank, root)
-    ends = [0, *accumulate((source or out or data).count for source, out in pairs)]
+    ends = edges_of([(source or out or data).count for source, out in pairs])
     at_once = max(slot_bytes // data.item_bytes, 1)
     collective = request.collective.of_one
     has_source = any(source is not None for source, _ in pairs)
@@ -125,73 +117,49 @@ def _by_elements(request: Request, rank: int, slot_bytes: int) -> Pieces:
 
 
 def _by_blocks(request: Request, rank: int, world_size: int, slot_bytes: int) -> Pieces:
-    item_bytes = request.data.item_bytes
-    at_once = max(slot_bytes // (item_bytes * world_size), 1)
-    source, out = _sides(request, rank, world_size)
-    agrees = request.receive_counts is not None
-    known = _all_counts(request, world_size)
-    if agrees:
-        assert source is not None
-        assert out is not None
-        known = source.counts + out.counts
+    data, root, collective = request.data, request.root, request.collective
+    at_once = max(slot_bytes // (data.item_bytes * world_size), 1)
+    sent = received = _all_counts(request, world_size)
+    if request.receive_counts is not None:
+        received = tuple(count * request.row_count for count in request.receive_counts)
+    mine = (sent[rank],)
+    source = request.source if collective.gives(rank, root) else None
+    out = request.destination if collective.gets(rank, root) else None
+    source_counts = sent if collective.spreads else mine
+    out_counts = received if collective.gathers else mine
 
     def piece(number: int) -> Piece:
         first = number * at_once
 
-        def part(count: int) -> int:
-            return min(max(count - first, 0), at_once)
+        def parts(counts: Sequence[int]) -> tuple[int, ...]:
+            return tuple(min(max(count - first, 0), at_once) for count in counts)
 
-        def copies(side: _Side | None) -> tuple[Copy, ...]:
-            if side is None:
+        def copies(buffer: Buffer | None, counts: Sequence[int]) -> tuple[Copy, ...]:
+            if buffer is None:
                 return ()
             made, offset = [], 0
-            for count, start in zip(side.counts, side.starts, strict=True):
-                if size_bytes := part(count) * item_bytes:
-                    made.append(
-                        Copy(offset, side.address + (start + first) * item_bytes, size_bytes)
-                    )
+            for start, part in zip(edges_of(counts), parts(counts), strict=False):
+                if size_bytes := part * data.item_bytes:
+                    address = buffer.address + (start + first) * data.item_bytes
+                    made.append(Copy(offset, address, size_bytes))
                 offset += size_bytes
             return tuple(made)
 
         def made(source_slot: int, out_slot: int) -> Request:
-            return _blocks_request(request, source, out, known, part, source_slot, out_slot)
+            return Request(
+                collective,
+                source and _buffer(source_slot, (sum(parts(source_counts)),), data),
+                out and _buffer(out_slot, (sum(parts(out_counts)),), data),
+                request.op,
+                root,
+                None if request.counts is None else parts(sent),
+                None if request.receive_counts is None else parts(received),
+            )
 
-        return Piece(copies(source), copies(out), made)
+        return Piece(copies(source, source_counts), copies(out, out_counts), made)
 
-    return Pieces(-(-max(known, default=0) // at_once), piece, agrees)
-
-
-def _blocks_request(
-    request: Request,
-    source: _Side | None,
-    out: _Side | None,
-    known: tuple[int, ...],
-    part: Callable[[int], int],
-    source_slot: int,
-    out_slot: int,
-) -> Request:
-    """Return the call of one piece, which takes `part` of every block."""
-    sizes = [
-        None if side is None else (sum(part(count) for count in side.counts),)
-        for side in (source, out)
-    ]
-    counts = receive_counts = None
-    if request.receive_counts is not None:
-        assert source is not None
-        assert out is not None
-        counts = tuple(part(count) for count in source.counts)
-        receive_counts = tuple(part(count) for count in out.counts)
-    elif request.counts is not None:
-        counts = tuple(part(count) for count in known)
-    return Request(
-        request.collective,
-        None if sizes[0] is None else _buffer(source_slot, sizes[0], request.data),
-        None if sizes[1] is None else _buffer(out_slot, sizes[1], request.data),
-        request.op,
-        request.root,
-        counts,
-        receive_counts,
-    )
+    largest, agrees = max(*sent, *received), request.receive_counts is not None
+    return Pieces(-(-largest // at_once), piece, agrees)
 
 
 def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
@@ -208,27 +176,6 @@ def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
         assert out is not None
         count = out.count
     return (count,) * world_size
-
-
-def _sides(request: Request, rank: int, world_size: int) -> tuple[_Side | None, _Side | None]:
-    """Return input and output as blocks; None if this rank does not use it."""
-    collective = request.collective
-    blocks = _all_counts(request, world_size)
-    mine, received = (blocks[rank],), blocks
-    if request.receive_counts is not None:
-        received = tuple(count * request.row_count for count in request.receive_counts)
-    source = request.source if collective.gives(rank, request.root) else None
-    out = request.destination if collective.gets(rank, request.root) else None
-    return (
-        _side(source, blocks if collective.spreads else mine),
-        _side(out, received if collective.gathers else mine),
-    )
-
-
-def _side(buffer: Buffer | None, counts: tuple[int, ...]) -> _Side | None:
-    if buffer is None:
-        return None
-    return _Side(buffer.address, counts, (0, *accumulate(counts))[:-1])
 
 
 def _buffer(address: int, shape: tuple[int, ...], like: Buffer) -> Buffer:

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from gpucoll.algorithms.shares import equal_edges, pieces, sizes_of
+from gpucoll.backends.gpu.steps import Copy
 
 ALIGNMENT_BYTES = 16
 """Alignment of data in a half: the kernels' widest access."""
@@ -39,14 +41,6 @@ class Word(enum.IntEnum):
 def value_of(word: Word, number: int, before: int) -> int:
     """Return the 32-bit value of a call's number, after `before` rounds of earlier calls."""
     return (number + before * (2 if word == Word.READY else 1)) % (1 << 32)
-
-
-class Copy(NamedTuple):
-    """A copy on the GPU, or from another GPU's memory."""
-
-    destination: int
-    source: int
-    size_bytes: int
 
 
 class Combine(NamedTuple):
@@ -80,6 +74,7 @@ class Await(NamedTuple):
 
 
 Step = Copy | Combine | Identity | Say | Await
+T = TypeVar("T")
 
 
 class Rounds(NamedTuple):
@@ -142,12 +137,10 @@ class _Builder:
         """How many rounds a rank may be ready ahead of the last one that it is done with."""
         self.steps: list[Step] = []
         self.number = 0
+        self.ranks = range(exchange.world_size)
+        self.peers = [rank for rank in self.ranks if rank != exchange.rank]
         self._done = [0] * exchange.world_size
         """By rank: the number of rounds that it is known to be done with."""
-
-    @property
-    def peers(self) -> list[int]:
-        return [rank for rank in range(self.exchange.world_size) if rank != self.exchange.rank]
 
     def half(self, rank: int) -> int:
         """Return the address of a rank's half in this round."""
@@ -162,26 +155,46 @@ class _Builder:
         if size_bytes > 0 and destination != source:
             self.steps.append(Copy(destination, source, size_bytes))
 
-    def combine(self, destinations: Iterable[int], sources: Iterable[int], count: int) -> None:
+    def combine(
+        self, destinations: Iterable[int], ranks: Iterable[int], at: int, count: int
+    ) -> None:
+        """Combine elements at an offset of these ranks' halves."""
         given = tuple(filter(None, destinations))
         if count > 0 and given:
-            self.steps.append(Combine(given, tuple(sources), count))
+            sources = tuple(self.half(rank) + at for rank in ranks)
+            self.steps.append(Combine(given, sources, count))
 
-    def open_half(self) -> None:
-        """Wait until no rank reads the previous content of this rank's half any more."""
+    def combine_all(self, segments: Iterable[_Segment], ranks: Iterable[int]) -> None:
+        """Combine the segments of these ranks; without ranks the result is the identity."""
+        ranks = tuple(ranks)
+        self.await_ready(ranks)
+        for segment in segments:
+            if ranks:
+                self.combine((segment.destination,), ranks, segment.offset, segment.n_elements)
+            elif segment.n_elements:
+                self.steps.append(Identity(segment.destination, segment.n_elements))
+
+    def put(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Copy this rank's part of the round into its half once that is free, and announce it.
+
+        A copy is given as its offset in the half, its source and its size in bytes. A rank without
+        a part announces nothing.
+        """
+        copies = [copy for copy in copies if copy[2] > 0]
+        if not copies:
+            return
         # Number 0 is reached when all ranks have announced the end of the previous call.
         number = max(self.number - 1, 0)
         for peer in self.peers:
             if self.number < 1 or self._done[peer] < number:
                 self.steps.append(Await(peer, Word.DONE, number))
                 self._done[peer] = number
-
-    def bring(self, segments: Sequence[_Segment], item_bytes: int) -> None:
-        """Copy this rank's part of the round into its half once that is free, and announce it."""
-        self.open_half()
-        for segment in segments:
-            self.copy(self.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
+        for offset, source, size_bytes in copies:
+            self.copy(self.mine + offset, source, size_bytes)
         self.say_ready()
+
+    def put_segments(self, segments: Iterable[_Segment], item_bytes: int) -> None:
+        self.put((each.offset, each.source, each.n_elements * item_bytes) for each in segments)
 
     def say_ready(self, turn: int = 0) -> None:
         self.steps.append(Say(Word.READY, 2 * self.number + turn + 1))
@@ -198,7 +211,19 @@ class _Builder:
         self.number += 1
         self.steps.append(Say(Word.DONE, self.number))
 
-    def rounds(self) -> Rounds:
+    def rounds(self, parts: Iterable[T]) -> Iterator[T]:
+        """Yield the part of each round, for its steps, and end the round after them."""
+        for part in parts:
+            yield part
+            self.end_round()
+
+    def rounds_of_blocks(self, edges: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield for each round its start in all blocks, and how much of each block it moves."""
+        sizes = sizes_of(edges)
+        starts = (start for start, _ in pieces(max(sizes, default=0), most))
+        return self.rounds((at, [max(min(most, size - at), 0) for size in sizes]) for at in starts)
+
+    def made(self) -> Rounds:
         """Return all steps; if the number of rounds is odd, the last one counts as two."""
         count = self.number + self.number % 2
         if count != self.number:
@@ -232,14 +257,6 @@ def _segments(
         yield tuple(taken)
 
 
-def _share(count: int, item_bytes: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first element of a rank's share, and the number of its elements."""
-    unit = max(ALIGNMENT_BYTES // item_bytes, 1)
-    length = -(-count // (world_size * unit)) * unit
-    start = min(rank * length, count)
-    return start, min(length, count - start)
-
-
 def reduction(
     exchange: Exchange,
     parts: Sequence[Part],
@@ -269,12 +286,11 @@ def reduction(
     if gets and not shares:
         return _copying_ahead(exchange, rounds, item_bytes)
     build = _Builder(exchange)
-    for segments in rounds:
-        build.bring(segments, item_bytes)
+    for segments in build.rounds(rounds):
+        build.put_segments(segments, item_bytes)
         if shares:
             _combine_shares(build, segments, item_bytes, gets)
-        build.end_round()
-    return build.rounds()
+    return build.made()
 
 
 def _copying_ahead(
@@ -288,97 +304,66 @@ def _copying_ahead(
     for number in range(len(rounds) + 1):
         if number < len(rounds):
             build.number = number
-            build.bring(rounds[number], item_bytes)
+            build.put_segments(rounds[number], item_bytes)
         if number:
             build.number = number - 1
-            build.await_ready(build.peers)
-            for segment in rounds[number - 1]:
-                _combine_all(build, segment)
+            build.combine_all(rounds[number - 1], build.ranks)
             build.end_round()
-    return build.rounds()
-
-
-def _combine_all(build: _Builder, segment: _Segment) -> None:
-    ranks = range(build.exchange.world_size)
-    sources = (build.half(rank) + segment.offset for rank in ranks)
-    build.combine((segment.destination,), sources, segment.n_elements)
+    return build.made()
 
 
 def _combine_shares(
     build: _Builder, segments: Sequence[_Segment], item_bytes: int, gets: bool
 ) -> None:
     rank, world_size = build.exchange.rank, build.exchange.world_size
+    unit = max(ALIGNMENT_BYTES // item_bytes, 1)
+    divided = [(segment, equal_edges(segment.n_elements, world_size, unit)) for segment in segments]
     build.await_ready(build.peers)
-    for segment in segments:
-        start, count = _share(segment.n_elements, item_bytes, rank, world_size)
-        at = segment.offset + start * item_bytes
-        destination = segment.destination + start * item_bytes if gets else 0
-        sources = (build.half(peer) + at for peer in range(world_size))
+    for segment, edges in divided:
+        start, count = edges[rank] * item_bytes, edges[rank + 1] - edges[rank]
+        at, destination = segment.offset + start, segment.destination + start if gets else 0
         # Only this rank reads its share of any half until it announces again.
-        build.combine((build.mine + at, destination), sources, count)
+        build.combine((build.mine + at, destination), build.ranks, at, count)
     build.say_ready(1)
     if not gets:
         return
     build.await_ready(build.peers, 1)
-    for segment in segments:
+    for segment, edges in divided:
         for peer in build.peers:
-            start, count = _share(segment.n_elements, item_bytes, peer, world_size)
-            at = start * item_bytes
-            source = build.half(peer) + segment.offset + at
-            build.copy(segment.destination + at, source, count * item_bytes)
+            at, size_bytes = edges[peer] * item_bytes, (edges[peer + 1] - edges[peer]) * item_bytes
+            build.copy(segment.destination + at, build.half(peer) + segment.offset + at, size_bytes)
 
 
 def scan(exchange: Exchange, part: Part, item_bytes: int, *, is_exclusive: bool) -> Rounds:
     """Return the steps of a scan: each rank combines those before it, and itself if inclusive."""
     build = _Builder(exchange)
-    rank = exchange.rank
-    before = range(rank if is_exclusive else rank + 1)
-    for segments in _segments([part], item_bytes, exchange.half_bytes):
-        build.bring(segments, item_bytes)
-        build.await_ready(before)
-        for segment in segments:
-            sources = [build.half(peer) + segment.offset for peer in before]
-            if sources:
-                build.combine((segment.destination,), sources, segment.n_elements)
-            elif segment.n_elements:
-                build.steps.append(Identity(segment.destination, segment.n_elements))
-        build.end_round()
-    return build.rounds()
+    before = range(exchange.rank if is_exclusive else exchange.rank + 1)
+    for segments in build.rounds(_segments([part], item_bytes, exchange.half_bytes)):
+        build.put_segments(segments, item_bytes)
+        build.combine_all(segments, before)
+    return build.made()
 
 
 # --- moving blocks --------------------------------------------------------------------------------
 
 
-def broadcast(exchange: Exchange, parts: Sequence[tuple[int, int, int]], root: int) -> Rounds:
-    """Return the steps of a broadcast of arrays: (source on the root, destination, bytes)."""
+def broadcast(exchange: Exchange, parts: Sequence[Part], root: int) -> Rounds:
+    """Return the steps of a broadcast of arrays, whose elements are bytes."""
     build = _Builder(exchange)
-    given = [Part(*part) for part in parts]
-    is_root = exchange.rank == root
-    for segments in _segments(given, 1, exchange.half_bytes):
-        if is_root:
-            build.open_half()
-            for segment in segments:
-                build.copy(build.mine + segment.offset, segment.source, segment.n_elements)
-            build.say_ready()
-            for segment in segments:
-                if segment.destination:
-                    build.copy(segment.destination, segment.source, segment.n_elements)
+    for segments in build.rounds(_segments(parts, 1, exchange.half_bytes)):
+        if exchange.rank == root:
+            build.put_segments(segments, 1)
         else:
             build.await_ready([root])
-            for segment in segments:
-                build.copy(
-                    segment.destination, build.half(root) + segment.offset, segment.n_elements
-                )
-        build.end_round()
-    return build.rounds()
+        for segment in segments:
+            source = segment.source if exchange.rank == root else build.half(root) + segment.offset
+            if segment.destination:
+                build.copy(segment.destination, source, segment.n_elements)
+    return build.made()
 
 
 def gathering(
-    exchange: Exchange,
-    source: int,
-    destination: int,
-    starts: Sequence[int],
-    root: int | None = None,
+    exchange: Exchange, source: int, destination: int, edges: Sequence[int], root: int | None = None
 ) -> Rounds:
     """Return the steps of an all_gather, or with a root of a gather.
 
@@ -389,78 +374,59 @@ def gathering(
         The address of this rank's block.
     destination : int
         The address for all blocks.
-    starts : sequence of int
+    edges : sequence of int
         Offset of each rank's block there, in bytes, and last the end of all.
     root : int, optional
         The only rank that gets the blocks.
     """
     build = _Builder(exchange)
-    rank, sizes = exchange.rank, _sizes(starts)
-    gets = root is None or root == rank
+    rank, gets = exchange.rank, root is None or root == exchange.rank
     if gets:
-        build.copy(destination + starts[rank], source, sizes[rank])
-    piece = exchange.half_bytes
-    for at in range(0, max(sizes, default=0), piece):
-        pieces = [min(piece, size - at) for size in sizes]
-        if pieces[rank] > 0 and rank != root:
-            build.open_half()
-            build.copy(build.mine, source + at, pieces[rank])
-            build.say_ready()
+        build.copy(destination + edges[rank], source, edges[rank + 1] - edges[rank])
+    for at, sizes in build.rounds_of_blocks(edges, exchange.half_bytes):
+        if rank != root:
+            build.put([(0, source + at, sizes[rank])])
         if gets:
-            build.await_ready(peer for peer in build.peers if pieces[peer] > 0)
+            build.await_ready(peer for peer in build.peers if sizes[peer])
             for peer in build.peers:
-                build.copy(destination + starts[peer] + at, build.half(peer), pieces[peer])
-        build.end_round()
-    return build.rounds()
-
-
-def _sizes(starts: Sequence[int]) -> list[int]:
-    return [end - start for start, end in pairwise(starts)]
+                build.copy(destination + edges[peer] + at, build.half(peer), sizes[peer])
+    return build.made()
 
 
 def scatter(
-    exchange: Exchange, source: int, destination: int, starts: Sequence[int], root: int
+    exchange: Exchange, source: int, destination: int, edges: Sequence[int], root: int
 ) -> Rounds:
     """Return the steps of a scatter: block r of the root's goes to rank r."""
     build = _Builder(exchange)
-    rank, sizes, slot = exchange.rank, _sizes(starts), exchange.slot_bytes
-    for at in range(0, max(sizes, default=0), slot):
-        pieces = [min(slot, size - at) for size in sizes]
+    rank, slot = exchange.rank, exchange.slot_bytes
+    for at, sizes in build.rounds_of_blocks(edges, slot):
         if rank == root:
-            build.open_half()
-            for peer in build.peers:
-                build.copy(build.mine + peer * slot, source + starts[peer] + at, pieces[peer])
-            build.say_ready()
-            build.copy(destination + at, source + starts[rank] + at, pieces[rank])
-        elif pieces[rank] > 0:
+            build.put((peer * slot, source + edges[peer] + at, sizes[peer]) for peer in build.peers)
+            build.copy(destination + at, source + edges[rank] + at, sizes[rank])
+        elif sizes[rank]:
             build.await_ready([root])
-            build.copy(destination + at, build.half(root) + rank * slot, pieces[rank])
-        build.end_round()
-    return build.rounds()
+            build.copy(destination + at, build.half(root) + rank * slot, sizes[rank])
+    return build.made()
 
 
 def all_to_all(exchange: Exchange, source: int, destination: int, block_bytes: int) -> Rounds:
     """Return the steps of an all_to_all of equal blocks, which may be in place."""
     build = _Builder(exchange)
     rank, slot = exchange.rank, exchange.slot_bytes
-    for at in range(0, block_bytes, slot):
-        piece = min(slot, block_bytes - at)
-        build.open_half()
-        for peer in build.peers:
-            build.copy(build.mine + peer * slot, source + peer * block_bytes + at, piece)
-        build.say_ready()
-        own = rank * block_bytes + at
-        build.copy(destination + own, source + own, piece)
+    edges = [number * block_bytes for number in range(exchange.world_size + 1)]
+    for at, sizes in build.rounds_of_blocks(edges, slot):
+        build.put((peer * slot, source + edges[peer] + at, sizes[peer]) for peer in build.peers)
+        own = edges[rank] + at
+        build.copy(destination + own, source + own, sizes[rank])
         build.await_ready(build.peers)
         for peer in build.peers:
-            here = destination + peer * block_bytes + at
-            build.copy(here, build.half(peer) + rank * slot, piece)
-        build.end_round()
-    return build.rounds()
+            here = destination + edges[peer] + at
+            build.copy(here, build.half(peer) + rank * slot, sizes[peer])
+    return build.made()
 
 
 def reduce_scatter(
-    exchange: Exchange, source: int, destination: int, starts: Sequence[int], item_bytes: int
+    exchange: Exchange, source: int, destination: int, edges: Sequence[int], item_bytes: int
 ) -> Rounds:
     """Return the steps of a reduce_scatter: block r of the reduction goes to rank r.
 
@@ -469,24 +435,19 @@ def reduce_scatter(
     exchange : Exchange
     source, destination : int
         The addresses of all blocks of this rank's input, and of its own block of the result.
-    starts : sequence of int
+    edges : sequence of int
         Offset of each block in the input, in elements, and last the end of all.
     item_bytes : int
         Size of an element.
     """
     build = _Builder(exchange)
-    rank, counts, slot = exchange.rank, _sizes(starts), exchange.slot_bytes
-    length = slot // item_bytes
-    for at in range(0, max(counts, default=0), length):
-        pieces = [min(length, count - at) for count in counts]
-        build.open_half()
-        for peer in range(exchange.world_size):
-            here = source + (starts[peer] + at) * item_bytes
-            build.copy(build.mine + peer * slot, here, pieces[peer] * item_bytes)
-        build.say_ready()
-        if pieces[rank] > 0:
+    rank, slot = exchange.rank, exchange.slot_bytes
+    for at, sizes in build.rounds_of_blocks(edges, slot // item_bytes):
+        build.put(
+            (peer * slot, source + (edges[peer] + at) * item_bytes, sizes[peer] * item_bytes)
+            for peer in build.ranks
+        )
+        if sizes[rank]:
             build.await_ready(build.peers)
-            sources = (build.half(peer) + rank * slot for peer in range(exchange.world_size))
-            build.combine((destination + at * item_bytes,), sources, pieces[rank])
-        build.end_round()
-    return build.rounds()
+            build.combine((destination + at * item_bytes,), build.ranks, rank * slot, sizes[rank])
+    return build.made()

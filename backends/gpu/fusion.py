@@ -5,9 +5,8 @@ One launch packs, one unpacks. Large arrays are moved by calls of their own, in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
@@ -64,43 +63,37 @@ def compose(
     load_kernels(replace(small[0][0], device=device))
     large = tuple(pair for pair in pairs if pair[0].size_bytes > FUSED_BYTES)
     batches = list(_batches(small))
-    is_root = request.root in (place.rank, -1)
-    packs, unpacks = request.collective.gives(place.rank, request.root), is_root
-    if request.collective.flow == Flow.FROM_ROOT:
+    collective = request.collective
+    packs, unpacks = (has(place.rank, request.root) for has in (collective.gives, collective.gets))
+    if collective.flow == Flow.FROM_ROOT and packs:  # the root has what it gives, maybe in place
         unpacks = any(out is not None and x.address != out.address for x, out in small)
-        unpacks = unpacks or not is_root
-
     area = max(batch.offsets[-1] for batch in batches)
-    beyond = 0
-    """Size of the scratch memory for the reductions themselves, after the buffer."""
     requests = [_packed(request, batch, 0) for batch in batches]
     if large:
         rest = replace(request, source=large[0][0], destination=large[0][1], parts=large)
         requests.append(rest)
-    if by_kernels:
-        needs = (rank_order.compose(each, place, device).scratch_bytes for each in requests)
-        beyond = max(needs)
 
-    def reduced(request: Request, scratch: int, stream: int) -> Iterable[Step | Request]:
-        if not by_kernels:
-            return (request,)
-        return rank_order.compose(request, place, device).steps(scratch + area, stream)
+    def moved(request: Request) -> Composed:
+        if by_kernels:
+            return rank_order.compose(request, place, device)
+        return Composed(lambda *_: (request,), 0)
 
     def steps(scratch: int, stream: int) -> Iterator[Step | Request]:
+        beyond = scratch + area  # for the reductions themselves
         if large:
-            yield from reduced(rest, scratch, stream)
+            yield from moved(rest).steps(beyond, stream)
         for batch in batches:
             whole = _packed(request, batch, scratch)
             buffer = whole.data
-            outs = [out for _, out in batch.pairs if out is not None]
             if packs:
                 sources = [x for x, _ in batch.pairs]
                 yield on_its_stream(prepare_pack(sources, buffer, batch.offsets, stream=stream))
-            yield from reduced(whole, scratch, stream)
+            yield from moved(whole).steps(beyond, stream)
             if unpacks:
+                outs = [out for _, out in batch.pairs if out is not None]
                 yield on_its_stream(prepare_unpack(outs, buffer, batch.offsets, stream=stream))
 
-    return Composed(steps, area + beyond)
+    return Composed(steps, area + max(moved(each).scratch_bytes for each in requests))
 
 
 def _packed(request: Request, batch: _Batch, address: int) -> Request:
@@ -114,11 +107,13 @@ def _packed(request: Request, batch: _Batch, address: int) -> Request:
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[_Batch]:
     """Yield batches of arrays that fit into the buffer, each at a multiple of 16 bytes."""
-    start = total = 0
-    sizes = [-(-x.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for x, _ in pairs]
-    for place, size in enumerate(sizes):
-        if total + size > BUFFER_BYTES and total:
-            yield _Batch(pairs[start:place], [0, *accumulate(sizes[start:place])])
-            start, total = place, 0
-        total += size
-    yield _Batch(pairs[start:], [0, *accumulate(sizes[start:])])
+    taken: list[Pair] = []
+    offsets = [0]
+    for pair in pairs:
+        size_bytes = -(-pair[0].size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if taken and offsets[-1] + size_bytes > BUFFER_BYTES:
+            yield _Batch(taken, offsets)
+            taken, offsets = [], [0]
+        taken.append(pair)
+        offsets.append(offsets[-1] + size_bytes)
+    yield _Batch(taken, offsets)

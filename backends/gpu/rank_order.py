@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
+from gpucoll.algorithms.shares import edges_of, equal_edges, pieces, sizes_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Copy, Fill, Place, Run, Step
@@ -50,31 +50,55 @@ class _Call(NamedTuple):
     like: Buffer
     """A buffer of one element; every other buffer has its dtype and device."""
 
+    @property
+    def unit(self) -> int:
+        return max(_UNIT_BYTES // self.like.item_bytes, 1)
+
     def memory(self, address: int, count: int) -> Buffer:
         """Return a buffer of `count` elements at an address."""
         return replace(self.like, address=address, shape=(count,))
 
-    def fold(
-        self, destination: int, sources: Sequence[int], count: int, divisor: int = 0
-    ) -> Iterator[Run]:
-        """Yield the kernels that combine these sources, first to last, into the destination.
+    def shares(self, count: int) -> list[int]:
+        """Return how many of `count` elements each rank combines; equal shares if possible."""
+        world_size = self.place.world_size
+        return sizes_of(equal_edges(count, world_size, self.unit if count % world_size else 1))
 
-        An average is divided by the number of ranks, or by `divisor`. If there are more sources
-        than one kernel takes, several kernels combine them, with exact intermediate results: see
+    def piece(self, areas: int) -> int:
+        """Return the elements in a piece, so that `areas` of them fit into the scratch memory."""
+        whole = self.place.world_size * self.unit
+        # The shares of the remainder are rounded up.
+        return max(SCRATCH_BYTES // (areas * self.like.item_bytes) // whole - 1, 1) * whole
+
+    def exchange(
+        self, source: int, destination: int, shares: Sequence[int], *, is_back: bool = False
+    ) -> Request:
+        """Return the all_to_all that brings this rank the elements of its share from all ranks.
+
+        With `is_back` it brings each rank the shares of its own result.
+        """
+        own = (shares[self.place.rank],) * len(shares)
+        sent, received = (own, tuple(shares)) if is_back else (tuple(shares), own)
+        given, to = self.memory(source, sum(sent)), self.memory(destination, sum(received))
+        if sent == received:
+            return Request(Collective.ALL_TO_ALL, given, to)
+        return Request(Collective.ALL_TO_ALL, given, to, counts=sent, receive_counts=received)
+
+    def fold(self, destination: int, sources: int, count: int, n_ranks: int) -> Iterator[Run]:
+        """Yield the kernels that combine the arrays of the first ranks, which lie side by side.
+
+        An average is divided by the number of these ranks. If there are more of them than one
+        kernel takes, several kernels combine them, with exact intermediate results: see
         `_check_number`.
         """
         if not count:
             return
-        to, first = self.memory(destination, count), list(sources[:MAX_RANKS])
-        rest = list(sources[MAX_RANKS:])
-        while True:
-            is_last = not rest
-            op = self.op if is_last or self.op.name != "avg" else ReduceOp.parse("sum")
-            given = [self.memory(address, count) for address in first]
-            yield Run(prepare_reduce(op, [to], given, divisor=divisor or self.place.world_size))
-            if is_last:
-                return
-            first, rest = [destination, *rest[: MAX_RANKS - 1]], rest[MAX_RANKS - 1 :]
+        to, stride = self.memory(destination, count), count * self.like.item_bytes
+        rest = [self.memory(sources + rank * stride, count) for rank in range(n_ranks)]
+        while rest:
+            given, rest = rest[:MAX_RANKS], rest[MAX_RANKS:]
+            op = ReduceOp.SUM if rest and self.op.name == "avg" else self.op
+            yield Run(prepare_reduce(op, [to], given, divisor=n_ranks))
+            rest = rest and [to, *rest]
 
 
 def compose(request: Request, place: Place, device: str) -> Composed:
@@ -124,186 +148,98 @@ def _make_ready(call: _Call, request: Request) -> None:
         # A kernel for each number of sources; the built-in kernels take any number.
         numbers = [*range(1, world_size + 1)]
     for number in numbers:
-        for _ in call.fold(_FAR_ADDRESS, [_FAR_ADDRESS] * number, 1):
+        for _ in call.fold(_FAR_ADDRESS, _FAR_ADDRESS, 1, number):
             pass
 
 
-def _shares(count: int, item_bytes: int, world_size: int) -> list[int]:
-    """Return how many of `count` elements each rank combines; equal shares if possible."""
-    if count % world_size == 0:
-        return [count // world_size] * world_size
-    unit = max(_UNIT_BYTES // item_bytes, 1)
-    length = -(-count // (world_size * unit)) * unit
-    return [max(min(length, count - rank * length), 0) for rank in range(world_size)]
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)]
-
-
-def _pieces(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the start of each piece, and its number of elements."""
-    for start in range(0, count, most):
-        yield start, min(most, count - start)
-
-
-def _piece_of(call: _Call, areas: int) -> int:
-    """Return the elements in a piece, so that `areas` of them fit into the scratch memory."""
-    world_size, unit = call.place.world_size, max(_UNIT_BYTES // call.like.item_bytes, 1)
-    most = SCRATCH_BYTES // (areas * call.like.item_bytes)
-    # The shares of the remainder are rounded up.
-    return max(most // (world_size * unit) - 1, 1) * world_size * unit
-
-
-def _exchange(call: _Call, source: int, destination: int, counts: Sequence[int]) -> Request:
-    """Return the all_to_all that brings this rank the elements of its share from all ranks."""
-    mine, given = counts[call.place.rank], call.memory(source, sum(counts))
-    to = call.memory(destination, mine * len(counts))
-    if len({*counts}) == 1:
-        return Request(Collective.ALL_TO_ALL, given, to)
-    received = (mine,) * len(counts)
-    return Request(Collective.ALL_TO_ALL, given, to, counts=tuple(counts), receive_counts=received)
-
-
-def _counted(counts: Sequence[int]) -> tuple[int, ...] | None:
-    return None if len({*counts}) == 1 else tuple(counts)
-
-
-def _pairs(request: Request) -> Sequence[tuple[Buffer, Buffer | None]]:
-    if request.parts:
-        return request.parts
-    assert request.source is not None
-    return ((request.source, request.destination),)
-
-
-def _all_reduce(request: Request, call: _Call) -> Composed:
-    return _whole(request, call, _collect_everywhere, areas=1)
-
-
-def _reduce(request: Request, call: _Call) -> Composed:
-    return _whole(request, call, _collect_at_root, areas=2)
-
-
-_Collect = Callable[[Request, _Call, Buffer | None, int, Sequence[int]], "Iterator[Step | Request]"]
-
-
-def _whole(request: Request, call: _Call, collect: _Collect, areas: int) -> Composed:
-    """Return the steps of an all_reduce or a reduce; `collect` distributes the combined shares."""
-    most, largest = _piece_of(call, areas), 0
-    pairs = _pairs(request)
-    for x, _ in pairs:
-        largest = max(largest, min(x.count, most))
-    item_bytes, world_size = call.like.item_bytes, call.place.world_size
-    gets = request.collective.gets(call.place.rank, request.root)
-    room = max(_shares(largest, item_bytes, world_size)) * world_size * item_bytes
+def _whole(request: Request, call: _Call) -> Composed:
+    """Return the steps of an all_reduce or a reduce, of one array or a list."""
+    (rank, world_size), item_bytes = call.place, call.like.item_bytes
+    has_root, gets = request.collective.has_root, request.collective.gets(rank, request.root)
+    collect = Collective.GATHER if has_root else Collective.ALL_GATHER
+    areas = 1 + has_root  # the root's result has an area of its own
+    most = call.piece(areas)
+    largest = max(min(x.count, most) for x, _ in request.pairs)
+    room = max(call.shares(largest)) * world_size * item_bytes
 
     def steps(scratch: int, _: int) -> Iterator[Step | Request]:
-        for x, out in pairs:
-            for start, count in _pieces(x.count, most):
-                counts, at = _shares(count, item_bytes, world_size), start * item_bytes
-                if world_size == 1:
+        for x, out in request.pairs:
+            for start, count in pieces(x.count, most):
+                at, to = start * item_bytes, None
+                if gets:
                     assert out is not None
-                    yield from call.fold(out.address + at, [x.address + at], count)
+                    to = call.memory(out.address + at, count)
+                if world_size == 1:
+                    assert to is not None
+                    yield from call.fold(to.address, x.address + at, count, 1)
                     continue
-                yield _exchange(call, x.address + at, scratch, counts)
-                to = call.memory(out.address + at, count) if gets and out is not None else None
-                yield from collect(request, call, to, scratch, counts)
+                shares = call.shares(count)
+                mine = shares[rank]
+                yield call.exchange(x.address + at, scratch, shares)
+                result = scratch + mine * world_size * item_bytes
+                if not has_root:
+                    assert to is not None
+                    result = to.address + edges_of(shares)[rank] * item_bytes
+                yield from call.fold(result, scratch, mine, world_size)
+                counts = None if len({*shares}) == 1 else tuple(shares)
+                share = call.memory(result, mine)
+                yield Request(collect, share, to, root=request.root, counts=counts)
 
     return Composed(steps, areas * room if world_size > 1 else 0)
 
 
-def _received(call: _Call, scratch: int, mine: int) -> list[int]:
-    """Return the addresses of each rank's elements after `_exchange`."""
-    size_bytes = mine * call.like.item_bytes
-    return [scratch + rank * size_bytes for rank in range(call.place.world_size)]
-
-
-def _collect_everywhere(
-    request: Request, call: _Call, to: Buffer | None, scratch: int, counts: Sequence[int]
-) -> Iterator[Step | Request]:
-    assert to is not None
-    rank = call.place.rank
-    mine = to.address + _starts(counts)[rank] * call.like.item_bytes
-    yield from call.fold(mine, _received(call, scratch, counts[rank]), counts[rank])
-    share = call.memory(mine, counts[rank])
-    yield Request(Collective.ALL_GATHER, share, to, counts=_counted(counts))
-
-
-def _collect_at_root(
-    request: Request, call: _Call, to: Buffer | None, scratch: int, counts: Sequence[int]
-) -> Iterator[Step | Request]:
-    mine = counts[call.place.rank]
-    received = _received(call, scratch, mine)
-    result = scratch + mine * call.place.world_size * call.like.item_bytes
-    yield from call.fold(result, received, mine)
-    share, root = call.memory(result, mine), request.root
-    yield Request(Collective.GATHER, share, to, root=root, counts=_counted(counts))
-
-
 def _reduce_scatter(request: Request, call: _Call) -> Composed:
-    x, out, place = request.source, request.destination, call.place
-    assert x is not None
-    assert out is not None
-    item_bytes, world_size = call.like.item_bytes, place.world_size
+    x, out = request.both
+    (rank, world_size), item_bytes = call.place, call.like.item_bytes
     counts = [x.count // world_size] * world_size
     if request.counts is not None:
         counts = [rows * request.row_count for rows in request.counts]
-    starts = _starts(counts)
     if world_size == 1:
-        return Composed(lambda *_: call.fold(out.address, [x.address], out.count), 0)
+        return Composed(lambda *_: call.fold(out.address, x.address, out.count, 1), 0)
+    most, scratch_bytes = max(*counts, 1), out.size_bytes * world_size
     # A criterion that all ranks share: they must divide the array in the same way.
-    if max(counts) * world_size * item_bytes <= SCRATCH_BYTES:
+    is_cut = most * world_size * item_bytes > SCRATCH_BYTES
+    if is_cut:
+        most = max(call.piece(2) // world_size, 1)
+        scratch_bytes = 2 * most * world_size * item_bytes
+    starts = edges_of(counts)
 
-        def at_once(scratch: int, _: int) -> Iterator[Step | Request]:
-            yield _exchange(call, x.address, scratch, counts)
-            mine = counts[place.rank]
-            yield from call.fold(out.address, _received(call, scratch, mine), mine)
-
-        return Composed(at_once, out.size_bytes * world_size)
-    most = max(_piece_of(call, 2) // world_size, 1)
-    area = most * world_size * item_bytes
-
-    def in_pieces(scratch: int, _: int) -> Iterator[Step | Request]:
-        for start, length in _pieces(max(counts), most):
+    def steps(scratch: int, _: int) -> Iterator[Step | Request]:
+        for start, length in pieces(max(counts), most):
             sizes = [max(min(length, count - start), 0) for count in counts]
-            packed = _starts(sizes)
-            for rank in range(world_size):
-                source = x.address + (starts[rank] + start) * item_bytes
-                if sizes[rank]:
-                    to = scratch + area + packed[rank] * item_bytes
-                    yield Copy(to, source, sizes[rank] * item_bytes)
-            yield _exchange(call, scratch + area, scratch, sizes)
-            mine = sizes[place.rank]
-            to = out.address + start * item_bytes
-            yield from call.fold(to, _received(call, scratch, mine), mine)
+            source = x.address
+            if is_cut:
+                source = to = scratch + scratch_bytes // 2
+                for block, size in zip(starts, sizes, strict=False):
+                    if size:
+                        yield Copy(to, x.address + (block + start) * item_bytes, size * item_bytes)
+                        to += size * item_bytes
+            yield call.exchange(source, scratch, sizes)
+            landing = out.address + start * item_bytes
+            yield from call.fold(landing, scratch, sizes[rank], world_size)
 
-    return Composed(in_pieces, 2 * area)
+    return Composed(steps, scratch_bytes)
 
 
 def _scan(request: Request, call: _Call) -> Composed:
-    x, out, place = request.source, request.destination, call.place
-    assert x is not None
-    assert out is not None
-    assert request.op is not None
-    collective = request.collective
-    identity = _identity(request.op, x.dtype) if collective.excludes_own else b""
-    item_bytes, most = call.like.item_bytes, _piece_of(call, 2)
-    largest = _shares(min(x.count, most), item_bytes, place.world_size)
-    area = max(largest) * place.world_size * item_bytes
+    (x, out), collective = request.both, request.collective
+    (rank, world_size), item_bytes = call.place, call.like.item_bytes
+    identity = _identity(call.op, x.dtype) if collective.excludes_own else b""
+    most = call.piece(2)
+    area = max(call.shares(min(x.count, most))) * world_size * item_bytes
 
     def steps(scratch: int, _: int) -> Iterator[Step | Request]:
-        for start, count in _pieces(x.count, most):
-            counts, at = _shares(count, item_bytes, place.world_size), start * item_bytes
-            mine = counts[place.rank]
-            yield _exchange(call, x.address + at, scratch, counts)
-            received = _received(call, scratch, mine)
-            results = _received(call, scratch + area, mine)
-            for rank, result in enumerate(results):
-                if before := received[: collective.n_operands(rank, place.world_size)]:
-                    yield from call.fold(result, before, mine, len(before))
+        for start, count in pieces(x.count, most):
+            shares, at = call.shares(count), start * item_bytes
+            mine = shares[rank]
+            yield call.exchange(x.address + at, scratch, shares)
+            for other in range(world_size):
+                result = scratch + area + other * mine * item_bytes
+                if n_ranks := collective.n_operands(other, world_size):
+                    yield from call.fold(result, scratch, mine, n_ranks)
                 elif mine:
                     yield Fill(result, identity, mine)
-            yield _return(call, scratch + area, out.address + at, counts)
+            yield call.exchange(scratch + area, out.address + at, shares, is_back=True)
 
     return Composed(steps, 2 * area)
 
@@ -314,20 +250,10 @@ def _identity(op: ReduceOp, dtype: str) -> bytes:
     return identity_of(dtype, op.name).tobytes()
 
 
-def _return(call: _Call, source: int, destination: int, counts: Sequence[int]) -> Request:
-    """Return the all_to_all that brings each rank the shares of its result."""
-    mine = counts[call.place.rank]
-    given, to = call.memory(source, mine * len(counts)), call.memory(destination, sum(counts))
-    if len({*counts}) == 1:
-        return Request(Collective.ALL_TO_ALL, given, to)
-    sent = (mine,) * len(counts)
-    return Request(Collective.ALL_TO_ALL, given, to, counts=sent, receive_counts=tuple(counts))
-
-
 MAKERS: dict[Collective, Callable[[Request, _Call], Composed]] = {
-    Collective.ALL_REDUCE: _all_reduce,
-    Collective.ALL_REDUCE_LIST: _all_reduce,
-    Collective.REDUCE: _reduce,
+    Collective.ALL_REDUCE: _whole,
+    Collective.ALL_REDUCE_LIST: _whole,
+    Collective.REDUCE: _whole,
     Collective.REDUCE_SCATTER: _reduce_scatter,
     Collective.SCAN: _scan,
     Collective.EXCLUSIVE_SCAN: _scan,

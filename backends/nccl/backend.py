@@ -92,7 +92,7 @@ class NcclBackend:
     def prepare(self, request: Request) -> Launch:
         """Return the launch of a collective; ArgumentTypeError if nothing here can do it."""
         place, library, label = self._place, self.library, self.device.label
-        if request.compressed is not None:
+        if request.compression is not None:
             return put_together(compressed.compose(request, place, label), place, library)
         goes_by_kernels = self._goes_by_kernels(request)
         if request.parts:
@@ -169,7 +169,6 @@ class NcclBackend:
                 self._enqueue_group(
                     (name, arguments, operation, stream) for name, arguments in phase.calls
                 )
-            self._move(phase.after, stream)
         if launch.scratch_bytes and not is_captured:
             self.scratch.give_back(stream)
         if launch.factor is not None:
@@ -191,7 +190,7 @@ class NcclBackend:
             if not launch.scratch_bytes:
                 operation = self._operation(launch)
                 for phase in launch.phases(0, stream):
-                    self._move((*phase.before, *phase.after), stream)
+                    self._move(phase.before, stream)
                     calls += [(name, given, operation, stream) for name, given in phase.calls]
         if calls:
             self._enqueue_group(calls)

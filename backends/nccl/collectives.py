@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from dataclasses import replace
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
@@ -70,13 +70,6 @@ def put_together(composed: Composed, place: Place, library: Library) -> Launch:
 _Maker = Callable[[Request, Place, Library, Reduction | None], Launch]
 
 
-def _parts(request: Request) -> tuple[tuple[Buffer, Buffer | None], ...]:
-    """Return the pairs of input and output of a call on one array or a list."""
-    if request.parts:
-        return request.parts
-    return ((request.data, request.destination),)
-
-
 # --- the same shape on every rank, of one array or a list -----------------------------------------
 
 
@@ -86,7 +79,7 @@ def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction
     return plain(
         *(
             ("ncclAllReduce", (x.address, out.address, x.count * reduced.parts, type_, operation))
-            for x, out in _parts(request)
+            for x, out in request.pairs
             if out is not None and x.count
         )
     )
@@ -109,7 +102,7 @@ def _reduce(request: Request, place: Place, _: Library, reduced: Reduction | Non
                     request.root,
                 ),
             )
-            for x, out in _parts(request)
+            for x, out in request.pairs
             if x.count
         )
     )
@@ -120,7 +113,7 @@ def _broadcast(request: Request, place: Place, _: Library, __: Reduction | None)
     return plain(
         *(
             _broadcast_call(x.address if is_root else out.address, out, request.root)
-            for x, out in _parts(request)
+            for x, out in request.pairs
             if out is not None and x.size_bytes
         )
     )
@@ -133,21 +126,13 @@ def _broadcast_call(source: int, out: Buffer, root: int) -> _Call:
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def _offsets(request: Request, counts: tuple[int, ...]) -> list[int]:
-    """Return the offsets of the blocks in bytes, and the end of the last one."""
-    row_bytes = request.row_count * request.data.item_bytes
-    return [0, *accumulate(row_bytes * count for count in counts)]
-
-
 def _all_gather(request: Request, place: Place, _: Library, __: Reduction | None) -> Launch:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     if request.counts is None:
         if not x.size_bytes:
             return plain()
         return plain(("ncclAllGather", (x.address, out.address, x.size_bytes, BYTES)))
-    starts = _offsets(request, request.counts)
+    starts = request.edges(0, place.world_size)
     calls = []
     for rank in range(place.world_size):
         size_bytes = starts[rank + 1] - starts[rank]
@@ -161,9 +146,7 @@ def _all_gather(request: Request, place: Place, _: Library, __: Reduction | None
 def _reduce_scatter(
     request: Request, place: Place, _: Library, reduced: Reduction | None
 ) -> Launch:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     assert reduced is not None
     type_, operation = reduced.arguments
     if request.counts is None:
@@ -171,7 +154,7 @@ def _reduce_scatter(
             return plain()
         count = out.count * reduced.parts
         return plain(("ncclReduceScatter", (x.address, out.address, count, type_, operation)))
-    starts = _offsets(request, request.counts)
+    starts = request.edges(0, place.world_size)
     calls = []
     for rank in range(place.world_size):
         size_bytes = starts[rank + 1] - starts[rank]
@@ -194,7 +177,7 @@ def _gather(request: Request, place: Place, library: Library, _: Reduction | Non
         return plain(("ncclGather", (x.address, to, x.size_bytes, BYTES, root)))
     if out is None:
         return _exchange(_send(x.address, x.size_bytes, root))
-    starts = _block_starts(request, x.size_bytes, place)
+    starts = request.edges(x.size_bytes, place.world_size)
     received = (
         _receive(out.address + starts[rank], starts[rank + 1] - starts[rank], rank)
         for rank in range(place.world_size)
@@ -213,7 +196,7 @@ def _scatter(request: Request, place: Place, library: Library, _: Reduction | No
         return plain(("ncclScatter", (source, out.address, out.size_bytes, BYTES, root)))
     if x is None:
         return _exchange(_receive(out.address, out.size_bytes, root))
-    starts = _block_starts(request, out.size_bytes, place)
+    starts = request.edges(out.size_bytes, place.world_size)
     sent = (
         _send(x.address + starts[rank], starts[rank + 1] - starts[rank], rank)
         for rank in range(place.world_size)
@@ -222,24 +205,12 @@ def _scatter(request: Request, place: Place, library: Library, _: Reduction | No
     return _exchange(*sent, own=_own(out.address, x.address + starts[root], out.size_bytes))
 
 
-def _block_starts(request: Request, block_bytes: int, place: Place) -> list[int]:
-    if request.counts is not None:
-        return _offsets(request, request.counts)
-    return [rank * block_bytes for rank in range(place.world_size + 1)]
-
-
 def _all_to_all(request: Request, place: Place, library: Library, _: Reduction | None) -> Launch:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
-    if request.counts is None:
-        block_bytes = x.size_bytes // place.world_size
-        sent = received = [rank * block_bytes for rank in range(place.world_size + 1)]
-    else:
-        assert request.receive_counts is not None
-        block_bytes = 0
-        sent = _offsets(request, request.counts)
-        received = _offsets(request, request.receive_counts)
+    x, out = request.both
+    block_bytes = x.size_bytes // place.world_size
+    sent = received = request.edges(block_bytes, place.world_size)
+    if request.receive_counts is not None:
+        received = replace(request, counts=request.receive_counts).edges(0, place.world_size)
     is_native = request.counts is None and library.has("ncclAlltoAll")
     size_bytes, is_in_place = x.size_bytes, x.address == out.address and x.size_bytes > 0
 

@@ -18,13 +18,12 @@ class Phase(NamedTuple):
     ----------
     calls : sequence of (str, FunctionArguments)
         The functions, by name; several run between one ncclGroupStart and ncclGroupEnd.
-    before, after : sequence of Step
-        Steps that are enqueued before and after the functions.
+    before : sequence of Step
+        Steps that are enqueued before the functions.
     """
 
     calls: tuple[tuple[str, FunctionArguments], ...] = ()
     before: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
 
 
 class Launch(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpucoll.algorithms.shares import pieces
 from gpucoll.backends.gpu.steps import Copy, Fill, Place
 from gpucoll.backends.nccl.elements import Reduction
 from gpucoll.backends.nccl.launch import Launch, Phase
@@ -21,9 +22,7 @@ SCRATCH_BYTES = 64 << 20
 
 def scan(request: Request, place: Place, library: Library, reduced: Reduction | None) -> Launch:
     """Return the launch of a scan or an exclusive scan."""
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
+    x, out = request.both
     assert reduced is not None
     assert request.op is not None
     is_exclusive = request.collective.excludes_own
@@ -33,8 +32,7 @@ def scan(request: Request, place: Place, library: Library, reduced: Reduction | 
     piece = max(min(x.count, SCRATCH_BYTES // row_bytes), 1)
 
     def phases(scratch: int, _: int) -> Iterator[Phase]:
-        for start in range(0, x.count, piece):
-            count = min(piece, x.count - start)
+        for start, count in pieces(x.count, piece):
             at, size_bytes = start * x.item_bytes, count * x.item_bytes
             first = place.rank + is_exclusive  # the first rank that this one's x counts for
             blocks: list[Copy | Fill] = [

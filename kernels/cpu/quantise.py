@@ -14,32 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.kernels import block_message
-from gpucoll.kernels.block_message import BLOCK, FORMATS
+from gpucoll.kernels.block_message import (
+    BLOCK,
+    FORMATS,
+    HALVES,
+    codes_bytes,
+    message_bytes,
+    scales_bytes,
+)
 from gpucoll.kernels.cpu.addresses import Kernel, address_of, convert_kernel
 
-HALVES = ("float16", "bfloat16")
 WIRE_FORMATS = (*FORMATS, *HALVES)
 
 Bytes = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
-
-
-def scales_bytes(blocks: int, wire_format: str = "int8") -> int:
-    """Return the offset of the codes in a message of `blocks` blocks."""
-    if wire_format in HALVES:
-        return 0
-    return block_message.scales_bytes(blocks)
-
-
-def codes_bytes(blocks: int, wire_format: str = "int8") -> int:
-    """Return the size of the codes of `blocks` blocks."""
-    return BLOCK * blocks * (2 if wire_format in HALVES else 1)
-
-
-def message_bytes(blocks: int, wire_format: str = "int8") -> int:
-    """Return the size of a message of `blocks` blocks."""
-    return scales_bytes(blocks, wire_format) + codes_bytes(blocks, wire_format)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpucoll.calls.plan import Plan
     from gpucoll.calls.wait_for_several import wait_all, wait_any
     from gpucoll.calls.work import Work
-    from gpucoll.compression.options import Compression
+    from gpucoll.compression import Compression
     from gpucoll.errors import (
         AbortedError,
         ArgumentError,
@@ -86,7 +86,7 @@ _HOMES = {
     "ANY_SOURCE": "types",
     "ANY_TAG": "types",
     "Communicator": "api.communicator",
-    "Compression": "compression.options",
+    "Compression": "compression",
     "Description": "api.description",
     "Message": "api.messages",
     "MessageWork": "calls.message_work",

@@ -15,7 +15,7 @@ from tests.waiting import is_broken, until
 
 import gpucoll
 from gpucoll import Compression, config
-from gpucoll.compression.exchange import Exchange
+from gpucoll.calls.compressed_exchange import CompressedExchange
 from gpucoll.errors import (
     AbortedError,
     ArgumentError,
@@ -164,13 +164,13 @@ def test_the_deadline_is_the_whole_calls(ranks):
 def late_between(comm):
     """Rank 1 has all messages, and goes on when the others have given up."""
     if comm.rank == 1:
-        reduce = Exchange._reduce
+        reduce = CompressedExchange._add_up
 
         def wait_and_reduce(self):
             until(lambda: is_broken(comm))
             reduce(self)
 
-        with mock.patch.object(Exchange, "_reduce", wait_and_reduce):
+        with mock.patch.object(CompressedExchange, "_add_up", wait_and_reduce):
             comm.all_reduce(np.ones(10, np.float32), compression="int8_block")
     comm.all_reduce(np.ones(10, np.float32), compression="int8_block", timeout_s=0.3)
 
@@ -189,7 +189,7 @@ def test_the_second_exchange_keeps_the_deadline(ranks):
 def interrupted_between(comm):
     """Rank 1 is interrupted when it has all messages, and the others wait for its share."""
     effect = KeyboardInterrupt if comm.rank == 1 else None
-    with mock.patch.object(Exchange, "_reduce", side_effect=effect):
+    with mock.patch.object(CompressedExchange, "_add_up", side_effect=effect):
         comm.all_reduce(np.ones(10, np.float32), compression="int8_block")
 
 

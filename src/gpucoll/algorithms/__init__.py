@@ -7,5 +7,5 @@ index among the participants, 0 to size - 1; between hosts these are one process
 
 `steps` defines the parts of a schedule, `table` lists the algorithms, `choice` selects one of them,
 and `cost` calculates the cost of one for a rank. ``python tools/schedules all_reduce --hosts
-4`` prints a schedule.
+4`` prints a schedule. `shares` divides arrays, between hosts and elsewhere.
 """

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front, as_entries_read
+from gpucoll.calls import compressed
 from gpucoll.collectives import Collective
-from gpucoll.compression import compressed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gpucoll.api.call_types import A, AsynchronousInto, BlockingInto, Counts, EitherInto, Op, X
     from gpucoll.calls.work import Work
-    from gpucoll.compression.options import Compression
+    from gpucoll.compression import Compression
 
 
 class Reductions(Front):

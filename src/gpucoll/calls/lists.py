@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -48,30 +48,13 @@ def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
         made.append(arrays)
     if len(devices := {arrays.template.device for arrays in made}) > 1:
         raise ArgumentError(f"arrays of one list lie on different devices: {sorted(devices)}")
-    check_overlaps(made)
-    return made
-
-
-class Pair(Protocol):
-    """The input and output of one array, as `Operands` has them."""
-
-    @property
-    def source(self) -> Buffer:
-        """The buffer that is read."""
-
-    @property
-    def destination(self) -> Buffer:
-        """The buffer that is written."""
-
-
-def check_overlaps(made: Sequence[Pair]) -> None:
-    """Raise if an output shares memory with another array of the list."""
     if shared := shared_by([([arrays.source], [arrays.destination]) for arrays in made]):
         one, other = shared
         raise ArgumentError(
             f"arrays {one} and {other} of the list share memory, and one is written: "
             "give each array once (tied weights too), with memory of its own"
         )
+    return made
 
 
 def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tuple[int, int] | None:

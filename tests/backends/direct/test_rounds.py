@@ -12,17 +12,8 @@ import pytest
 from tests import oracle
 
 from gpucoll.backends.direct import rounds
-from gpucoll.backends.direct.rounds import (
-    Await,
-    Combine,
-    Copy,
-    Exchange,
-    Identity,
-    Part,
-    Say,
-    Step,
-    Word,
-)
+from gpucoll.backends.direct.rounds import Await, Combine, Exchange, Identity, Part, Say, Step, Word
+from gpucoll.backends.gpu.steps import Copy
 from gpucoll.kernels import reference
 
 HALF_BYTES = 256
@@ -277,7 +268,9 @@ def test_broadcast(world_size):
         world.enqueue(
             [
                 rounds.broadcast(
-                    world.seen_by(rank), [(sources[rank], outs[rank], inputs[rank].nbytes)], root
+                    world.seen_by(rank),
+                    [Part(sources[rank], outs[rank], inputs[rank].nbytes)],
+                    root,
                 )
                 for rank in range(world_size)
             ]

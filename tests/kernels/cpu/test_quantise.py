@@ -9,6 +9,7 @@ from tests.dtypes import assert_same
 from tests.guarded import Guarded
 
 from gpucoll.kernels import reference_compression as reference
+from gpucoll.kernels.block_message import HALVES, message_bytes
 from gpucoll.kernels.cpu import quantise as kernels
 from gpucoll.kernels.cpu.block_codes import FORMATS
 
@@ -63,7 +64,7 @@ def check(
     """Compare message and what it means with the reference's."""
     source = Guarded(x.size, np.float32, offsets[0])
     source.array[...] = x
-    size_bytes = kernels.message_bytes(blocks, block_format)
+    size_bytes = message_bytes(blocks, block_format)
     message = Guarded(size_bytes, np.uint8, offsets[1])
     where = f"{block_format} {x.size} elements {blocks=} {seed=} {offsets=} {more}"
 
@@ -163,9 +164,9 @@ def test_places_of_random_bits(block_format):
     x = wide_values(3 * BLOCK, 3)
     for first_block in (0, 1, (1 << 27) - 1, (1 << 59) - 2, (1 << 64) - 3):
         check(x, block_format, 3, 1 << 40, first_block=first_block, sequence=(5 << 32) + 1)
-    whole = np.empty(kernels.message_bytes(3), np.uint8)
+    whole = np.empty(message_bytes(3), np.uint8)
     kernels.quantise(x, whole, block_format, blocks=3, seed=4, sequence=2, first_block=10)
-    last = np.empty(kernels.message_bytes(1), np.uint8)
+    last = np.empty(message_bytes(1), np.uint8)
     kernels.quantise(
         x[2 * BLOCK :], last, block_format, blocks=1, seed=4, sequence=2, first_block=12
     )
@@ -187,7 +188,7 @@ def test_other_widths_of_vectors(monkeypatch, block_format, width):
 @pytest.mark.parametrize("block_format", FORMATS)
 def test_every_code_is_read(block_format):
     """Also those that quantise never writes."""
-    message = np.zeros(kernels.message_bytes(1), np.uint8)
+    message = np.zeros(message_bytes(1), np.uint8)
     message[16:] = np.arange(BLOCK)
     for scale in (1.0, 2.0**-126, 3.3, float(GREATEST), np.nan, -1.0):
         message[:4].view(np.float32)[0] = scale
@@ -219,12 +220,12 @@ def test_reduction_of_messages(block_format, divisor):
         destination.check(f"{sources=} {count=}")
 
 
-@pytest.mark.parametrize("dtype", kernels.HALVES)
+@pytest.mark.parametrize("dtype", HALVES)
 def test_half_types_as_messages(dtype):
     for count in COUNTS:
         blocks, sources = -(-count // BLOCK) + 1, 3
         inputs = [wide_values(count, seed) for seed in range(sources)]
-        size_bytes = kernels.message_bytes(blocks, dtype)
+        size_bytes = message_bytes(blocks, dtype)
         messages = Guarded(sources * size_bytes, np.uint8, count % 5)
         rows = messages.array.reshape(sources, size_bytes)
         halves = [reference.convert(x, dtype) for x in inputs]

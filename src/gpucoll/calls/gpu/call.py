@@ -81,6 +81,5 @@ class GpuCall:
         for request in self.requests:
             pairs = request.parts or ((request.source, request.destination),)
             found += [buffer for pair in pairs for buffer in pair]
-            if request.compressed is not None:
-                found += request.compressed.residuals
+            found += request.residuals
         return [buffer for buffer in found if buffer is not None]

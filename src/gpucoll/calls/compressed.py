@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
@@ -13,16 +11,16 @@ from gpucoll.arrays.library import kind_of
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.choice import HOST_ARRAYS
-from gpucoll.backends.protocol import Compressed, Request
+from gpucoll.backends.protocol import PartOf, Request
 from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.compressed_exchange import CompressedExchange
 from gpucoll.calls.gpu.call import GpuCall
-from gpucoll.calls.lists import check_overlaps, check_streams, prepare_list
+from gpucoll.calls.lists import check_streams, prepare_list, shared_by
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
 from gpucoll.collectives import Collective
-from gpucoll.compression.exchange import Exchange, part_of
-from gpucoll.compression.options import Compression
+from gpucoll.compression import Compression
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import ReduceOp
+from gpucoll.types import COMPRESSIONS, ReduceOp, dtype_code
 
 _OPS = ("sum", "avg")
 
@@ -43,12 +41,13 @@ def all_reduce(
     runner.group.check_open()
     if compression is None:
         raise ArgumentTypeError("residual needs compression=, whose errors it keeps")
-    how, op = Compression.parse(compression), _parse_op(op)
+    compression, op = Compression.parse(compression), _parse_op(op)
     is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
     for item in x if is_list else [x]:
-        how.check_dtype(template_of(item).dtype)
+        compression.check_dtype(template_of(item).dtype)
     made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
     residuals = _residuals(residual, made, is_list)
+    request = _request(made, op, compression, residuals)
 
     def finish() -> Any:
         results = [arrays.finish() for arrays in made]
@@ -60,41 +59,45 @@ def all_reduce(
     if not is_list and lasting is not NOT_IN_GROUPS:
         lasting = lasting[0]
     if made and collectives.dispatch.is_enqueued(made[0].template):
-        check_streams([*(arrays.source for arrays in made), *(residuals or ())], stream)
+        check_streams([*(source for source, _ in request.parts), *residuals], stream)
         call = GpuCall(
             "all_reduce",
             made[0].template,
             finish,
-            [_request(made, residuals or (), op, how)],
+            [request],
             is_own=out is not None and lasting is not NOT_IN_GROUPS,
             stream=stream,
             timeout_s=timeout_s,
         )
         return collectives.gpu.call(call, async_op, lasting)
-    rank, world_size = collectives.rank, collectives.world_size
-    exchange = Exchange(collectives.host, rank, world_size, made, residuals, op, how)
+    exchange = CompressedExchange(collectives.host, runner.group, request)
     return runner.run(
-        "all_reduce",
-        functools.partial(exchange.run, runner.group),
-        finish,
-        async_op=async_op,
-        timeout_s=timeout_s,
-        lasting=lasting,
+        "all_reduce", exchange.run, finish, async_op=async_op, timeout_s=timeout_s, lasting=lasting
     )
 
 
 def _request(
-    made: Sequence[Operands], residuals: Sequence[Buffer], op: ReduceOp, how: Compression
+    made: Sequence[Operands], op: ReduceOp, compression: Compression, residuals: Sequence[Buffer]
 ) -> Request:
-    """Return the request for a call on GPU arrays."""
+    """Return the request, with the call in the form in which ranks compare it."""
+    parts = tuple((arrays.source, arrays.destination) for arrays in made)
+    xs = [x for x, _ in parts]
+    shape = xs[0].shape if len(xs) == 1 else (sum(x.count for x in xs),)
+    numbers = [len(xs)]
+    for x in xs:
+        numbers += [dtype_code(x.dtype), len(x.shape), *x.shape]
+    dtype = xs[0].dtype if xs else "float32"
+    collective, code = Collective.COMPRESSED_ALL_REDUCE, COMPRESSIONS.index(compression.name)
+    source, destination = parts[0] if parts else (None, None)
     return Request(
-        Collective.COMPRESSED_ALL_REDUCE,
-        made[0].source,
-        made[0].destination,
+        collective,
+        source,
+        destination,
         op,
-        parts=tuple((arrays.source, arrays.destination) for arrays in made),
-        part_of=part_of(made, op, how),
-        compressed=Compressed(how.name, how.wire_format, how.seed, tuple(residuals)),
+        parts=parts,
+        part_of=PartOf(collective, op, dtype, code, shape, tuple(numbers)),
+        compression=compression,
+        residuals=tuple(residuals),
     )
 
 
@@ -107,10 +110,10 @@ def _parse_op(op: Any) -> ReduceOp:
     return parsed
 
 
-def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[Buffer] | None:
-    """Return the memory of the residuals, one for each input."""
+def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[Buffer]:
+    """Return the memory of the residuals, one for each input if there are any."""
     if residual is None:
-        return None
+        return []
     given = residual if is_list else [residual]
     if not isinstance(given, list | tuple) or len(given) != len(made):
         raise ArgumentTypeError(f"residual must be a list of {len(made)} arrays, like x")
@@ -146,19 +149,10 @@ def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
     return buffer
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A residual in the form of a list's array, for `check_overlaps`: read and written."""
-
-    source: Buffer
-    destination: Buffer
-
-
 def _check_alone(residuals: Sequence[Buffer], made: Sequence[Operands]) -> None:
     """Raise if a residual shares memory with another array of the call."""
-    try:
-        check_overlaps([*made, *(_Written(buffer, buffer) for buffer in residuals)])
-    except ArgumentError:
+    users = [((arrays.source,), (arrays.destination,)) for arrays in made]
+    if shared_by([*users, *(((buffer,), (buffer,)) for buffer in residuals)]):
         raise ArgumentError(
             "residual shares memory with another array of this call: give it memory of its own"
-        ) from None
+        )

@@ -1,1 +1,0 @@
-"""``all_reduce(compression=...)``: options, checks, and the exchange itself."""
