@@ -18,7 +18,7 @@ from gpucoll.backends.protocol import PartOf, Request
 from gpucoll.collectives import Collective
 from gpucoll.errors import MismatchError
 from gpucoll.group.host.records import describe_block
-from gpucoll.group.world.call import Transfer, WorldCall
+from gpucoll.group.world.call import NO_TRANSFER, Transfer, WorldCall
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.group.world.schedules import Schedule, Section
 from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS
@@ -248,7 +248,7 @@ class Run:
         reduction: Reduction | None = None,
         ready: int = ALL,
         is_one_step: bool = False,
-    ) -> Moving:
+    ) -> Transfer:
         """Begin a schedule between the leaders, after all ranks have agreed; on others do nothing.
 
         Parameters
@@ -263,39 +263,11 @@ class Run:
             How many pieces of this host are ready (`Section.gates`).
         """
         if not self.leads:
-            return Moving(None)
+            return NO_TRANSFER
         host = None if root is None else self.hosts.host_of(root)
         schedule = Schedule(make, tuple(sections), host, is_one_step)
         digest = self._phases.digest
-        return Moving(self.call.begin_transfer(schedule, work_address, digest, reduction, ready))
-
-
-class Moving:
-    """A schedule that the leaders have begun; on other ranks, nothing.
-
-    Parameters
-    ----------
-    transfer : Transfer or None
-        The leader's transfer; None on other ranks.
-    """
-
-    def __init__(self, transfer: Transfer | None) -> None:
-        self._transfer = transfer
-
-    def let(self, ready: int) -> None:
-        """Tell how many pieces are ready; whatever can move without waiting moves now."""
-        if self._transfer is not None:
-            self._transfer.let(ready)
-
-    def finish(self, n_steps: int | None = None) -> None:
-        """Wait for all of it, or for the first `n_steps`, counted section by section."""
-        if self._transfer is not None:
-            self._transfer.finish(n_steps)
-
-    def finish_sections(self, count: int) -> None:
-        """Wait for the first `count` sections."""
-        if self._transfer is not None:
-            self._transfer.finish_sections(count)
+        return self.call.begin_transfer(schedule, work_address, digest, reduction, ready)
 
 
 # --- combining ----------------------------------------------------------------------------------

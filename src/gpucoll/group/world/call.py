@@ -45,37 +45,43 @@ _STATUS = {
 
 
 class Transfer:
-    """One leader's side of a schedule between the leaders that has begun.
+    """A schedule between the leaders that has begun; on other ranks, nothing.
 
     Its methods raise `DeadlineError`, `PeerLostError` or `AbortedError` if it cannot go on.
 
     Parameters
     ----------
-    bulk : Bulk
-        The leader's connections.
+    bulk : Bulk or None
+        The leader's connections; None on other ranks.
     raise_for : callable
         Raises the error for what has ended it.
     """
 
-    def __init__(self, bulk: Bulk, raise_for: Callable[[Outcome], NoReturn]) -> None:
+    def __init__(self, bulk: Bulk | None, raise_for: Callable[[Outcome], None]) -> None:
         self._bulk = bulk
         self._raise_for = raise_for
 
     def let(self, ready: int) -> None:
         """Announce how many pieces are ready, and move what can move without waiting."""
-        self._see(self._bulk.let(ready))
+        if self._bulk is not None:
+            self._see(self._bulk.let(ready))
 
     def finish(self, n_steps: int | None = None) -> None:
         """Wait for all of it, or for its first `n_steps` steps, those of each section in turn."""
-        self._see(self._bulk.finish(n_steps))
+        if self._bulk is not None:
+            self._see(self._bulk.finish(n_steps))
 
     def finish_sections(self, count: int) -> None:
         """Wait for the first `count` sections."""
-        self._see(self._bulk.finish_sections(count))
+        if self._bulk is not None:
+            self._see(self._bulk.finish_sections(count))
 
     def _see(self, outcome: Outcome) -> None:
         if outcome.status not in (StreamStatus.DONE, StreamStatus.AGAIN):
             self._raise_for(outcome)
+
+
+NO_TRANSFER = Transfer(None, lambda _: None)
 
 
 class WorldCall:
