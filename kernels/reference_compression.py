@@ -8,12 +8,13 @@ All arithmetic is float32, each operation rounded to nearest even separately: no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
+"""Numbers of any dtype: np.generic has no arithmetic."""
 Float32s = npt.NDArray[np.float32]
 
 BLOCK = 256

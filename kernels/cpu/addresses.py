@@ -210,7 +210,7 @@ def changes_inputs(operation: str) -> bool:
     return operation in ("scaled_sum", "land", "lor", "lxor")
 
 
-def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
+def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[np.generic]:
     """Return a kernel's parameters as an array, whose address the kernel gets."""
     if dtype.startswith(("int", "uint")):
         return np.array(values, dtype)

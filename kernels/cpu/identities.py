@@ -20,7 +20,7 @@ _NARROW_FLOATS = {
 _ONE = ("prod", "land")
 
 
-def identity_of(dtype: str, operation: str) -> npt.NDArray[Any]:
+def identity_of(dtype: str, operation: str) -> npt.NDArray[np.generic]:
     """Return the operation's identity as the bytes of one element.
 
     For min it is the greatest value, for max the least: infinities if the dtype has them.
@@ -52,16 +52,16 @@ def _value_of(operation: str) -> str:
     return "one" if operation in _ONE else "zero"
 
 
-def _values(kind: np.dtype[Any]) -> dict[str, Any]:
+def _values(kind: np.dtype[np.generic]) -> dict[str, Any]:
     if kind.kind == "b":
         return {"zero": False, "one": True, "least": False, "greatest": True}
     if kind.kind in "iu":
-        limits = np.iinfo(kind)
+        limits = np.iinfo(kind.str)
         return {"zero": 0, "one": 1, "least": limits.min, "greatest": limits.max}
     return {"zero": 0, "one": 1, "least": -np.inf, "greatest": np.inf}
 
 
-def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
+def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[np.generic]:
     """Return the identity that a user gave with an operation, as the bytes of one element.
 
     Raises
@@ -86,7 +86,7 @@ def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
     return made
 
 
-def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
+def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[np.generic], Any]:
     """Return a number as the bytes of one element, and the number that these represent."""
     with np.errstate(over="ignore"):
         if dtype in HALF_TYPES:

@@ -207,8 +207,8 @@ def _callable(address: int) -> Any:
 
 def reduce_arrays(
     operation: str,
-    destinations: Sequence[npt.NDArray[Any]],
-    sources: Sequence[npt.NDArray[Any]],
+    destinations: Sequence[npt.NDArray[np.generic]],
+    sources: Sequence[npt.NDArray[np.generic]],
     parameter: float = 1,
     prefetch_bytes: int = 0,
 ) -> None:

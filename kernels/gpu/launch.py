@@ -129,7 +129,7 @@ def target_of(buffers: Sequence[Buffer], stream: Any = None) -> Target:
     return Target(kind, int(number or 0), address)
 
 
-def struct(dtype: np.dtype[Any], **values: Any) -> npt.NDArray[Any]:
+def struct(dtype: np.dtype[np.generic], **values: Any) -> npt.NDArray[np.generic]:
     """Return a kernel's argument: an array of one element, which launchers pass by value."""
     made = np.zeros(1, dtype)
     for name, value in values.items():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from gpucoll.kernels.gpu.source import Kernel
@@ -44,5 +45,5 @@ class Launcher(Protocol):
     ) -> None:
         """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
 
-    def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
+    def upload(self, table: npt.NDArray[np.generic], number: int, stream: int) -> tuple[int, Any]:
         """Copy a table to the device; return its address, a multiple of 16, and its owner."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from gpucoll.arrays.library import Library
+from gpucoll.arrays.library import AnyArray, Library
 from gpucoll.errors import GpucollError
 
 Fingerprint: TypeAlias = tuple[Hashable, int]
 """The kind of an array, and its address."""
 
 
-def fingerprint_of(library: Library) -> Callable[[Any], Fingerprint | None]:
+def fingerprint_of(library: Library) -> Callable[[AnyArray], Fingerprint | None]:
     """Return the function that computes fingerprints of a library's arrays, inputs or outputs."""
     return getattr(library, "fingerprint", None) or partial(_fingerprint, library)
 
 
-def _fingerprint(library: Library, x: Any) -> Fingerprint | None:
+def _fingerprint(library: Library, x: AnyArray) -> Fingerprint | None:
     """Compute a fingerprint by a full look."""
     try:
         template, address, owner, strides = library.look_at_out(x)

@@ -82,7 +82,7 @@ class Message:
 
 
 @functools.cache
-def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
+def description_of(dtype: np.dtype[np.generic], name: str) -> bytes | None:
     """Return the description of a dtype that has no number, for the receiver of a message.
 
     None if the dtype has a number, or if the description is longer than a message can carry.
@@ -94,9 +94,9 @@ def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=256)
-def described_dtype(description: bytes) -> np.dtype[Any]:
+def described_dtype(description: bytes) -> np.dtype[np.generic]:
     """Return the dtype of a sender's description."""
-    dtype: np.dtype[Any] = pickle.loads(description)
+    dtype: np.dtype[np.generic] = pickle.loads(description)
     return dtype
 
 

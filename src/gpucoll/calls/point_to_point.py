@@ -500,7 +500,7 @@ class PointToPoint:
         if self._dispatch.is_enqueued(template, what):
             raise ArgumentError("plans of messages are for host arrays, and not with mixed=True")
 
-    def _learn(self, kind: Kind, dtype: np.dtype[Any]) -> None:
+    def _learn(self, kind: Kind, dtype: np.dtype[np.generic]) -> None:
         name = numpy_dtype_name(dtype)
         self._messages.learn(kind, dtype, name, description_of(dtype, name))
 

@@ -196,7 +196,7 @@ class Array:
         The device's number.
     """
 
-    def __init__(self, where: npt.NDArray[Any], device: int, owner: object) -> None:
+    def __init__(self, where: npt.NDArray[np.generic], device: int, owner: object) -> None:
         self._where = where
         """The memory as a NumPy array, used for shapes and addresses but never read."""
         self._owner = owner
@@ -258,7 +258,7 @@ class Array:
         return self._where.strides
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """The array's dtype, as in NumPy."""
         return self._where.dtype
 
@@ -282,7 +282,7 @@ class Array:
 
     # --- views ------------------------------------------------------------------------------------
 
-    def _view(self, where: npt.NDArray[Any]) -> Array:
+    def _view(self, where: npt.NDArray[np.generic]) -> Array:
         if where.size and self._where.size and not np.may_share_memory(where, self._where):
             raise ArgumentError(
                 f"{self} cannot be viewed in this way without a copy: copy() it first"
@@ -339,7 +339,7 @@ class Array:
         """Overwrite the array."""
         self[...] = values
 
-    def get(self) -> npt.NDArray[Any]:
+    def get(self) -> npt.NDArray[np.generic]:
         """Return a NumPy array of the values, when all work on the current stream is done."""
         device = device_of(self.device)
         with device:  # stream 0 belongs to the current device

@@ -478,7 +478,7 @@ _NAMED_BY_SIZE = {
 """Datatypes whose code gives the number of bytes ("i4"); other codes are a character ("i")."""
 
 
-def _predefined(name: str, dtype: np.dtype[Any]) -> Datatype:
+def _predefined(name: str, dtype: np.dtype[np.generic]) -> Datatype:
     core = Core(basic_map(dtype), "NAMED")
     core.name = f"MPI_{name}"
     core.char = _CHARS.get(name, dtype.char)

@@ -79,7 +79,7 @@ def memory_of(given: Any, writable: bool) -> Memory:
     return _of_dlpack(given, writable)
 
 
-def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
+def _of_array(array: npt.NDArray[np.generic], writable: bool) -> Memory:
     if writable and not array.flags.writeable:
         raise _layout_error("the array is read-only, but the call writes to it")
     if not array.dtype.isnative:
@@ -157,7 +157,7 @@ def _of_gpu(given: Any, typestr: str) -> Memory:
     return Memory(None, lambda: datatype_of_dtype(dtype), given)
 
 
-def datatype_of_dtype(dtype: np.dtype[Any]) -> Datatype:
+def datatype_of_dtype(dtype: np.dtype[np.generic]) -> Datatype:
     """Return the datatype of a NumPy dtype."""
     code = dtype.char if dtype.kind not in "SU" else dtype.str[1:]
     return datatype_of_code(code)

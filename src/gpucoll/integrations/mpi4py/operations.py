@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.memory import buffer
 from gpucoll.integrations.mpi4py.specifications import Simple
 
-Row = npt.NDArray[Any]
+Row: TypeAlias = npt.NDArray[Any]
+"""Elements of any dtype: np.generic has neither fields nor arithmetic."""
 _NATIVE = set("?bhilqBHILQefdFD")
 """dtypes that gpucoll reduces."""
 
@@ -180,7 +181,7 @@ def _is_pair(datatype: Datatype) -> bool:
     return datatype._core is not None and "pair" in datatype._core.parameters
 
 
-def _packed_pair(datatype: Datatype) -> np.dtype[Any]:
+def _packed_pair(datatype: Datatype) -> np.dtype[np.generic]:
     fields = datatype._core.parameters["pair"].fields
     return np.dtype([("value", fields["value"][0]), ("index", fields["index"][0])])
 

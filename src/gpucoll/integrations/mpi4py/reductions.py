@@ -17,7 +17,7 @@ from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.operations import SUM, Op
 from gpucoll.integrations.mpi4py.specifications import Finish, Simple
 
-Row = npt.NDArray[Any]
+Row = npt.NDArray[np.generic]
 
 
 def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Call:

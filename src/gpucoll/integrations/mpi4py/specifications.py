@@ -14,7 +14,7 @@ from gpucoll.integrations.mpi4py.errors import argument_error, refused, type_err
 from gpucoll.integrations.mpi4py.memory import is_buffer, memory_of
 from gpucoll.integrations.mpi4py.type_maps import TypeMap
 
-Row = npt.NDArray[Any]
+Row = npt.NDArray[np.generic]
 Finish = Callable[[], None]
 
 

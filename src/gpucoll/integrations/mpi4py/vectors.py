@@ -69,7 +69,7 @@ def _follow(counts: Any, displacements: Any) -> bool:
     return True
 
 
-def _is_of(datatype: Any, dtype: np.dtype[Any]) -> bool:
+def _is_of(datatype: Any, dtype: np.dtype[np.generic]) -> bool:
     """Return whether a predefined datatype is the type of an array's elements."""
     if not isinstance(datatype, Datatype) or datatype._core is None:
         return False
