@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,8 +25,12 @@ from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
 
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray, AnyStream
+    from gpucoll.calls.given import AnyInput
 
-def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
+
+def prepare_list(xs: Sequence[AnyArray], outs: AnyInput) -> list[Operands]:
     """Check a list of inputs and outputs, and return their operands.
 
     Raises
@@ -149,7 +153,7 @@ def list_request(arrays: list[Operands], arguments: Arguments) -> Request:
 
 
 def gpu_requests(
-    collective: Collective, made: list[Operands], arguments: Arguments, stream: Any
+    collective: Collective, made: list[Operands], arguments: Arguments, stream: AnyStream
 ) -> list[Request]:
     """Return the requests for a list of GPU arrays, one for each dtype. They run as one group.
 
@@ -168,7 +172,7 @@ def gpu_requests(
     return requests
 
 
-def check_streams(buffers: Sequence[Buffer], stream: Any) -> None:
+def check_streams(buffers: Sequence[Buffer], stream: AnyStream) -> None:
     """Raise if arrays on a GPU are used on different streams, and the user gave none."""
     if stream is None and len({buffer.stream for buffer in buffers}) > 1:
         raise ArgumentError(

@@ -7,7 +7,7 @@ import math
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from gpucoll.backends.protocol import MessageRequest
 from gpucoll.errors import StateError
 from gpucoll.transport.shared.layout import MOST_DESCRIPTION_BYTES, SentNumber
 from gpucoll.types import DTYPES, dtype_code, dtype_name
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import AnyResult
 
 OBJECT = "object"
 OBJECT_CODE = dtype_code(OBJECT)
@@ -53,8 +57,8 @@ class Message:
     _receive: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
     def recv(
-        self, out: Any = None, *, async_op: bool = False, timeout_s: float | None = None
-    ) -> Any:
+        self, out: AnyArray = None, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> AnyResult:
         """Receive exactly this message, whichever others there are. It can be received once.
 
         Parameters
@@ -110,7 +114,9 @@ def name_of(request: MessageRequest) -> str:
 
 
 def message_of(
-    request: MessageRequest, receive: Callable[..., Any] | None = None, name: str | None = None
+    request: MessageRequest,
+    receive: Callable[..., AnyResult] | None = None,
+    name: str | None = None,
 ) -> Message:
     """Return a found message as a Message. `receive` receives it, if that is still possible."""
     shape = () if request.found_dtype == OBJECT_CODE else request.found_shape
@@ -134,7 +140,7 @@ def array_message(
     shape: tuple[int, ...],
     size_bytes: int,
     place: int,
-    receive: Callable[..., Any] | None,
+    receive: Callable[..., AnyResult] | None,
 ) -> Message:
     """Return the Message for a found array of a dtype that has a number."""
     made = object.__new__(Message)  # the __init__ of a frozen class takes three times as long

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG, TAGS
 from gpucoll.wording import rank_of
 
+if TYPE_CHECKING:
+    from gpucoll.calls.given import Unchecked
 
-def check_peer(peer: Any, name: str, world_size: int, may_be_any: bool = False) -> None:
+
+def check_peer(peer: Unchecked, name: str, world_size: int, may_be_any: bool = False) -> None:
     """Raise unless this is a rank."""
     if isinstance(peer, bool) or not isinstance(peer, int | np.integer):
         raise ArgumentTypeError(f"{name} must be a rank, an int; got {peer!r}")
@@ -29,7 +32,7 @@ def check_peer(peer: Any, name: str, world_size: int, may_be_any: bool = False) 
         raise ArgumentError(f"{name} must be in 0..{world_size - 1}{anyone}; got {peer}")
 
 
-def check_tag(tag: Any, may_be_any: bool = False) -> None:
+def check_tag(tag: Unchecked, may_be_any: bool = False) -> None:
     """Raise unless this is a tag."""
     if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
         raise ArgumentTypeError(f"tag must be an int; got {tag!r}")

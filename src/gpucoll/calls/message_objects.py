@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from gpucoll.errors import ArgumentTypeError
 from gpucoll.transport.shared.words import Kind, Mode
 from gpucoll.wording import rank_of
 
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
+
 OBJECT_ROW: Template = template_like((0,), "uint8")
 """The template of the first message, without its length."""
 _APART_BYTES = 16 << 10
@@ -34,7 +37,7 @@ OBJECT_DTYPE = np.dtype(np.uint8, metadata={"gpucoll": OBJECT})
 Bytes = npt.NDArray[np.uint8]
 
 
-def pickled(value: Any, rank: int, world_size: int) -> tuple[Bytes, list[memoryview]]:
+def pickled(value: object, rank: int, world_size: int) -> tuple[Bytes, list[memoryview]]:
     """Return the data of an object's first message, and the buffers that follow it."""
     buffers: list[memoryview] = []
 
@@ -90,6 +93,6 @@ def new_parts(first: Bytes) -> tuple[memoryview, list[Buffer]]:
     return memoryview(first[start:].data), parts
 
 
-def object_of(data: memoryview, parts: list[Buffer]) -> Any:
+def object_of(data: memoryview, parts: list[Buffer]) -> AnyObject:
     """Return the object that was received."""
     return pickle.loads(data, buffers=[part.owner for part in parts])

@@ -8,8 +8,8 @@ by then.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.transport.shared.words import Status
 from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject, Unchecked
 
 FIRST_BYTES = 1024
 _HEAD = struct.Struct("<qqqq")
@@ -67,7 +70,7 @@ class ObjectMover:
 
     # --- the collectives --------------------------------------------------------------------------
 
-    def broadcast(self, value: Any, root: int, timeout_s: float | None) -> Any:
+    def broadcast(self, value: object, root: int, timeout_s: float | None) -> AnyObject:
         """Return the root's object; on the root, the very same object."""
         collective, is_root = Collective.BROADCAST_OBJECT, self._rank == root
         parcel, failure = self._packed(collective, value) if is_root else (NOTHING, None)
@@ -102,7 +105,7 @@ class ObjectMover:
         return arrival
 
     def gather(
-        self, collective: Collective, value: Any, root: int, timeout_s: float | None
+        self, collective: Collective, value: object, root: int, timeout_s: float | None
     ) -> dict[int, Arrival] | None:
         """Return the other ranks' objects on the root, or on all ranks if there is no root."""
         gets = root in (NO_ROOT, self._rank)
@@ -130,7 +133,9 @@ class ObjectMover:
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return arrived if gets else None
 
-    def scatter(self, values: Sequence[Any] | None, root: int, timeout_s: float | None) -> Any:
+    def scatter(
+        self, values: Sequence[object] | None, root: int, timeout_s: float | None
+    ) -> AnyObject:
         """Return this rank's item of the root's sequence."""
         collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
         parcels, bundle, failure = [NOTHING], NOTHING, None
@@ -154,7 +159,7 @@ class ObjectMover:
             return values[root]
         return arrived[root].unpack()
 
-    def _cut_out(self, table: Any) -> Arrival:
+    def _cut_out(self, table: Unchecked) -> Arrival:
         """Return this rank's object, cut out of a table of places that all tails follow."""
         places = self._places(table)
         start = _PLACE.size * self._world_size
@@ -162,7 +167,7 @@ class ObjectMover:
         own = places[self._rank]
         return Arrival(own.n_parts, table[start : start + own.tail_bytes])
 
-    def _places(self, table: Any) -> list[Head]:
+    def _places(self, table: Unchecked) -> list[Head]:
         entries = _PLACE.iter_unpack(bytes(table[: _PLACE.size * self._world_size]))
         return [Head(n_parts, n_bytes, 0, 0) for n_parts, n_bytes in entries]
 
@@ -211,7 +216,7 @@ class ObjectMover:
             return Parcel(0, str(failure).encode(errors="replace")[:ROOM], []), failure
 
     def _bundled(
-        self, collective: Collective, values: Sequence[Any]
+        self, collective: Collective, values: Sequence[object]
     ) -> tuple[list[Parcel], Parcel, ArgumentTypeError | None]:
         """Return each rank's object as parts, and a parcel of all of them for the first round."""
         parcels = []
@@ -291,7 +296,12 @@ class ObjectMover:
         return Arrival(head.n_parts, tail)
 
     def _spread(
-        self, collective: Collective, root: int, number: int, data: Any, timeout_s: float | None
+        self,
+        collective: Collective,
+        root: int,
+        number: int,
+        data: Bytes | bytes,
+        timeout_s: float | None,
     ) -> None:
         """Give all ranks the root's bytes. `data` is their source or destination."""
         part_of = PartOf(collective, None, "", 0, (), (number, len(data)))
@@ -304,7 +314,7 @@ class ObjectMover:
         self,
         collective: Collective,
         root: int,
-        sent: dict[int, Any],
+        sent: Mapping[int, Bytes | bytes],
         received: dict[int, Bytes],
         timeout_s: float | None,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
@@ -16,6 +16,9 @@ from gpucoll.collectives import Collective
 from gpucoll.config import check_timeout_s
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.wording import another_thread
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyResult
 
 Task = Callable[[float | None], None]
 """Makes a call under a deadline in seconds; None is the communicator's deadline."""
@@ -59,12 +62,12 @@ class Runner:
         self,
         name: str,
         task: Task,
-        finish: Callable[[], Any] | None = None,
+        finish: Callable[[], object] | None = None,
         *,
         async_op: bool = False,
         timeout_s: float | None = None,
-        lasting: Any = NOT_IN_GROUPS,
-    ) -> Any:
+        lasting: AnyResult = NOT_IN_GROUPS,
+    ) -> AnyResult:
         """Run a task in its turn, then `finish`; or queue it, or keep it until the group ends.
 
         `lasting` is the result of a call inside a group: the array that is filled at its end.
@@ -94,12 +97,12 @@ class Runner:
         self,
         name: str,
         call: PreparedCall,
-        finish: Callable[[], Any],
+        finish: Callable[[], object],
         *,
         async_op: bool,
         timeout_s: float | None,
-        lasting: Any,
-    ) -> Any:
+        lasting: AnyResult,
+    ) -> AnyResult:
         """Run a prepared call in its turn. An asynchronous one may run in compiled code."""
         if async_op and self.grouped is None:
             check_timeout_s(timeout_s)
