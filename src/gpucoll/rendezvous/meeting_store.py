@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import inspect
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpucoll.errors import ArgumentTypeError, GpucollError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
@@ -17,6 +17,8 @@ __all__ = ["StorePoint", "TorchrunPoint", "given_secret"]
 
 _WAIT = datetime.timedelta(milliseconds=50)
 _CONNECT = datetime.timedelta(seconds=2)
+AnyStore: TypeAlias = Any
+"""A store of torch's, or another: `StorePoint` says which methods it needs."""
 
 
 class StorePoint:
