@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import is_array, library_of
-from gpucoll.arrays.library import kind_of
+from gpucoll.arrays.library import AnyArray, AnyStream, kind_of
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.choice import HOST_ARRAYS
@@ -24,20 +24,23 @@ from gpucoll.compression.options import Compression
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
 
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyInput, AnyResult
+
 _OPS = ("sum", "avg")
 
 
 def all_reduce(
     collectives: Collectives,
-    x: Any,
-    op: Any,
-    out: Any,
-    compression: Any,
-    residual: Any,
+    x: AnyInput,
+    op: object,
+    out: AnyInput,
+    compression: object,
+    residual: AnyInput,
     async_op: bool,
     timeout_s: float | None,
-    stream: Any,
-) -> Any:
+    stream: AnyStream,
+) -> AnyResult:
     """Reduce x over all ranks in compressed form, for `Communicator.all_reduce`."""
     runner = collectives.runner
     runner.group.check_open()
@@ -50,7 +53,7 @@ def all_reduce(
     made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
     residuals = _residuals(residual, made, is_list)
 
-    def finish() -> Any:
+    def finish() -> AnyResult:
         results = [arrays.finish() for arrays in made]
         if not is_list:
             return results[0]
@@ -98,7 +101,7 @@ def _request(
     )
 
 
-def _parse_op(op: Any) -> ReduceOp:
+def _parse_op(op: object) -> ReduceOp:
     parsed = ReduceOp.parse(op)
     if parsed.name not in _OPS:
         raise ArgumentTypeError(
@@ -107,7 +110,7 @@ def _parse_op(op: Any) -> ReduceOp:
     return parsed
 
 
-def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[Buffer] | None:
+def _residuals(residual: AnyInput, made: Sequence[Operands], is_list: bool) -> list[Buffer] | None:
     """Return the memory of the residuals, one for each input."""
     if residual is None:
         return None
@@ -120,7 +123,7 @@ def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[B
     return buffers
 
 
-def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
+def _residual(array: AnyArray, what: str, arrays: Operands) -> Buffer:
     """Return the memory of one residual. `what` is its name in errors."""
     if not is_array(array):
         raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")

@@ -12,7 +12,7 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from gpucoll.compression.options import Compression
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.types import COMPRESSIONS, ReduceOp, dtype_code
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
 
 _BLOCK_BYTES = 4 * BLOCK
 _LEAST_TIMEOUT_S = 1e-3
@@ -73,7 +76,7 @@ def _view(buffer: Buffer) -> Float32s:
     return np.ctypeslib.as_array(memory) if buffer.count else np.empty(0, np.float32)
 
 
-def _memory(backend: HostBackend, shape: tuple[int, ...], dtype: str) -> Any:
+def _memory(backend: HostBackend, shape: tuple[int, ...], dtype: str) -> AnyArray:
     """Return memory that the backend moves without a copy, if it has any left.
 
     It is kept from call to call, because new memory from the system costs as much as quantising.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -65,8 +65,9 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
 
 
 @pytest.fixture(name=WORLD_SIZE)
-def _world_size(request: pytest.FixtureRequest) -> Any:
-    return request.param
+def _world_size(request: pytest.FixtureRequest) -> int:
+    world_size: int = request.param
+    return world_size
 
 
 # --- which tests, on how many ranks ---------------------------------------------------------------
