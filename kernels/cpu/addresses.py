@@ -12,12 +12,15 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.kernels.cpu import cache
+
+if TYPE_CHECKING:
+    from llvmlite import ir
 
 HALF_TYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes that are accumulated in float32."""
@@ -72,7 +75,7 @@ class Kernel(NamedTuple):
     emitter: tuple[str, str]
     arguments: tuple[Any, ...] = ()
 
-    def emit(self) -> Any:
+    def emit(self) -> ir.Function:
         """Return the kernel as LLVM IR: a function of llvmlite."""
         module = importlib.import_module(f"gpucoll.kernels.cpu.{self.emitter[0]}")
         make: Callable[..., Any] = getattr(module, self.emitter[1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +73,7 @@ def _fetch_ahead(
 
 
 @functools.cache
-def _callable(address: int) -> Any:
+def _callable(address: int) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
 
 

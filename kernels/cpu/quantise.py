@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ def message_bytes(blocks: int, wire_format: str = "int8") -> int:
 
 
 @functools.cache
-def _quantise_kernel(block_format: str, by_chance: bool) -> Any:
+def _quantise_kernel(block_format: str, by_chance: bool) -> Callable[..., None]:
     name = f"gpucoll_quantise_{block_format}{'_by_chance' if by_chance else ''}"
     emitter = ("quantise_kernels", "emit_quantise")
     address = address_of(Kernel(name, emitter, (block_format, by_chance)))
@@ -51,7 +51,7 @@ def _quantise_kernel(block_format: str, by_chance: bool) -> Any:
 
 
 @functools.cache
-def _dequantise_kernel(wire_format: str, divides: bool) -> Any:
+def _dequantise_kernel(wire_format: str, divides: bool) -> Callable[..., None]:
     name = f"gpucoll_dequantise_{wire_format}{'_divided' if divides else ''}"
     emitter = ("quantise_kernels", "emit_dequantise")
     address = address_of(Kernel(name, emitter, (wire_format, divides)))
@@ -59,7 +59,7 @@ def _dequantise_kernel(wire_format: str, divides: bool) -> Any:
 
 
 @functools.cache
-def _narrow_kernel(dtype: str) -> Any:
+def _narrow_kernel(dtype: str) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(convert_kernel("float32", dtype))
 
 

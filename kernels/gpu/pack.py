@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from gpucoll.kernels.conversion import CONVERTIBLE, check_conversion
 from gpucoll.kernels.gpu.launch import Target, buffer_of, buffers_of, struct, target_of
 from gpucoll.kernels.gpu.reduce import ELEMENTS
 from gpucoll.kernels.gpu.source import TILE_BYTES, TILE_ELEMENTS, Kernel
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray, AnyStream
 
 SEGMENT = np.dtype(
     [(name, "u8") for name in ("array", "offset", "count", "first_tile", "kind", "padding")]
@@ -92,13 +95,13 @@ class _Launch:
 
 
 def prepare_pack(
-    arrays: Sequence[Any],
-    buffer: Any,
+    arrays: Sequence[AnyArray],
+    buffer: AnyArray,
     offsets: Sequence[int],
     *,
     dtype: str | None = None,
     scale: float | None = None,
-    stream: Any = None,
+    stream: AnyStream = None,
 ) -> Callable[[], None]:
     """Return a function that enqueues packing arrays into a buffer, and returns, at each call.
 
@@ -134,19 +137,21 @@ def prepare_pack(
 
 
 def prepare_unpack(
-    arrays: Sequence[Any],
-    buffer: Any,
+    arrays: Sequence[AnyArray],
+    buffer: AnyArray,
     offsets: Sequence[int],
     *,
     dtype: str | None = None,
     scale: float | None = None,
-    stream: Any = None,
+    stream: AnyStream = None,
 ) -> Callable[[], None]:
     """Return a function that fills arrays from a buffer; arguments as for `prepare_pack`."""
     return _prepare(arrays, buffer, offsets, dtype, scale, stream, is_pack=False)
 
 
-def cast(source: Any, destination: Any, *, scale: float | None = None, stream: Any = None) -> None:
+def cast(
+    source: AnyArray, destination: AnyArray, *, scale: float | None = None, stream: AnyStream = None
+) -> None:
     """Convert an array's elements to another dtype. Enqueues and returns.
 
     Parameters
@@ -171,12 +176,12 @@ def cast(source: Any, destination: Any, *, scale: float | None = None, stream: A
 
 
 def _prepare(
-    arrays: Sequence[Any],
-    buffer: Any,
+    arrays: Sequence[AnyArray],
+    buffer: AnyArray,
     offsets: Sequence[int],
     dtype: str | None,
     scale: float | None,
-    stream: Any,
+    stream: AnyStream,
     *,
     is_pack: bool,
 ) -> Callable[[], None]:
