@@ -53,5 +53,5 @@ def get_include() -> str:
     return str(where / "include")
 
 
-def profile(*_: Any, **__: Any) -> None:
+def profile(*_: object, **__: object) -> None:
     """Do nothing: there is no profiler."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +102,7 @@ class TypeMap:
         items = (offset + np.arange(count, dtype=np.int64) * self.extent) // unit.itemsize
         return unit, (items[:, None] + one).reshape(-1)
 
-    def moved(self, displacements: Any, blocklengths: Any) -> Offsets:
+    def moved(self, displacements: npt.ArrayLike, blocklengths: npt.ArrayLike) -> Offsets:
         """Return the runs of blocks of items at byte displacements."""
         parts = []
         lengths = np.broadcast_to(np.asarray(blocklengths, np.int64), np.shape(displacements))

@@ -5,26 +5,32 @@ They are the most frequent case. `specifications.Vector` reads all others.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpucoll.integrations.mpi4py.datatypes import Datatype
 
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
+    from gpucoll.integrations.mpi4py.specifications import AnySpec
+
 _array = np.ndarray
 
 
-def is_plain(x: Any) -> bool:
+def is_plain(x: AnyArray) -> bool:
     """Return whether x is exactly a NumPy array, in native byte order and contiguous."""
     return type(x) is _array and x.flags.c_contiguous and x.dtype.isnative
 
 
-def flat(x: Any) -> Any:
+def flat(x: AnyArray) -> AnyArray:
     """Return an array as one row: a view."""
     return x if x.ndim == 1 else x.reshape(-1)
 
 
-def plain_vector(message: Any) -> tuple[Any, list[int]] | None:
+def plain_vector(message: AnySpec) -> tuple[AnyArray, Sequence[int]] | None:
     """Return the row of all blocks and their counts; None if the specification is not plain."""
     if type(message) not in (list, tuple) or not 2 <= len(message) <= 4:
         return None
@@ -50,14 +56,15 @@ def plain_vector(message: Any) -> tuple[Any, list[int]] | None:
     return (row if row.size == total else row[:total]), counts
 
 
-def _numbers(given: Any) -> Any:
+def _numbers(given: Unchecked) -> Sequence[int] | None:
     """Convert a list or an array of numbers to a list; return None for anything else."""
     if type(given) is _array and given.ndim == 1:
-        return given.tolist()
+        numbers: list[int] = given.tolist()
+        return numbers
     return given if type(given) in (list, tuple) else None
 
 
-def _follow(counts: Any, displacements: Any) -> bool:
+def _follow(counts: Unchecked, displacements: Unchecked) -> bool:
     """Return whether blocks are adjacent, from the first element on."""
     places, end = _numbers(displacements), 0
     if places is None or len(places) != len(counts):
@@ -69,7 +76,7 @@ def _follow(counts: Any, displacements: Any) -> bool:
     return True
 
 
-def _is_of(datatype: Any, dtype: np.dtype[np.generic]) -> bool:
+def _is_of(datatype: object, dtype: np.dtype[np.generic]) -> bool:
     """Return whether a predefined datatype is the type of an array's elements."""
     if not isinstance(datatype, Datatype) or datatype._core is None:
         return False
