@@ -168,7 +168,7 @@ class Terminal:
 
         self._reporter = TerminalReporter(rank_config, sys.stderr)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the reporter
         return getattr(self._reporter, name)
 
 

@@ -74,7 +74,7 @@ _BOUND = {
 class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     """A communicator. All handles of it share its `_core`, a `State`."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # for a type checker also what `add_forms` adds
         if name in _BOUND:
             try:
                 bound = getattr(self._state.comm, _BOUND[name])

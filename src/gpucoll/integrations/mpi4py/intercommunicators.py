@@ -42,7 +42,7 @@ class _Message:
         self._found = found
         self.source = remote.index(found.source)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the message
         return getattr(self._found, name)
 
 
@@ -52,7 +52,7 @@ class _Work:
     def __init__(self, work: AnyWork, remote: Sequence[int]) -> None:
         self._work, self._remote = work, remote
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the work
         return getattr(self._work, name)
 
     @property
@@ -77,7 +77,7 @@ class OtherGroup:
         self.whole, self._remote = whole, tuple(remote)
         self.world_size = len(self._remote)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the communicator
         return getattr(self.whole, name)
 
     def _rank(self, number: int) -> int:
