@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.errors import ArgumentTypeError
+from gpucoll.errors import ArgumentTypeError, GpucollError
 
 AnyArray: TypeAlias = Any
 """An array of any library, or a number: the libraries share no class, and need not be installed."""
@@ -139,3 +140,32 @@ def raise_not_an_array(x: object, what: str) -> NoReturn:
         f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, Numba, or anything with the buffer "
         f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}{hint}"
     )
+
+
+# --- fingerprints: they tell one kind of array from another, without a full look ------------------
+
+Fingerprint: TypeAlias = tuple[Hashable, int]
+"""The kind of an array, and its address."""
+
+
+def fingerprint_of(library: Library) -> Callable[[AnyArray], Fingerprint | None]:
+    """Return the function that computes fingerprints of a library's arrays, inputs or outputs.
+
+    A library's `look` describes an array in terms that every backend understands. For repeated
+    calls it is enough to know that the array is of a known kind. A library's own ``fingerprint(x)``
+    returns the facts that decide this, in the library's own terms, and the address; or None if x
+    needs a full look.
+    """
+    return getattr(library, "fingerprint", None) or partial(_fingerprint, library)
+
+
+def _fingerprint(library: Library, x: AnyArray) -> Fingerprint | None:
+    """Compute a fingerprint by a full look."""
+    try:
+        template, address, owner, strides = library.look_at_out(x)
+    except GpucollError:
+        return None  # the slow path raises the error
+    if owner is not x:
+        return None
+    sort = template.shape, template.dtype, template.device, template.stream, strides is None
+    return sort, address

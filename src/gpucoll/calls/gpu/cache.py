@@ -16,8 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll.arrays import streams
-from gpucoll.arrays.fingerprint import fingerprint_of
-from gpucoll.arrays.library import Destination, Library
+from gpucoll.arrays.library import Destination, Library, fingerprint_of
 from gpucoll.backends.gpu.repeated_call import RepeatedCall
 from gpucoll.calls.given import AnyInput, AnyResult, Given
 from gpucoll.calls.gpu.work import GpuWork

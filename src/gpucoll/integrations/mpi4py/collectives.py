@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +12,16 @@ from gpucoll import GpucollError, UsageError
 from gpucoll.integrations.mpi4py import calls, reductions
 from gpucoll.integrations.mpi4py.calls import Call
 from gpucoll.integrations.mpi4py.constants import IN_PLACE
+from gpucoll.integrations.mpi4py.datatypes import Datatype
 from gpucoll.integrations.mpi4py.errors import Exception
 from gpucoll.integrations.mpi4py.operations import LOGICAL, SUM, Op
 from gpucoll.integrations.mpi4py.requests import After, AnyWork, Prequest, Request
-from gpucoll.integrations.mpi4py.vectors import flat, is_plain, plain_vector
 
 if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
     from gpucoll.integrations.mpi4py.infos import Info
+    from gpucoll.integrations.mpi4py.specifications import AnySpec
     from gpucoll.integrations.mpi4py.state import AnyComm
     from gpucoll.integrations.mpi4py.typing import BufSpec, BufSpecB, BufSpecV, InPlace
 
@@ -172,7 +175,7 @@ class Collectives:
             and (name not in LOGICAL or self.size > 1)
             and (self.rank != root or (type(recvbuf) is _array and recvbuf.flags.c_contiguous))
         ):
-            out = None if self.rank != root else flat(recvbuf)
+            out = None if self.rank != root else _flat(recvbuf)
             try:
                 self._reduce(sendbuf.reshape(-1), name, root, out=out)
                 return
@@ -184,31 +187,31 @@ class Collectives:
 
     def Gather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB | None, root: int = 0) -> None:
         """Gather to the root."""
-        if is_plain(sendbuf) and (self.rank != root or is_plain(recvbuf)):
-            out = None if self.rank != root else flat(recvbuf)
-            if self._goes(self._gather, flat(sendbuf), root, out=out):
+        if _is_plain(sendbuf) and (self.rank != root or _is_plain(recvbuf)):
+            out = None if self.rank != root else _flat(recvbuf)
+            if self._goes(self._gather, _flat(sendbuf), root, out=out):
                 return
         self._run(calls.gather(self, sendbuf, recvbuf, root))
 
     def Scatter(self, sendbuf: BufSpecB | None, recvbuf: BufSpec | InPlace, root: int = 0) -> None:
         """Send each rank a block of the root's data."""
-        if is_plain(recvbuf) and (self.rank != root or is_plain(sendbuf)):
-            x = None if self.rank != root else flat(sendbuf)
-            if self._goes(self._scatter, x, root, out=flat(recvbuf)):
+        if _is_plain(recvbuf) and (self.rank != root or _is_plain(sendbuf)):
+            x = None if self.rank != root else _flat(sendbuf)
+            if self._goes(self._scatter, x, root, out=_flat(recvbuf)):
                 return
         self._run(calls.scatter(self, sendbuf, recvbuf, root))
 
     def Allgatherv(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecV) -> None:
         """Gather blocks of different sizes to all ranks."""
-        if is_plain(sendbuf) and (vector := plain_vector(recvbuf)) is not None:
+        if _is_plain(sendbuf) and (vector := _plain_vector(recvbuf)) is not None:
             out, counts = vector
-            if self._goes(self._all_gather, flat(sendbuf), counts=counts, out=out):
+            if self._goes(self._all_gather, _flat(sendbuf), counts=counts, out=out):
                 return
         self._run(calls.allgatherv(self, sendbuf, recvbuf))
 
     def Alltoallv(self, sendbuf: BufSpecV | InPlace, recvbuf: BufSpecV) -> None:
         """Send each rank a block of its own size."""
-        sent, received = plain_vector(sendbuf), plain_vector(recvbuf)
+        sent, received = _plain_vector(sendbuf), _plain_vector(recvbuf)
         if sent is not None and received is not None:
             x, counts = sent
             named = {"send_counts": counts, "recv_counts": received[1], "out": received[0]}
@@ -233,6 +236,76 @@ class Collectives:
     def Barrier_init(self, info: Info | None = None) -> Prequest:
         """Prepare a barrier."""
         return Prequest._of(self.Ibarrier)
+
+
+# --- what the quick path takes: NumPy arrays, and vectors of adjacent blocks ----------------------
+
+
+def _is_plain(x: AnyArray) -> bool:
+    """Return whether x is exactly a NumPy array, in native byte order and contiguous."""
+    return type(x) is _array and x.flags.c_contiguous and x.dtype.isnative
+
+
+def _flat(x: AnyArray) -> AnyArray:
+    """Return an array as one row: a view."""
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
+def _plain_vector(message: AnySpec) -> tuple[AnyArray, Sequence[int]] | None:
+    """Return the row of all blocks and their counts; None if the specification is not plain."""
+    if type(message) not in (list, tuple) or not 2 <= len(message) <= 4:
+        return None
+    x, counts, displacements = message[0], message[1], None
+    if not _is_plain(x):
+        return None
+    if len(message) == 4:
+        displacements = message[2]
+    elif type(counts) is tuple:
+        if len(counts) != 2:
+            return None
+        counts, displacements = counts
+    if len(message) > 2 and not _is_of(message[-1], x.dtype):
+        return None
+    counts = _numbers(counts)
+    if counts is None or (displacements is not None and not _follow(counts, displacements)):
+        return None
+    try:
+        total = sum(counts)
+    except TypeError:
+        return None
+    row = _flat(x)
+    return (row if row.size == total else row[:total]), counts
+
+
+def _numbers(given: Unchecked) -> Sequence[int] | None:
+    """Convert a list or an array of numbers to a list; return None for anything else."""
+    if type(given) is _array and given.ndim == 1:
+        numbers: list[int] = given.tolist()
+        return numbers
+    return given if type(given) in (list, tuple) else None
+
+
+def _follow(counts: Unchecked, displacements: Unchecked) -> bool:
+    """Return whether blocks are adjacent, from the first element on."""
+    places, end = _numbers(displacements), 0
+    if places is None or len(places) != len(counts):
+        return False
+    for count, place in zip(counts, places, strict=True):
+        if count and place != end:
+            return False
+        end += count
+    return True
+
+
+def _is_of(datatype: object, dtype: np.dtype[np.generic]) -> bool:
+    """Return whether a predefined datatype is the type of an array's elements."""
+    if not isinstance(datatype, Datatype) or datatype._core is None:
+        return False
+    core = datatype._core
+    return bool(core.combiner == "NAMED" and core.map.is_dense and core.map.element == dtype)
+
+
+# --- how calls run, and the other forms of collectives --------------------------------------------
 
 
 def _certifies(call: Call) -> bool:
