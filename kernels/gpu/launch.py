@@ -10,20 +10,18 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import library_of
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.arrays.streams import address_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.gpu.launcher import Argument, CompiledKernel, Launcher
 from gpucoll.kernels.gpu.source import Kernel
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray, AnyStream
 
 BLOCKS_PER_MULTIPROCESSOR = 32
 """The most blocks of a grid: enough for few multiprocessors to idle at its end, not too small."""

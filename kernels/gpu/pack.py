@@ -6,19 +6,17 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.errors import ArgumentError
 from gpucoll.kernels.conversion import CONVERTIBLE, check_conversion
 from gpucoll.kernels.gpu.launch import Target, buffer_of, buffers_of, struct, target_of
 from gpucoll.kernels.gpu.reduce import ELEMENTS
 from gpucoll.kernels.gpu.source import TILE_BYTES, TILE_ELEMENTS, Kernel
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray, AnyStream
 
 SEGMENT = np.dtype(
     [(name, "u8") for name in ("array", "offset", "count", "first_tile", "kind", "padding")]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.gpu.launch import Target, buffers_of, struct, target_of
 from gpucoll.kernels.gpu.source import MAX_RANKS, TILE_BYTES, Kernel
 from gpucoll.types import BUILT_IN, DTYPES, OPERATIONS, ReduceOp
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray, AnyStream
 
 ARGUMENTS = np.dtype(
     [

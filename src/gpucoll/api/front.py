@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.array_kinds import new_like, new_of_rows
+from gpucoll.arrays.library import AnyArray
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.given import AnyInput, Unchecked
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.collectives import Collective, Data
 from gpucoll.group.protocol import Group
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray
-    from gpucoll.calls.given import AnyInput, Unchecked
 
 
 class Front:

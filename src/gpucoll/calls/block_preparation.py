@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Destination, Template
@@ -12,15 +11,13 @@ from gpucoll.arrays.operands import destination_of, ensure_served, source_of, te
 from gpucoll.backends.protocol import Request
 from gpucoll.calls.block_lists import rows_of, templates_of
 from gpucoll.calls.exact_integers import check_range
+from gpucoll.calls.given import AnyInput, AnyResult
 from gpucoll.calls.lists import shared_by
 from gpucoll.calls.preparation import Arguments, Prepared
 from gpucoll.calls.shapes import Result, result_of
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.wording import rank_of
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyInput, AnyResult
 
 
 def prepare_blocks(

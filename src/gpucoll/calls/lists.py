@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.arrays.operands import Operands, ensure_served
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.protocol import Request
@@ -20,14 +21,11 @@ from gpucoll.calls.exact_integers import (
     is_int64_number,
     may_overflow,
 )
+from gpucoll.calls.given import AnyInput
 from gpucoll.calls.preparation import Arguments
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray, AnyStream
-    from gpucoll.calls.given import AnyInput
 
 
 def prepare_list(xs: Sequence[AnyArray], outs: AnyInput) -> list[Operands]:

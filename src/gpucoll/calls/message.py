@@ -7,18 +7,16 @@ import math
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.library import AnyArray
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.given import AnyResult
 from gpucoll.errors import StateError
 from gpucoll.transport.shared.layout import MOST_DESCRIPTION_BYTES, SentNumber
 from gpucoll.types import DTYPES, dtype_code, dtype_name
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray
-    from gpucoll.calls.given import AnyResult
 
 OBJECT = "object"
 OBJECT_CODE = dtype_code(OBJECT)

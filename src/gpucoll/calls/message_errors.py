@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.given import Unchecked
 from gpucoll.calls.message import OBJECT_CODE, name_of
 from gpucoll.errors import (
     ArgumentError,
@@ -18,9 +17,6 @@ from gpucoll.errors import (
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG, TAGS
 from gpucoll.wording import rank_of
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import Unchecked
 
 
 def check_peer(peer: Unchecked, name: str, world_size: int, may_be_any: bool = False) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,11 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import template_like
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.given import AnyObject
 from gpucoll.calls.message import OBJECT
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.transport.shared.words import Kind, Mode
 from gpucoll.wording import rank_of
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyObject
 
 OBJECT_ROW: Template = template_like((0,), "uint8")
 """The template of the first message, without its length."""

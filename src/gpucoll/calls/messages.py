@@ -15,18 +15,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpucoll.backends.protocol import HostMessages, MessageRequest, Transfers
 from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.given import AnyResult
 from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import DeadlineError, GpucollError
 from gpucoll.group.protocol import ENDING_S, Group
 from gpucoll.transport.shared.words import Kind
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyResult
 
 _WATCH_SLICE_S = 0.02
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02

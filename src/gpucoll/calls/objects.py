@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
+from gpucoll.calls.given import AnyObject, Unchecked
 from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
 from gpucoll.calls.runner import Runner
@@ -22,9 +23,6 @@ from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.transport.shared.words import Status
 from gpucoll.wording import rank_of
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyObject, Unchecked
 
 FIRST_BYTES = 1024
 _HEAD = struct.Struct("<qqqq")

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyObject
+from gpucoll.calls.given import AnyObject
 
 LARGE_BYTES = 64 << 10
 """Parts of at least this size travel by themselves, and are read in place."""

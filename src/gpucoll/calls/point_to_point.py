@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from gpucoll.backends.protocol import HostBackend, MessageRequest, Transfers
 from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collected import check_in_group
 from gpucoll.calls.dispatch import Dispatch
+from gpucoll.calls.given import AnyInput, AnyResult, Unchecked
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.message import (
@@ -65,9 +66,6 @@ from gpucoll.errors import ArgumentError
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.words import Kind, Mode, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyInput, AnyResult, Unchecked
 
 _LEFT_TO_PYTHON = int(Status.NOT_RUN), int(Status.MISFIT)
 """The statuses of a plan that leaves a message to Python."""

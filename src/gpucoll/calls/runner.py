@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.given import AnyResult
 from gpucoll.calls.in_one_piece import give_up
 from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.calls.work_queue import WorkQueue
@@ -16,9 +17,6 @@ from gpucoll.collectives import Collective
 from gpucoll.config import check_timeout_s
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.wording import another_thread
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyResult
 
 Task = Callable[[float | None], None]
 """Makes a call under a deadline in seconds; None is the communicator's deadline."""

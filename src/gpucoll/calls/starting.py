@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.array_kinds import new_like, new_of_rows, note_written, numpy_view
+from gpucoll.arrays.library import AnyArray
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.given import Given
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work
 from gpucoll.collectives import Collective, Flow
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray
 
 _Entry = Callable[..., Any]
 

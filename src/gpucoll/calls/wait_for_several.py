@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpucoll.calls.given import AnyResult
 from gpucoll.calls.work import Work
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyResult
 
 _POLLS = 200
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3

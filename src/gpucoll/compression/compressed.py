@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import is_array, library_of
@@ -15,6 +14,7 @@ from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.protocol import Compressed, Request
 from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.given import AnyInput, AnyResult
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.lists import check_overlaps, check_streams, prepare_list
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
@@ -23,9 +23,6 @@ from gpucoll.compression.exchange import Exchange, part_of
 from gpucoll.compression.options import Compression
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
-
-if TYPE_CHECKING:
-    from gpucoll.calls.given import AnyInput, AnyResult
 
 _OPS = ("sum", "avg")
 

@@ -12,12 +12,12 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray
 from gpucoll.arrays.operands import Operands
 from gpucoll.backends.protocol import HostBackend, PartOf, Request
 from gpucoll.calls.in_one_piece import in_one_piece
@@ -26,9 +26,6 @@ from gpucoll.compression.options import Compression
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.types import COMPRESSIONS, ReduceOp, dtype_code
-
-if TYPE_CHECKING:
-    from gpucoll.arrays.library import AnyArray
 
 _BLOCK_BYTES = 4 * BLOCK
 _LEAST_TIMEOUT_S = 1e-3
