@@ -8,12 +8,13 @@ NaN, and take the left one of two equal values (0.0 and -0.0). NaN payloads are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
+"""Numbers of any dtype: np.generic has no arithmetic."""
 
 
 def reduce(op: str, sources: Sequence[Array], parameter: float = 1) -> Array:
@@ -60,7 +61,7 @@ def exclusive_scan(op: str, sources: Sequence[Array], parameter: float = 1) -> l
     return [first, *scan(op, sources[:-1], parameter)]
 
 
-def identity(op: str, dtype: np.dtype[Any]) -> Array:
+def identity(op: str, dtype: np.dtype[np.generic]) -> Array:
     """Return the op's identity, with shape (); ``avg`` has none."""
     if op in ("min", "max"):
         return _greatest_value(dtype) if op == "min" else _least_value(dtype)
@@ -70,22 +71,22 @@ def identity(op: str, dtype: np.dtype[Any]) -> Array:
     return np.ones((), dtype) if op in ("prod", "land") else zero
 
 
-def _greatest_value(dtype: np.dtype[Any]) -> Array:
+def _greatest_value(dtype: np.dtype[np.generic]) -> Array:
     values = _values(dtype)
     with np.errstate(invalid="ignore"):
         return np.asarray(values[np.nanargmax(values.astype(np.float64))])
 
 
-def _least_value(dtype: np.dtype[Any]) -> Array:
+def _least_value(dtype: np.dtype[np.generic]) -> Array:
     values = _values(dtype)
     with np.errstate(invalid="ignore"):
         return np.asarray(values[np.nanargmin(values.astype(np.float64))])
 
 
-def _values(dtype: np.dtype[Any]) -> Array:
+def _values(dtype: np.dtype[np.generic]) -> Array:
     """Return all values of a narrow dtype, or the smallest and greatest of a wide one."""
     if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
+        limits = np.iinfo(dtype.str)
         return np.array([limits.min, limits.max], dtype)
     if dtype.kind == "b":
         return np.array([False, True])
@@ -94,7 +95,7 @@ def _values(dtype: np.dtype[Any]) -> Array:
     return np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
 
 
-def _kind(dtype: np.dtype[Any]) -> str:
+def _kind(dtype: np.dtype[np.generic]) -> str:
     """Return b, i, u, f or c. Dtypes of ml_dtypes have the kind void, but are floats."""
     return "f" if dtype.name.startswith(("bfloat", "float")) else dtype.kind
 

@@ -8,12 +8,13 @@ All arithmetic is float32, each operation rounded to nearest even separately: no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
+"""Numbers of any dtype: np.generic has no arithmetic."""
 Float32s = npt.NDArray[np.float32]
 
 BLOCK = 256
@@ -69,7 +70,7 @@ def pack(
 # --- random bits ----------------------------------------------------------------------------------
 
 
-def philox(key: tuple[int, int], counter: Sequence[Any]) -> list[npt.NDArray[np.uint64]]:
+def philox(key: tuple[int, int], counter: Sequence[npt.ArrayLike]) -> list[npt.NDArray[np.uint64]]:
     """Return the four words of Philox4x32-10 for each counter (Salmon et al., SC 2011)."""
     mask = np.uint64(0xFFFFFFFF)
     c0, c1, c2, c3 = (np.asarray(word, np.uint64) for word in counter)

@@ -12,12 +12,15 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.kernels.cpu import cache
+
+if TYPE_CHECKING:
+    from llvmlite import ir
 
 HALF_TYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes that are accumulated in float32."""
@@ -72,7 +75,7 @@ class Kernel(NamedTuple):
     emitter: tuple[str, str]
     arguments: tuple[Any, ...] = ()
 
-    def emit(self) -> Any:
+    def emit(self) -> ir.Function:
         """Return the kernel as LLVM IR: a function of llvmlite."""
         module = importlib.import_module(f"gpucoll.kernels.cpu.{self.emitter[0]}")
         make: Callable[..., Any] = getattr(module, self.emitter[1])
@@ -210,7 +213,7 @@ def changes_inputs(operation: str) -> bool:
     return operation in ("scaled_sum", "land", "lor", "lxor")
 
 
-def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
+def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[np.generic]:
     """Return a kernel's parameters as an array, whose address the kernel gets."""
     if dtype.startswith(("int", "uint")):
         return np.array(values, dtype)

@@ -8,7 +8,11 @@ lifetime is unknown, so definitions are kept for the life of the process: one pe
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
 
 METH_NOARGS = 0x0004
 METH_FASTCALL = 0x0080
@@ -32,12 +36,13 @@ _new_function.restype = ctypes.py_object
 _new_function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
 
 
-def builtin(address: int, flags: int, self_object: object) -> Any:
+def builtin(address: int, flags: int, self_object: object) -> BuiltinFunctionType:
     """Return the code at `address` as a built-in bound to `self_object`, which it keeps alive."""
     definition = _definitions.setdefault(
         address, _MethodDefinition(b"gpucoll_entry", address, flags, None)
     )
-    return _new_function(ctypes.addressof(definition), self_object, None)
+    made: BuiltinFunctionType = _new_function(ctypes.addressof(definition), self_object, None)
+    return made
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New
@@ -45,6 +50,7 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-def capsule(address: int) -> Any:
+def capsule(address: int) -> CapsuleType:
     """Return a capsule of an address, by which `builtin` code finds its data. Owns nothing."""
-    return _new_capsule(address, None, None)
+    made: CapsuleType = _new_capsule(address, None, None)
+    return made

@@ -7,7 +7,8 @@ Numba has no half types: it computes with the accumulator, float32. The conversi
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from llvmlite import ir
 from numba import types
@@ -18,13 +19,22 @@ from gpucoll.kernels.cpu.addresses import HALF_TYPES
 from gpucoll.kernels.cpu.codegen import F32, I8, I64, pointer
 from gpucoll.kernels.cpu.elements import Element, NarrowFloat, elements
 
+if TYPE_CHECKING:
+    from gpucoll.kernels.cpu.jit import (
+        Implementation,
+        NumbaContext,
+        NumbaFunction,
+        NumbaSignature,
+        NumbaType,
+    )
+
 
 def accumulator_dtype(dtype: str) -> str:
     """Return the dtype in which elements of a dtype are accumulated."""
     return "float32" if dtype in HALF_TYPES else dtype
 
 
-def accumulator_of(dtype: str) -> Any:
+def accumulator_of(dtype: str) -> NumbaType:
     """Return the accumulator of a dtype as a Numba type."""
     return types.boolean if dtype == "bool" else getattr(types, accumulator_dtype(dtype))
 
@@ -56,14 +66,19 @@ def _alignment(element: Element, is_aligned: bool) -> int:
 
 
 @functools.cache
-def load_element(dtype: str, is_aligned: bool = False) -> Any:
+def load_element(dtype: str, is_aligned: bool = False) -> NumbaFunction:
     """Return ``(address, index) -> accumulator`` for Numba; addresses may be misaligned."""
     element, accumulator = _element(dtype), accumulator_of(dtype)
     alignment = _alignment(element, is_aligned)
 
     @intrinsic
-    def load(typing_context: Any, address: Any, index: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def load(typing_context: NumbaContext, address: NumbaType, index: NumbaType) -> Implementation:
+        def generate(
+            context: NumbaContext,
+            b: ir.IRBuilder,
+            signature: NumbaSignature,
+            args: Sequence[ir.Value],
+        ) -> ir.Value:
             places = _parts(b, element, *args)
             values = [b.load(place, align=alignment, typ=element.storage) for place in places]
             if element.kind == "c":
@@ -80,14 +95,21 @@ def load_element(dtype: str, is_aligned: bool = False) -> Any:
 
 
 @functools.cache
-def store_element(dtype: str, is_aligned: bool = False) -> Any:
+def store_element(dtype: str, is_aligned: bool = False) -> NumbaFunction:
     """Return ``(address, index, accumulator)`` for Numba, which rounds half types."""
     element, accumulator = _element(dtype), accumulator_of(dtype)
     alignment = _alignment(element, is_aligned)
 
     @intrinsic
-    def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def store(
+        typing_context: NumbaContext, address: NumbaType, index: NumbaType, value: NumbaType
+    ) -> Implementation:
+        def generate(
+            context: NumbaContext,
+            b: ir.IRBuilder,
+            signature: NumbaSignature,
+            args: Sequence[ir.Value],
+        ) -> ir.Value:
             values = [args[2]]
             if element.kind == "c":
                 number = context.make_complex(b, accumulator, args[2])
@@ -104,12 +126,17 @@ def store_element(dtype: str, is_aligned: bool = False) -> Any:
     return store
 
 
-def convert_to(kind: Any) -> Any:
+def convert_to(kind: NumbaType) -> NumbaFunction:
     """Return ``(number) -> kind`` for Numba: integers wrap, floats round, bool tests nonzero."""
 
     @intrinsic
-    def convert(typing_context: Any, number: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def convert(typing_context: NumbaContext, number: NumbaType) -> Implementation:
+        def generate(
+            context: NumbaContext,
+            b: ir.IRBuilder,
+            signature: NumbaSignature,
+            args: Sequence[ir.Value],
+        ) -> ir.Value:
             return context.cast(b, args[0], signature.args[0], kind)
 
         return kind(types.unliteral(number)), generate
@@ -117,12 +144,17 @@ def convert_to(kind: Any) -> Any:
     return convert
 
 
-def scratch_of(size_bytes: int) -> Any:
+def scratch_of(size_bytes: int) -> NumbaFunction:
     """Return ``() -> address`` for Numba: the address of `size_bytes` on the stack."""
 
     @intrinsic
-    def scratch(typing_context: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    def scratch(typing_context: NumbaContext) -> Implementation:
+        def generate(
+            context: NumbaContext,
+            b: ir.IRBuilder,
+            signature: NumbaSignature,
+            args: Sequence[ir.Value],
+        ) -> ir.Value:
             return b.ptrtoint(cgutils.alloca_once(b, I8, size=I64(size_bytes)), I64)
 
         return types.int64(), generate

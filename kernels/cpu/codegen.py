@@ -23,7 +23,7 @@ _engines: list[Any] = []  # an engine owns its machine code: kept for the whole 
 
 
 @functools.cache
-def target_machine() -> Any:
+def target_machine() -> llvm.TargetMachine:
     """Return the target machine of this processor, with all its features."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -36,7 +36,7 @@ def target_machine() -> Any:
     )
 
 
-def library_machine() -> Any:
+def library_machine() -> llvm.TargetMachine:
     """Return a target machine for code that is linked: position-independent, small code model."""
     machine = target_machine()
     return llvm.Target.from_triple(machine.triple).create_target_machine(
@@ -111,7 +111,7 @@ def vector(element: ir.Type, lanes: int) -> ir.Type:
     return element if lanes == 1 else ir.VectorType(element, lanes)
 
 
-def constant(like: ir.Type, value: Any) -> ir.Constant:
+def constant(like: ir.Type, value: object) -> ir.Constant:
     """Return `value` in every lane of the type `like`."""
     if isinstance(like, ir.VectorType):
         return ir.Constant(like, [value] * like.count)
@@ -131,8 +131,8 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, *, for_write: bool) -> No
 
 @contextmanager
 def counted_loop(
-    builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: ir.Value, carried: list[Any]
-) -> Iterator[tuple[ir.Value, list[ir.Value], list[Any]]]:
+    builder: ir.IRBuilder, start: ir.Value, stop: ir.Value, step: ir.Value, carried: list[ir.Value]
+) -> Iterator[tuple[ir.Value, list[ir.Value], list[ir.Value]]]:
     """Emit ``for i in range(start, stop, step)`` with values carried between iterations.
 
     Yields the index, the carried values at the start of an iteration, and a list, initially a copy

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -73,11 +73,11 @@ def _fetch_ahead(
 
 
 @functools.cache
-def _callable(address: int) -> Any:
+def _callable(address: int) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
 
 
-def cast(source: npt.NDArray[Any], destination: npt.NDArray[Any]) -> None:
+def cast(source: npt.NDArray[np.generic], destination: npt.NDArray[np.generic]) -> None:
     """Cast between float32 and a half type, or between two half types. Releases the GIL.
 
     Parameters
@@ -90,7 +90,9 @@ def cast(source: npt.NDArray[Any], destination: npt.NDArray[Any]) -> None:
     kernel(destination.ctypes.data, source.ctypes.data, source.size, 0)
 
 
-def cast_array(source: npt.NDArray[Any], dtype: str, *, narrows: bool) -> npt.NDArray[Any]:
+def cast_array(
+    source: npt.NDArray[np.generic], dtype: str, *, narrows: bool
+) -> npt.NDArray[np.generic]:
     """Return float32 numbers as the bits of a half type, or the reverse. Releases the GIL.
 
     The bits are unsigned integers, because NumPy itself has no such dtypes.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from gpucoll.kernels.cpu.cast import (
     scratch_of,
     store_element,
 )
-from gpucoll.kernels.cpu.jit import inline_typed
+from gpucoll.kernels.cpu.jit import NumbaFunction, NumbaType, inline_typed
 from gpucoll.types import ReduceOp
 
 BLOCK = 256
@@ -93,7 +94,7 @@ def _pieces(op: ReduceOp, dtype: str) -> _Pieces:
     return _Pieces(scratch_of(BLOCK * _WIDEST_BYTES), begin, combine, give, give_and_combine)
 
 
-def _reduce(pieces: _Pieces) -> Any:
+def _reduce(pieces: _Pieces) -> Callable[..., None]:
     scratch, begin, combine, give = pieces.scratch, pieces.begin, pieces.combine, pieces.give
 
     def kernel(destinations, n_destinations, sources, n_sources, count, parameter, prefetch_bytes):
@@ -109,7 +110,7 @@ def _reduce(pieces: _Pieces) -> Any:
     return kernel
 
 
-def _scan(pieces: _Pieces) -> Any:
+def _scan(pieces: _Pieces) -> Callable[..., None]:
     scratch, begin, combine, give = pieces.scratch, pieces.begin, pieces.combine, pieces.give
 
     def kernel(destinations, n_destinations, sources, n_sources, count, parameter, prefetch_bytes):
@@ -125,7 +126,7 @@ def _scan(pieces: _Pieces) -> Any:
     return kernel
 
 
-def _exclusive_scan(pieces: _Pieces) -> Any:
+def _exclusive_scan(pieces: _Pieces) -> Callable[..., None]:
     scratch, begin, give_and_combine = pieces.scratch, pieces.begin, pieces.give_and_combine
 
     def kernel(destinations, n_destinations, sources, n_sources, count, parameter, prefetch_bytes):
@@ -182,12 +183,13 @@ def _check_quiet(text: str, where: str) -> None:
         )
 
 
-def checked_function(op: ReduceOp, dtype: str) -> Any:
+def checked_function(op: ReduceOp, dtype: str) -> NumbaFunction:
     """Return the function compiled for the dtype's accumulator; refuse unusable functions."""
     if function_digest(op.function, op.identity, op.commutative) != op.digest:
         raise ArgumentTypeError(
             f"{op}: values that its function uses have changed since ReduceOp.custom: make a new op"
         )
+    assert op.function is not None
     kind, function = accumulator_of(dtype), inline_typed(op.function)
     try:
         function.get_call_template((kind, kind), {})
@@ -208,7 +210,7 @@ def checked_function(op: ReduceOp, dtype: str) -> Any:
     return function
 
 
-def _narrows(result: Any, kind: Any) -> bool:
+def _narrows(result: NumbaType, kind: NumbaType) -> bool:
     """Return whether a result has the accumulator's kind, of any width, or is a bool."""
     if isinstance(result, types.Boolean):
         return True

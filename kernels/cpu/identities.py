@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.addresses import HALF_TYPES
+
+if TYPE_CHECKING:
+    from gpucoll.types import AnyScalar
 
 _NARROW_FLOATS = {
     "bfloat16": ("uint16", 0x3F80, 0x7F80),
@@ -20,7 +23,7 @@ _NARROW_FLOATS = {
 _ONE = ("prod", "land")
 
 
-def identity_of(dtype: str, operation: str) -> npt.NDArray[Any]:
+def identity_of(dtype: str, operation: str) -> npt.NDArray[np.generic]:
     """Return the operation's identity as the bytes of one element.
 
     For min it is the greatest value, for max the least: infinities if the dtype has them.
@@ -52,16 +55,16 @@ def _value_of(operation: str) -> str:
     return "one" if operation in _ONE else "zero"
 
 
-def _values(kind: np.dtype[Any]) -> dict[str, Any]:
+def _values(kind: np.dtype[np.generic]) -> dict[str, AnyScalar]:
     if kind.kind == "b":
         return {"zero": False, "one": True, "least": False, "greatest": True}
     if kind.kind in "iu":
-        limits = np.iinfo(kind)
+        limits = np.iinfo(kind.str)
         return {"zero": 0, "one": 1, "least": limits.min, "greatest": limits.max}
     return {"zero": 0, "one": 1, "least": -np.inf, "greatest": np.inf}
 
 
-def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
+def exact_identity(value: AnyScalar, dtype: str, name: str) -> npt.NDArray[np.generic]:
     """Return the identity that a user gave with an operation, as the bytes of one element.
 
     Raises
@@ -86,7 +89,7 @@ def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
     return made
 
 
-def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
+def _made_and_back(value: AnyScalar, dtype: str) -> tuple[npt.NDArray[np.generic], AnyScalar]:
     """Return a number as the bytes of one element, and the number that these represent."""
     with np.errstate(over="ignore"):
         if dtype in HALF_TYPES:

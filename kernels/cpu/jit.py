@@ -11,22 +11,39 @@ from __future__ import annotations
 import ctypes
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, get_type_hints
 
 from gpucoll.kernels.cpu import cache
+
+if TYPE_CHECKING:
+    from llvmlite import ir
 
 __all__ = ["Inlined", "Loop", "compile_module", "compiled", "inline", "inline_typed", "types"]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Numba's objects are Any, since only some versions of Numba describe some of them to type checkers.
+NumbaType: TypeAlias = Any
+"""A type of Numba's."""
+NumbaSignature: TypeAlias = Any
+"""Numba's types of a function's result and arguments."""
+NumbaContext: TypeAlias = Any
+"""The part of Numba that types functions, lowers them, or keeps their data models."""
+NumbaFunction: TypeAlias = Any
+"""A function that Numba compiles: a dispatcher, a C function, an intrinsic, or a loaded result."""
+CType: TypeAlias = Any
+"""A number's type in ctypes, whose base class has no public name; None for no result."""
+Implementation: TypeAlias = "tuple[NumbaSignature, Callable[..., ir.Value]]"
+"""What Numba gets from an intrinsic: its signature, and the function that makes its LLVM IR."""
+
 
 class Kind:
     """A type of a compiled function's arguments, with Numba's name for it."""
 
-    def __init__(self, name: str, c_type: Any) -> None:
+    def __init__(self, name: str, c_type: CType) -> None:
         self.name = name
         self.c_type = c_type
 
@@ -35,7 +52,7 @@ class Kind:
         return Signature(self, arguments)
 
     @property
-    def numba(self) -> Any:
+    def numba(self) -> NumbaType:
         """The corresponding type of Numba."""
         from numba import types as numba_types
 
@@ -53,12 +70,12 @@ class Signature:
         self.arguments = arguments
 
     @property
-    def numba(self) -> Any:
+    def numba(self) -> NumbaSignature:
         """The corresponding signature of Numba."""
         return self.returns.numba(*(kind.numba for kind in self.arguments))
 
     @property
-    def prototype(self) -> Any:
+    def prototype(self) -> type[ctypes._CFunctionType]:
         """The corresponding function type of ctypes; its calls release the interpreter."""
         return ctypes.CFUNCTYPE(self.returns.c_type, *(kind.c_type for kind in self.arguments))
 
@@ -77,12 +94,12 @@ class ExternalFunction:
         self.signature = signature
         self.declared.add(name)
 
-    def __call__(self, *arguments: Any) -> int:
+    def __call__(self, *arguments: object) -> int:
         """Say that only compiled code can call it; loops that do so are checked by this type."""
         raise TypeError(f"only compiled code calls {self.name}")
 
     @cached_property
-    def _numba_type_(self) -> Any:
+    def _numba_type_(self) -> NumbaType:
         from numba import types as numba_types
 
         return numba_types.ExternalFunction(self.name, self.signature.numba)
@@ -111,64 +128,71 @@ types = _Types
 class Inlined:
     """A function that loops call; LLVM inlines it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.__wrapped__ = self.py_func = function
         self.__name__ = function.__name__
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> object:
         """Run it as plain Python, on blocks of Python's."""
         return self.py_func(*arguments)
 
     @cached_property
-    def types(self) -> tuple[Any, ...]:
+    def types(self) -> tuple[NumbaType, ...]:
         """Numba's types of the arguments."""
         return _argument_types(self.py_func)
 
     @cached_property
-    def dispatcher(self) -> Any:
+    def dispatcher(self) -> NumbaFunction:
         """Numba's dispatcher for the function."""
         made = inline_typed(self.py_func)
         template_for = made.get_call_template
 
-        def template_as_declared(arguments: tuple[Any, ...], keywords: Any) -> Any:
+        def template_as_declared(
+            arguments: tuple[NumbaType, ...], keywords: dict[str, NumbaType]
+        ) -> object:
             return template_for(self.types[: len(arguments)], keywords)
 
         made.get_call_template = template_as_declared
         return made
 
     @property
-    def _numba_type_(self) -> Any:
+    def _numba_type_(self) -> NumbaType:
         return self.dispatcher._numba_type_
 
 
 class Intrinsic:
     """A function that loops call and whose LLVM IR a Python function makes."""
 
-    def __init__(self, generate: Callable[..., Any], signature: Signature) -> None:
+    def __init__(self, generate: Callable[..., object], signature: Signature) -> None:
         self._generate = generate
         self.signature = signature
         self.__name__ = generate.__name__
         self.__module__ = generate.__module__
         self.__doc__ = generate.__doc__
 
-    def _define(self, typing_context: Any, *arguments: Any) -> tuple[Any, Callable[..., Any]]:
+    def _define(self, typing_context: NumbaContext, *arguments: NumbaType) -> Implementation:
         """Return the signature and the function that makes the IR, as Numba needs them."""
         from gpucoll.kernels.cpu import codegen
 
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def generate(
+            context: NumbaContext,
+            builder: ir.IRBuilder,
+            signature: NumbaSignature,
+            values: Sequence[ir.Value],
+        ) -> ir.Value:
             made = self._generate(codegen, builder, *values)
             return context.get_dummy_value() if made is None else made
 
         return self.signature.numba, generate
 
     @cached_property
-    def _numba_type_(self) -> Any:
+    def _numba_type_(self) -> NumbaType:
         from numba.core.registry import cpu_target
         from numba.extending import intrinsic as numba_intrinsic
 
-        def define(typing_context: Any, *arguments: Any) -> Any:
+        def define(typing_context: NumbaContext, *arguments: NumbaType) -> Implementation:
             return self._define(typing_context, *arguments)
 
         # Numba reads an intrinsic's arity from its signature in Python.
@@ -185,7 +209,7 @@ class Intrinsic:
 class Loop:
     """A compiled C function of words, called by address."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self.__wrapped__ = self.py_func = function
         self.__name__ = function.__name__
         self.__module__ = function.__module__
@@ -194,7 +218,7 @@ class Loop:
         self.signature = returns(*[types.int64] * function.__code__.co_argcount)
 
     @property
-    def numba_signature(self) -> Any:
+    def numba_signature(self) -> NumbaSignature:
         """The function's types for Numba, to which a block is more than a word."""
         return self.signature.returns.numba(*_argument_types(self.py_func))
 
@@ -204,7 +228,7 @@ class Loop:
         return f"{self.__module__}.{self.__name__}".replace(".", "_")
 
     @cached_property
-    def numba(self) -> Any:
+    def numba(self) -> NumbaFunction:
         """The function as Numba compiled it, or loaded it from the cache."""
         from numba.core import sigutils
 
@@ -224,12 +248,12 @@ class Loop:
         return int(self.numba.address) if found is None else found
 
     @cached_property
-    def ctypes(self) -> Any:
+    def ctypes(self) -> Callable[..., int]:
         """The function for calls from Python, which release the interpreter."""
         return self.signature.prototype(self.address)
 
 
-def inline_typed(function: Any) -> Any:
+def inline_typed(function: Callable[..., object]) -> NumbaFunction:
     """Decorate a function that compiled code calls, with arguments of any type; LLVM inlines it."""
     import numba
 
@@ -248,19 +272,19 @@ def inline(function: F) -> F:
     return cast("F", Inlined(function))
 
 
-def intrinsic(signature: Signature) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+def intrinsic(signature: Signature) -> Callable[[Callable[..., object]], Callable[..., int]]:
     """Decorate a function ``(codegen, builder, *values) -> value`` that makes LLVM IR.
 
     The first argument is the module `gpucoll.kernels.cpu.codegen`, which imports LLVM.
     """
 
-    def decorate(generate: Callable[..., Any]) -> Callable[..., int]:
+    def decorate(generate: Callable[..., object]) -> Callable[..., int]:
         return cast("Callable[..., int]", Intrinsic(generate, signature))
 
     return decorate
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compiled(function: Callable[..., object]) -> Loop:
     """Decorate a function that becomes a C function when its address is needed.
 
     It gets and returns words, or returns nothing if it is annotated with ``-> None``.
@@ -268,7 +292,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     return Loop(function)
 
 
-def _argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
+def _argument_types(function: Callable[..., object]) -> tuple[NumbaType, ...]:
     from gpucoll.kernels.cpu.block_types import type_of
 
     declared = get_type_hints(function)

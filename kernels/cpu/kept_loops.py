@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu import cache
-from gpucoll.kernels.cpu.jit import Loop
+from gpucoll.kernels.cpu.jit import Loop, NumbaFunction
 
 __all__ = ["KeptLoop", "compiled_when_used"]
 
@@ -30,12 +29,12 @@ class KeptLoop(Loop):
     and on everything that the name of the cache's folder depends on.
     """
 
-    def __init__(self, function: Callable[..., Any], further: tuple[str, ...] = ()) -> None:
+    def __init__(self, function: Callable[..., object], further: tuple[str, ...] = ()) -> None:
         super().__init__(function)
         self._modules = (self.__module__, *further)
 
     @cached_property
-    def numba(self) -> Any:
+    def numba(self) -> NumbaFunction:
         """The function, compiled by Numba now."""
         from numba.core import sigutils
         from numba.core.ccallback import CFunc
@@ -81,7 +80,7 @@ def _linked(loop: Loop) -> bytes:
         return linked([loop], [])
 
 
-def compiled_when_used(*further: str) -> Callable[[Callable[..., Any]], Any]:
+def compiled_when_used(*further: str) -> Callable[[Callable[..., object]], KeptLoop]:
     """Decorate a function that becomes a separate C function when its address is first requested.
 
     Parameters
@@ -91,7 +90,7 @@ def compiled_when_used(*further: str) -> Callable[[Callable[..., Any]], Any]:
         inlines.
     """
 
-    def decorate(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., object]) -> KeptLoop:
         return KeptLoop(function, further)
 
     return decorate

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -39,7 +38,7 @@ source_filename = "gpucoll"
 """
 
 
-def target_of_numba() -> Any:
+def target_of_numba() -> llvm.TargetMachine:
     """Return a target machine like Numba's for this processor, for position-independent code."""
     from numba.core import config
     from numba.core.codegen import get_host_cpu_features
@@ -71,7 +70,7 @@ def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) ->
     return emit(whole, machine, ExternalFunction.declared | _OF_COMPILERS)
 
 
-def together(loops: Iterable[Loop]) -> tuple[Any, Any]:
+def together(loops: Iterable[Loop]) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Return one optimised LLVM module of these loops, and the target machine for it."""
     machine = target_of_numba()
     whole = llvm.parse_assembly(_BEGINNING)
@@ -93,7 +92,7 @@ def linked_kernel(symbol: str, function: ir.Function) -> bytes:
     return emit(module, machine, ())
 
 
-def _add(whole: Any, module: Any, name: str, symbol: str) -> None:
+def _add(whole: llvm.ModuleRef, module: llvm.ModuleRef, name: str, symbol: str) -> None:
     """Add a module with one function that is visible from outside, under another name."""
     module.triple, module.data_layout = whole.triple, whole.data_layout
     for value in (*module.functions, *module.global_variables):
@@ -104,13 +103,13 @@ def _add(whole: Any, module: Any, name: str, symbol: str) -> None:
     whole.link_in(module)
 
 
-def _optimise(module: Any, machine: Any) -> None:
+def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     options = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVEL)
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
 
 
-def emit(module: Any, machine: Any, allowed: Iterable[str]) -> bytes:
+def emit(module: llvm.ModuleRef, machine: llvm.TargetMachine, allowed: Iterable[str]) -> bytes:
     """Return the shared library of a module that needs only the allowed external functions."""
     for function in module.functions:
         if function.is_declaration and not function.name.startswith("llvm."):

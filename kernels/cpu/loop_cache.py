@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
@@ -18,13 +18,16 @@ from gpucoll.kernels.cpu import cache
 from gpucoll.kernels.cpu.cache_key import key
 from gpucoll.progress import say
 
+if TYPE_CHECKING:
+    from gpucoll.kernels.cpu.jit import NumbaContext, NumbaFunction, NumbaSignature
+
 __all__ = ["CachedLoop"]
 
 
 class _Place(_CacheLocator):  # type: ignore[misc]
     """The place and the names of a function's files."""
 
-    def __init__(self, function: Callable[..., Any], folder: Path) -> None:
+    def __init__(self, function: Callable[..., object], folder: Path) -> None:
         self._py_file = function.__code__.co_filename  # Numba's warnings name it
         self._folder = folder
         self._name = f"{function.__module__}-{function.__code__.co_firstlineno}"
@@ -48,7 +51,7 @@ class _Place(_CacheLocator):  # type: ignore[misc]
 class _Files(CompileResultCacheImpl):  # type: ignore[misc]
     """The part of a compiled function that is written."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         # Unlike Numba's own class, this one does not search for a place.
         self._lineno = function.__code__.co_firstlineno
         folder = cache.building() or cache.folder_to_load_from() or cache.cache_folder()
@@ -61,7 +64,9 @@ class _LoopCache(FunctionCache):  # type: ignore[misc]
 
     _impl_class = _Files
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(
+        self, sig: NumbaSignature, target_context: NumbaContext
+    ) -> NumbaFunction | None:
         """Return the compiled function; None if it has to be compiled."""
         if cache.building() is None and cache.folder_to_load_from() is None:
             return None
@@ -73,7 +78,7 @@ class _LoopCache(FunctionCache):  # type: ignore[misc]
             _say_missing()
         return found
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: NumbaSignature, data: NumbaFunction) -> None:
         """Write a compiled function, if the folder is being filled and can be written to."""
         if cache.building() is None:
             return

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from gpucoll.kernels.cpu.jit import Kind, intrinsic, types
+
+if TYPE_CHECKING:
+    from llvmlite import ir
 
 MACHINE = os.environ.get("GPUCOLL_TEST_MACHINE") or os.uname().machine
 """The processor family for which loops are lowered; tests set it to check another one's code."""
@@ -18,13 +22,13 @@ MACHINE = os.environ.get("GPUCOLL_TEST_MACHINE") or os.uname().machine
 _int64, _int32, _void = types.int64, types.int32, types.void
 
 
-def _ir_type(codegen: Any, kind: Kind) -> Any:
+def _ir_type(codegen: ModuleType, kind: Kind) -> ir.Type:
     return {"int64": codegen.I64, "int32": codegen.I32, "void": codegen.VOID}[kind.name]
 
 
 def _load(kind: Kind, order: str) -> Callable[[int], int]:
     @intrinsic(kind(_int64))
-    def load(codegen: Any, b: Any, address: Any) -> Any:
+    def load(codegen: ModuleType, b: ir.IRBuilder, address: ir.Value) -> ir.Value:
         made = _ir_type(codegen, kind)
         where = codegen.pointer(b, address, made)
         return b.load_atomic(where, order, made.width // 8, typ=made)
@@ -32,9 +36,9 @@ def _load(kind: Kind, order: str) -> Callable[[int], int]:
     return load
 
 
-def _store(kind: Kind, order: str) -> Callable[[int, int], Any]:
+def _store(kind: Kind, order: str) -> Callable[[int, int], object]:
     @intrinsic(_void(_int64, kind))
-    def store(codegen: Any, b: Any, address: Any, value: Any) -> None:
+    def store(codegen: ModuleType, b: ir.IRBuilder, address: ir.Value, value: ir.Value) -> None:
         made = _ir_type(codegen, kind)
         b.store_atomic(value, codegen.pointer(b, address, made), order, made.width // 8)
 
@@ -43,7 +47,9 @@ def _store(kind: Kind, order: str) -> Callable[[int, int], Any]:
 
 def _read_modify_write(operation: str, kind: Kind) -> Callable[[int, int], int]:
     @intrinsic(kind(_int64, kind))
-    def update(codegen: Any, b: Any, address: Any, value: Any) -> Any:
+    def update(
+        codegen: ModuleType, b: ir.IRBuilder, address: ir.Value, value: ir.Value
+    ) -> ir.Value:
         where = codegen.pointer(b, address, _ir_type(codegen, kind))
         return b.atomic_rmw(operation, where, value, "seq_cst")
 
@@ -69,27 +75,29 @@ add32 = _read_modify_write("add", _int32)
 
 
 @intrinsic(_int64(_int64, _int64, _int64))
-def compare_exchange64(codegen: Any, b: Any, address: Any, expected: Any, desired: Any) -> Any:
+def compare_exchange64(
+    codegen: ModuleType, b: ir.IRBuilder, address: ir.Value, expected: ir.Value, desired: ir.Value
+) -> ir.Value:
     """Store `desired` if the current value is `expected`; return the previous value."""
     where = codegen.pointer(b, address, codegen.I64)
     return b.extract_value(b.cmpxchg(where, expected, desired, "seq_cst", "seq_cst"), 0)
 
 
 @intrinsic(_int64(_int64))
-def on_stack(codegen: Any, b: Any, value: Any) -> Any:
+def on_stack(codegen: ModuleType, b: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return the address of a copy of a word on the stack of the calling function."""
     return codegen.on_stack(b, value)
 
 
 @intrinsic(_int64(_int64))
-def signed32(codegen: Any, b: Any, value: Any) -> Any:
+def signed32(codegen: ModuleType, b: ir.IRBuilder, value: ir.Value) -> ir.Value:
     """Return the lower half of a word, with its own sign: what sequence numbers are."""
     return b.sext(b.trunc(value, codegen.I32), codegen.I64)
 
 
-def _fence(order: str) -> Callable[[], Any]:
+def _fence(order: str) -> Callable[[], object]:
     @intrinsic(_void())
-    def fence(codegen: Any, b: Any) -> None:
+    def fence(codegen: ModuleType, b: ir.IRBuilder) -> None:
         b.fence(order)
 
     return fence
@@ -102,7 +110,7 @@ fence_full = _fence("seq_cst")
 
 
 @intrinsic(_void())
-def pause(codegen: Any, b: Any) -> None:
+def pause(codegen: ModuleType, b: ir.IRBuilder) -> None:
     """Tell the processor that this is a spin loop: ``pause`` on x86-64, ``yield`` on arm64."""
     if MACHINE == "x86_64":
         codegen.call_intrinsic(b, "llvm.x86.sse2.pause", [])
@@ -111,7 +119,7 @@ def pause(codegen: Any, b: Any) -> None:
 
 
 @intrinsic(_void(_int64))
-def take_line(codegen: Any, b: Any, address: Any) -> None:
+def take_line(codegen: ModuleType, b: ir.IRBuilder, address: ir.Value) -> None:
     """Begin to take a cache line over from the core that has it, for a write soon."""
     codegen.prefetch(b, address, for_write=True)
 
@@ -120,7 +128,9 @@ def _call(count: int, returns: Kind) -> Callable[..., int]:
     """Make an intrinsic that calls the function at an address with `count` int64 arguments."""
 
     @intrinsic(returns(*[_int64] * (count + 1)))
-    def call(codegen: Any, b: Any, address: Any, *values: Any) -> Any:
+    def call(
+        codegen: ModuleType, b: ir.IRBuilder, address: ir.Value, *values: ir.Value
+    ) -> ir.Value | None:
         kind = codegen.function_type(_ir_type(codegen, returns), [codegen.I64] * count)
         result = b.call(codegen.pointer(b, address, kind), values)
         return None if returns is _void else result

@@ -10,7 +10,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ def layout(sizes_bytes: Sequence[int], alignment_bytes: int = ALIGNMENT_BYTES) -
 
 
 @functools.cache
-def _pack_kernel() -> Any:
+def _pack_kernel() -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address_of(PACK))
 
 

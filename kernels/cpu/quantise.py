@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ Float32s = npt.NDArray[np.float32]
 
 
 @functools.cache
-def _quantise_kernel(block_format: str, by_chance: bool) -> Any:
+def _quantise_kernel(block_format: str, by_chance: bool) -> Callable[..., None]:
     name = f"gpucoll_quantise_{block_format}{'_by_chance' if by_chance else ''}"
     emitter = ("quantise_kernels", "emit_quantise")
     address = address_of(Kernel(name, emitter, (block_format, by_chance)))
@@ -39,7 +39,7 @@ def _quantise_kernel(block_format: str, by_chance: bool) -> Any:
 
 
 @functools.cache
-def _dequantise_kernel(wire_format: str, divides: bool) -> Any:
+def _dequantise_kernel(wire_format: str, divides: bool) -> Callable[..., None]:
     name = f"gpucoll_dequantise_{wire_format}{'_divided' if divides else ''}"
     emitter = ("quantise_kernels", "emit_dequantise")
     address = address_of(Kernel(name, emitter, (wire_format, divides)))
@@ -47,7 +47,7 @@ def _dequantise_kernel(wire_format: str, divides: bool) -> Any:
 
 
 @functools.cache
-def _narrow_kernel(dtype: str) -> Any:
+def _narrow_kernel(dtype: str) -> Callable[..., None]:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(convert_kernel("float32", dtype))
 
 

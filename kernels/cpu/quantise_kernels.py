@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from llvmlite import ir
 
@@ -44,7 +43,9 @@ def _place(b: ir.IRBuilder, address: ir.Value, index: ir.Value, kind: ir.Type) -
     return b.gep(pointer(b, address, kind), [index], source_etype=kind)
 
 
-def _load(b: ir.IRBuilder, address: ir.Value, index: ir.Value, kind: ir.Type, lanes: int) -> Any:
+def _load(
+    b: ir.IRBuilder, address: ir.Value, index: ir.Value, kind: ir.Type, lanes: int
+) -> ir.Value:
     wide = vector(kind, lanes)
     where = b.bitcast(_place(b, address, index, kind), wide.as_pointer())
     return b.load(where, align=1, typ=wide)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -200,15 +199,15 @@ def emit_reduce(dtype: str, operation: str) -> ir.Function:
 
 
 @functools.cache
-def _callable(address: int) -> Any:
+def _callable(address: int) -> Callable[..., None]:
     prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(KERNEL_ARGUMENTS))
     return prototype(address)
 
 
 def reduce_arrays(
     operation: str,
-    destinations: Sequence[npt.NDArray[Any]],
-    sources: Sequence[npt.NDArray[Any]],
+    destinations: Sequence[npt.NDArray[np.generic]],
+    sources: Sequence[npt.NDArray[np.generic]],
     parameter: float = 1,
     prefetch_bytes: int = 0,
 ) -> None:

@@ -13,7 +13,7 @@ import importlib.util
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentTypeError, BackendUnavailableError
@@ -21,6 +21,9 @@ from gpucoll.kernels.gpu.launch import Target
 from gpucoll.kernels.gpu.launcher import CompiledKernel
 from gpucoll.kernels.gpu.source import TILE_ELEMENTS
 from gpucoll.types import ReduceOp
+
+if TYPE_CHECKING:
+    from gpucoll.kernels.cpu.jit import NumbaSignature
 
 _compile_lock = threading.Lock()
 _KEPT = 256
@@ -107,7 +110,9 @@ def _compiled(
     return CompiledKernel(found[1], ptx)
 
 
-def _ptx_of(kernel: Any, signature: Any, compute_capability: tuple[int, int]) -> str:
+def _ptx_of(
+    kernel: Callable[..., None], signature: NumbaSignature, compute_capability: tuple[int, int]
+) -> str:
     """Return the PTX of a Python function, with each multiplication and addition rounded."""
     from numba import cuda
     from numba.cuda.cudadrv import nvvm

@@ -10,16 +10,17 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import library_of
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.arrays.streams import address_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.kernels.gpu.launcher import CompiledKernel, Launcher
+from gpucoll.kernels.gpu.launcher import Argument, CompiledKernel, Launcher
 from gpucoll.kernels.gpu.source import Kernel
 
 BLOCKS_PER_MULTIPROCESSOR = 32
@@ -74,7 +75,7 @@ class Target:
         self.launcher.load(kernel, self.number)
 
     def prepared(
-        self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
+        self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Argument]
     ) -> Callable[[int], None]:
         """Return a function that launches as many blocks as these units need on a given stream.
 
@@ -85,12 +86,14 @@ class Target:
             self.launcher.launch, kernel, self.blocks(units), arguments, self.number
         )
 
-    def launch(self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]) -> None:
+    def launch(
+        self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Argument]
+    ) -> None:
         """Launch as many blocks as these units of work need."""
         self.prepared(kernel, units, arguments)(self.stream)
 
 
-def buffer_of(x: Any, what: str) -> Buffer:
+def buffer_of(x: AnyArray, what: str) -> Buffer:
     """Return an array's memory as a `Buffer`; a `Buffer` is returned as it is.
 
     Raises
@@ -106,12 +109,12 @@ def buffer_of(x: Any, what: str) -> Buffer:
     return view.buffer()
 
 
-def buffers_of(arrays: Sequence[Any], what: str) -> list[Buffer]:
+def buffers_of(arrays: Sequence[AnyArray], what: str) -> list[Buffer]:
     """Return the memory of each array."""
     return [buffer_of(x, f"{what}[{place}]") for place, x in enumerate(arrays)]
 
 
-def target_of(buffers: Sequence[Buffer], stream: Any = None) -> Target:
+def target_of(buffers: Sequence[Buffer], stream: AnyStream = None) -> Target:
     """Return the target of a launch on these arrays, which must lie on one device.
 
     Parameters
@@ -129,13 +132,15 @@ def target_of(buffers: Sequence[Buffer], stream: Any = None) -> Target:
     return Target(kind, int(number or 0), address)
 
 
-def struct(dtype: np.dtype[Any], **values: Any) -> npt.NDArray[Any]:
+def struct(
+    dtype: np.dtype[np.generic], **values: int | np.void | Sequence[int]
+) -> npt.NDArray[np.generic]:
     """Return a kernel's argument: an array of one element, which launchers pass by value."""
     made = np.zeros(1, dtype)
     for name, value in values.items():
         field = made[name][0]
         if field.shape:
-            field[: len(value)] = value
+            field[: len(cast("Sequence[int]", value))] = value
         else:
             made[name][0] = value
     return made

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from gpucoll.kernels.gpu.source import Kernel
+
+Argument: TypeAlias = npt.NDArray[np.generic] | int
+"""A struct in an array of one element, which is passed by value, or a word."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class Launcher(Protocol):
         self,
         kernel: Kernel | CompiledKernel,
         blocks: int,
-        arguments: Sequence[Any],
+        arguments: Sequence[Argument],
         number: int,
         stream: int,
     ) -> None:
         """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
 
-    def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
+    def upload(
+        self, table: npt.NDArray[np.generic], number: int, stream: int
+    ) -> tuple[int, object]:
         """Copy a table to the device; return its address, a multiple of 16, and its owner."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from numba import cuda
 
+if TYPE_CHECKING:
+    from gpucoll.types import AnyScalar
 
-def make_kernel(load: Any, store: Any, convert: Any, function: Any) -> Any:
+
+def make_kernel(
+    load: Callable[..., AnyScalar],
+    store: Callable[..., AnyScalar],
+    convert: Callable[..., AnyScalar],
+    function: Callable[..., AnyScalar],
+) -> Callable[..., None]:
     """Return the kernel's Python function.
 
     Its arguments: the number of elements, a tuple of the destinations' addresses, one of the

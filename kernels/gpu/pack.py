@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.errors import ArgumentError
 from gpucoll.kernels.conversion import CONVERTIBLE, check_conversion
 from gpucoll.kernels.gpu.launch import Target, buffer_of, buffers_of, struct, target_of
@@ -92,13 +93,13 @@ class _Launch:
 
 
 def prepare_pack(
-    arrays: Sequence[Any],
-    buffer: Any,
+    arrays: Sequence[AnyArray],
+    buffer: AnyArray,
     offsets: Sequence[int],
     *,
     dtype: str | None = None,
     scale: float | None = None,
-    stream: Any = None,
+    stream: AnyStream = None,
 ) -> Callable[[], None]:
     """Return a function that enqueues packing arrays into a buffer, and returns, at each call.
 
@@ -134,19 +135,21 @@ def prepare_pack(
 
 
 def prepare_unpack(
-    arrays: Sequence[Any],
-    buffer: Any,
+    arrays: Sequence[AnyArray],
+    buffer: AnyArray,
     offsets: Sequence[int],
     *,
     dtype: str | None = None,
     scale: float | None = None,
-    stream: Any = None,
+    stream: AnyStream = None,
 ) -> Callable[[], None]:
     """Return a function that fills arrays from a buffer; arguments as for `prepare_pack`."""
     return _prepare(arrays, buffer, offsets, dtype, scale, stream, is_pack=False)
 
 
-def cast(source: Any, destination: Any, *, scale: float | None = None, stream: Any = None) -> None:
+def cast(
+    source: AnyArray, destination: AnyArray, *, scale: float | None = None, stream: AnyStream = None
+) -> None:
     """Convert an array's elements to another dtype. Enqueues and returns.
 
     Parameters
@@ -171,12 +174,12 @@ def cast(source: Any, destination: Any, *, scale: float | None = None, stream: A
 
 
 def _prepare(
-    arrays: Sequence[Any],
-    buffer: Any,
+    arrays: Sequence[AnyArray],
+    buffer: AnyArray,
     offsets: Sequence[int],
     dtype: str | None,
     scale: float | None,
-    stream: Any,
+    stream: AnyStream,
     *,
     is_pack: bool,
 ) -> Callable[[], None]:

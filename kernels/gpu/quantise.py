@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.block_message import BLOCK, message_bytes
 from gpucoll.kernels.gpu.launch import buffer_of, struct, target_of
 from gpucoll.kernels.gpu.source import THREADS, Kernel
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpucoll.arrays.library import AnyArray, AnyStream
 
 FORMATS = {
     "int8": "BlockInt8",
@@ -26,6 +31,15 @@ ARGUMENTS = np.dtype([(name, "u8") for name in (*_WORDS, "seed", "sequence", "fi
 """``QuantiseArguments`` of ``quantise.cu``."""
 _WARP = 32
 _WORD = 1 << 64
+
+
+class Rounding(TypedDict, total=False):
+    """The arguments of `prepare_quantise` that say how it rounds, and where it keeps the errors."""
+
+    seed: int | None
+    sequence: int
+    first_block: int
+    residual: AnyArray | None
 
 
 def block_kernel(which: str, block_format: str, is_stochastic: bool = False) -> Kernel:
@@ -60,25 +74,33 @@ def load_kernels(block_format: str, is_stochastic: bool, like: Buffer) -> None:
         target.load(block_kernel(which, block_format, is_stochastic))
 
 
-def quantise(source: Any, message: Any, *given: Any, stream: Any = None, **options: Any) -> None:
+def quantise(
+    source: AnyArray,
+    message: AnyArray,
+    block_format: str,
+    *,
+    blocks: int,
+    stream: AnyStream = None,
+    **options: Unpack[Rounding],
+) -> None:
     """Fill a message with the codes of `source`: see `prepare_quantise`. Enqueues and returns.
 
     For `stream` see `gpucoll.kernels.gpu.launch.target_of`.
     """
-    enqueue = prepare_quantise(source, message, *given, **options)
+    enqueue = prepare_quantise(source, message, block_format, blocks=blocks, **options)
     enqueue(_stream_of(source, "source", stream))
 
 
 def prepare_quantise(
-    source: Any,
-    message: Any,
+    source: AnyArray,
+    message: AnyArray,
     block_format: str,
     *,
     blocks: int,
     seed: int | None = None,
     sequence: int = 0,
     first_block: int = 0,
-    residual: Any | None = None,
+    residual: AnyArray | None = None,
 ) -> Callable[[int], None]:
     """Return a function that fills a message with the codes of `source`, on a given stream.
 
@@ -134,16 +156,25 @@ def prepare_quantise(
 
 
 def dequantise(
-    messages: Any, destination: Any, *given: Any, stream: Any = None, **options: Any
+    messages: AnyArray,
+    destination: AnyArray,
+    block_format: str,
+    *,
+    blocks: int,
+    sources: int = 1,
+    divisor: float | None = None,
+    stream: AnyStream = None,
 ) -> None:
     """Fill `destination` from messages: see `prepare_dequantise`. Enqueues and returns."""
-    enqueue = prepare_dequantise(messages, destination, *given, **options)
+    enqueue = prepare_dequantise(
+        messages, destination, block_format, blocks=blocks, sources=sources, divisor=divisor
+    )
     enqueue(_stream_of(destination, "destination", stream))
 
 
 def prepare_dequantise(
-    messages: Any,
-    destination: Any,
+    messages: AnyArray,
+    destination: AnyArray,
     block_format: str,
     *,
     blocks: int,
@@ -179,15 +210,27 @@ def prepare_dequantise(
     )
 
 
-def requantise(messages: Any, result: Any, *given: Any, stream: Any = None, **options: Any) -> None:
+def requantise(
+    messages: AnyArray,
+    result: AnyArray,
+    block_format: str,
+    *,
+    blocks: int,
+    sources: int,
+    divisor: float | None = None,
+    stream: AnyStream = None,
+    **options: Unpack[Rounding],
+) -> None:
     """Add messages up and quantise the sum: see `prepare_requantise`. Enqueues and returns."""
-    enqueue = prepare_requantise(messages, result, *given, **options)
+    enqueue = prepare_requantise(
+        messages, result, block_format, blocks=blocks, sources=sources, divisor=divisor, **options
+    )
     enqueue(_stream_of(result, "result", stream))
 
 
 def prepare_requantise(
-    messages: Any,
-    result: Any,
+    messages: AnyArray,
+    result: AnyArray,
     block_format: str,
     *,
     blocks: int,
@@ -196,7 +239,7 @@ def prepare_requantise(
     seed: int | None = None,
     sequence: int = 0,
     first_block: int = 0,
-    residual: Any | None = None,
+    residual: AnyArray | None = None,
 ) -> Callable[[int], None]:
     """Return a function that dequantises messages and quantises the result, in one pass.
 
@@ -241,7 +284,7 @@ def _prepared(
     return target.prepared(kernel, -(-blocks * _WARP // THREADS), [arguments])
 
 
-def _stream_of(x: Any, what: str, stream: Any) -> int:
+def _stream_of(x: AnyArray, what: str, stream: AnyStream) -> int:
     return target_of([buffer_of(x, what)], stream).stream
 
 
@@ -254,7 +297,7 @@ def _divisor_bits(divisor: float | None) -> int:
     return int(np.float32(divisor).view(np.uint32))
 
 
-def _floats(x: Any, what: str, blocks: int) -> Buffer:
+def _floats(x: AnyArray, what: str, blocks: int) -> Buffer:
     buffer = buffer_of(x, what)
     if buffer.dtype != "float32":
         raise ArgumentTypeError(f"{what} must be float32; it is {buffer.dtype}: cast it first")
@@ -265,7 +308,7 @@ def _floats(x: Any, what: str, blocks: int) -> Buffer:
     return buffer
 
 
-def _message(x: Any, what: str, blocks: int, messages: int) -> Buffer:
+def _message(x: AnyArray, what: str, blocks: int, messages: int) -> Buffer:
     buffer = buffer_of(x, what)
     needed = message_bytes(blocks) * messages
     if buffer.item_bytes != 1:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.gpu.launch import Target, buffers_of, struct, target_of
 from gpucoll.kernels.gpu.source import MAX_RANKS, TILE_BYTES, Kernel
@@ -108,11 +108,11 @@ def parameter_bits(dtype: str, parameter: float) -> int:
 
 def reduce_arrays(
     op: str | ReduceOp,
-    destinations: Sequence[Any],
-    sources: Sequence[Any],
+    destinations: Sequence[AnyArray],
+    sources: Sequence[AnyArray],
     *,
     divisor: float = 1,
-    stream: Any = None,
+    stream: AnyStream = None,
 ) -> None:
     """Reduce `sources`, left to right, into every one of `destinations`. Enqueues and returns.
 
@@ -144,7 +144,11 @@ def reduce_arrays(
 
 
 def prepare_reduce(
-    op: str | ReduceOp, destinations: Sequence[Any], sources: Sequence[Any], *, divisor: float = 1
+    op: str | ReduceOp,
+    destinations: Sequence[AnyArray],
+    sources: Sequence[AnyArray],
+    *,
+    divisor: float = 1,
 ) -> Callable[[int], None]:
     """Return a function that does `reduce_arrays` each time it gets a stream's address.
 
@@ -165,12 +169,12 @@ def prepare_reduce(
 
 def ring_step(
     op: str | ReduceOp,
-    received: Any,
-    mine: Any,
-    next_slot: Any | None,
+    received: AnyArray,
+    mine: AnyArray,
+    next_slot: AnyArray | None,
     *,
     divisor: float = 1,
-    stream: Any = None,
+    stream: AnyStream = None,
 ) -> None:
     """Do one step of a ring: `mine` = `received` op `mine`, also written to the next rank's slot.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpucoll.version import __version__
 
@@ -100,7 +100,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used: ``import gpucoll`` loads almost nothing."""
     if name not in __all__:
         if name.startswith("_") or importlib.util.find_spec(f"gpucoll.{name}") is not None:

@@ -36,6 +36,8 @@ from typing import (
 )
 
 if TYPE_CHECKING:
+    import ctypes
+
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
@@ -55,12 +57,12 @@ class _Place:
         self.count = count
 
 
-def word(index: int) -> Any:
+def word(index: int) -> Any:  # any field may have it as its value
     """Place a field, and those after it, from this word of its block on."""
     return _Place(index, 0)
 
 
-def words(count: int, index: int | None = None) -> Any:
+def words(count: int, index: int | None = None) -> Any:  # as `word`
     """Give a field this number of words in its block itself, from word `index` on if given."""
     return _Place(index, count)
 
@@ -84,14 +86,14 @@ class Field(int, Generic[T]):
         return made
 
     @functools.cached_property
-    def _kind(self) -> Any:
+    def _kind(self) -> type:
         return kinds(self.owner)[self.name]
 
     @overload
     def __get__(self, block: None, owner: type[Block]) -> Field[T]: ...
     @overload
     def __get__(self, block: Block, owner: type[Block]) -> T: ...
-    def __get__(self, block: Block | None, owner: type[Block]) -> Any:
+    def __get__(self, block: Block | None, owner: type[Block]) -> Any:  # one of the two above
         """Return the field itself for the class, and for a block its value."""
         if block is None:
             return self
@@ -198,7 +200,7 @@ class Words(metaclass=BlockClass):
         self._count = count
         self._owner = owner  # kept alive
 
-    def _word(self, index: int) -> Any:
+    def _word(self, index: int) -> ctypes.c_int64:
         if index < 0 or (self._count and index >= self._count):
             raise IndexError(f"word {index} of {self._count}")
         import ctypes
@@ -220,7 +222,7 @@ _ADDRESSED = (Block, Words)
 
 
 @functools.cache
-def kinds(cls: type[Block]) -> dict[str, Any]:
+def kinds(cls: type[Block]) -> dict[str, type]:
     """Return what each field of a class is: ``int``, `Words`, or a class of blocks."""
     hints = get_type_hints(cls)
     return {name: (*get_args(hints[name]), hints[name])[0] for name in cls.fields}

@@ -37,7 +37,7 @@ class FinalizerThread:
         """Held while there is a thread. No code waits for it."""
         _all.add(self)
 
-    def leave(self, function: Callable[..., object], *arguments: Any) -> None:
+    def leave(self, function: Callable[..., object], *arguments: object) -> None:
         """Have the thread call ``function(*arguments)``. For finalizers: neither locks nor waits.
 
         Exceptions go to ``sys.unraisablehook``. A forked child makes none of its parent's calls. At
@@ -89,7 +89,7 @@ def run_all(*steps: Callable[[], object]) -> None:
             stack.callback(step)
 
 
-def _call(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _call(function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     try:
         function(*arguments)
     except BaseException as error:

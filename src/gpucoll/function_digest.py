@@ -62,7 +62,7 @@ class _Digest:
             data = part.encode() if isinstance(part, str) else part
             self.hash.update(len(data).to_bytes(8, "little") + data)
 
-    def add(self, value: Any, name: str) -> None:
+    def add(self, value: object, name: str) -> None:
         """Add a value that the code calls `name`."""
         function = python_function(value)
         if isinstance(value, _PLAIN):
@@ -74,7 +74,8 @@ class _Digest:
         elif isinstance(value, frozenset):  # its order differs in every process
             self._write("frozenset", *sorted(map(repr, value)))
         elif hasattr(value, "dtype") and hasattr(value, "tobytes") and not isinstance(value, type):
-            self._write(str(value.dtype), str(value.shape), value.tobytes())
+            array: Any = value
+            self._write(str(array.dtype), str(array.shape), array.tobytes())
         elif function is not None and not _is_of_library(function):
             self._add_function(function)
         elif spelled := _spelled(value):
@@ -109,7 +110,7 @@ class _Digest:
             self.add(value, name)
 
 
-def _references(code: CodeType, function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _references(code: CodeType, function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the globals and closure values that code uses; for modules, the attributes it uses."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     outer = ChainMap(function.__globals__, vars(builtins))
@@ -137,7 +138,7 @@ def _is_of_library(value: object) -> bool:
     return str(getattr(value, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: object) -> str:
     """Return a name that identifies a value on every rank; empty if there is none."""
     if isinstance(value, ModuleType):
         return value.__name__

@@ -10,13 +10,15 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.function_digest import function_digest, python_function
 from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
 
+AnyScalar: TypeAlias = Any
+"""One element of an array: Numba's, NumPy's or Python's number."""
 DTYPES = (
     "bool",
     "int8",
@@ -67,8 +69,10 @@ class ReduceOp:
 
     name: str
     factor: float | None = None
-    function: Callable[[Any, Any], Any] | None = field(default=None, compare=False)
-    identity: Any = field(default=None, compare=False)
+    function: Callable[[AnyScalar, AnyScalar], AnyScalar] | None = field(
+        default=None, compare=False
+    )
+    identity: AnyScalar = field(default=None, compare=False)
     commutative: bool = field(default=True, compare=False)
     digest: int = 0
     """The digest of `function`, `identity` and `commutative` that ranks compare; 0 without one."""
@@ -118,7 +122,9 @@ class ReduceOp:
 
     @staticmethod
     def custom(
-        function: Callable[[Any, Any], Any], identity: Any = None, commutative: bool = True
+        function: Callable[[AnyScalar, AnyScalar], AnyScalar],
+        identity: AnyScalar = None,
+        commutative: bool = True,
     ) -> ReduceOp:
         """Return an op that combines two values by a user's function.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpucoll.arrays import foreign_arrays, numpy_arrays
-from gpucoll.arrays.fingerprint import fingerprint_of
+from gpucoll.arrays.library import fingerprint_of
 
 torch = pytest.importorskip("torch")
 torch_tensors = pytest.importorskip("gpucoll.arrays.torch_tensors")

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Required, TypedDict, TypeVar
 
+from gpucoll.arrays.library import AnyStream
 from gpucoll.types import ReduceOp
 
 Op: TypeAlias = str | ReduceOp
 Shape: TypeAlias = int | Sequence[int]
-Rows: TypeAlias = Sequence[int] | np.ndarray[Any, Any] | None
+Rows: TypeAlias = Sequence[int] | npt.NDArray[Any] | None
 Counts: TypeAlias = Rows | Literal["auto"]
 
 # --- inputs: the arrays that `gpucoll.arrays.libraries` recognises --------------------------------
@@ -25,19 +26,24 @@ class _Buffer(Sized, Protocol):  # the length excludes NumPy's scalars, which al
 
 class _ArrayInterface(Sized, Protocol):
     @property
-    def __array_interface__(self) -> Any: ...
+    def __array_interface__(self) -> object: ...
 
 
 class _CudaArrayInterface(Protocol):
     @property
-    def __cuda_array_interface__(self) -> Any: ...
+    def __cuda_array_interface__(self) -> object: ...
 
 
 class _Dlpack(Protocol):
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    # Only Any accepts every signature, of old and new versions of DLPack.
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> object: ...
 
 
 Array: TypeAlias = _Buffer | _ArrayInterface | _CudaArrayInterface | _Dlpack
+AnyDevice: TypeAlias = Any
+"""A GPU: its number, its name, or a device of CuPy or PyTorch, whose classes may be missing."""
+Numbers: TypeAlias = npt.NDArray[Any]
+"""The array of every rank's number, which has the dtype that NumPy gives the numbers."""
 Number: TypeAlias = complex | np.generic  # for a type checker, complex includes int and float
 
 A = TypeVar("A", bound=Array)
@@ -54,7 +60,7 @@ V = TypeVar("V", default=Any)
 
 class _Options(TypedDict, total=False):
     timeout_s: float | None
-    stream: Any
+    stream: AnyStream
 
 
 class Blocking(_Options, total=False):

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -61,6 +61,13 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
 from gpucoll.tracebacks import shorten_uncaught
 from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from gpucoll.api.call_types import AnyDevice
+    from gpucoll.backends.mpi.ranks import MpiRanks
+    from gpucoll.calls.given import AnyResult, Unchecked
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _LOSSES = (PeerLostError, DeadlineError, AbortedError, MismatchError)
@@ -209,17 +216,17 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         made.epoch = self.epoch
         return made
 
-    def _over_mpi(self, ranks: list[int], timeout_s: float) -> Callable[[], Any] | None:
+    def _over_mpi(self, ranks: list[int], timeout_s: float) -> Callable[[], MpiRanks] | None:
         """Return a function that makes these ranks a communicator of MPI's; None without MPI."""
         whole = self._group.over_mpi
         return None if whole is None else lambda: whole.part(ranks, timeout_s)
 
     @staticmethod
     def from_mpi(
-        communicator: Any,
+        communicator: Intracomm,
         *,
         backend: str = "auto",
-        device: Any = None,
+        device: AnyDevice = None,
         mixed: bool = False,
         timeout_s: float | None = None,
         on_async_error: str | None = None,
@@ -505,7 +512,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         state = " closed" if self.is_closed else ""
         return f"<gpucoll.Communicator rank {self.rank} of {self.world_size}{state}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")
 
 
@@ -517,7 +524,7 @@ def create(
     watch: Watch | None = None,
     *,
     connects: bool = True,
-    over_mpi: Callable[[], Any] | None = None,
+    over_mpi: Callable[[], MpiRanks] | None = None,
 ) -> Communicator:
     """Meet the ranks of `job` and return their communicator.
 
@@ -559,7 +566,7 @@ def _meet(
     timeout_s: float,
     wish: Wish,
     watch: Watch | None,
-    over_mpi: Callable[[], Any] | None,
+    over_mpi: Callable[[], MpiRanks] | None,
 ) -> Communicator:
     from gpucoll.backends.cpu.host import tuning
     from gpucoll.group.joining import Policy, join
@@ -590,11 +597,11 @@ def _meet(
         raise
 
 
-def _caller_of(communicator: Communicator) -> Callable[..., Any]:
+def _caller_of(communicator: Communicator) -> Callable[..., AnyResult]:
     """Return a function that calls a method by its name, without keeping the communicator alive."""
     alive = weakref.ref(communicator)
 
-    def call_again(name: str, *arguments: Any, **given: Any) -> Any:
+    def call_again(name: str, *arguments: Unchecked, **given: Unchecked) -> AnyResult:
         return getattr(alive(), name)(*arguments, **given)
 
     return call_again

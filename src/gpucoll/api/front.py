@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays.array_kinds import new_like, new_of_rows
+from gpucoll.arrays.library import AnyArray
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.given import AnyInput, Unchecked
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.point_to_point import PointToPoint
@@ -69,12 +71,12 @@ class Front:
                 setattr(self, name, _leave_to_python)
             self._begin_send = self._begin_recv = self._raise_left = _leave_to_python
 
-    def _is_root(self, root: Any) -> bool:
+    def _is_root(self, root: Unchecked) -> bool:
         """Raise the error for a root that is an array, whose comparison has no truth value."""
         self._collectives.check_root(root)
         return False
 
-    def _whole_like(self, x: Any) -> Any:
+    def _whole_like(self, x: AnyInput) -> AnyArray | None:
         """Return a new array for the concatenated x of all ranks; None if entries cannot read x."""
         if type(x) is not np.ndarray:
             return new_of_rows(x, self.world_size, 1)
@@ -83,7 +85,7 @@ class Front:
         shape = x.shape
         return np.empty((shape[0] * self.world_size, *shape[1:]), x.dtype)
 
-    def _block_like(self, x: Any) -> Any:
+    def _block_like(self, x: AnyInput) -> AnyArray | None:
         """Return a new array for one rank's block of x; None if entries cannot read x."""
         if type(x) is not np.ndarray:
             return new_of_rows(x, 1, self.world_size)
@@ -92,7 +94,7 @@ class Front:
         shape = x.shape
         return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
 
-    def _rows_like(self, x: Any, rows: Any) -> Any:
+    def _rows_like(self, x: AnyInput, rows: Unchecked) -> AnyArray | None:
         """Return a new array of `rows` rows (a number or counts); None if Python must check."""
         if type(x) is not np.ndarray or x.ndim == 0:
             return None
@@ -102,7 +104,7 @@ class Front:
         except (TypeError, ValueError, OverflowError, MemoryError):
             return None
 
-    def _block_of(self, x: Any, rows: Any) -> Any:
+    def _block_of(self, x: AnyInput, rows: Unchecked) -> AnyArray | None:
         """Return a new array for this rank's block of x, an array with counts or a list."""
         if type(x) is list:
             block = x[self.rank] if len(x) == self.world_size else None
@@ -111,7 +113,7 @@ class Front:
             return None
         return self._rows_like(x, rows[self.rank])
 
-    def _list_like(self, xs: list[Any]) -> Any:
+    def _list_like(self, xs: list[AnyArray]) -> list[AnyArray] | None:
         """Return new arrays for the results of a list; None if entries cannot read it."""
         if all(type(x) is np.ndarray for x in xs):
             return [np.empty_like(x) for x in xs]
@@ -123,7 +125,7 @@ class Front:
             made.append(new)
         return made
 
-    def _is_template(self, x: Any, out: Any) -> bool:
+    def _is_template(self, x: AnyInput, out: AnyInput) -> bool:
         """Return whether x, a scatter's template off the root, agrees with `out` or is None."""
         if x is None or type(x) is not np.ndarray or type(out) is not np.ndarray:
             return x is None
@@ -135,10 +137,10 @@ class Front:
         )
 
 
-def as_entries_read(counts: Any) -> Any:
+def as_entries_read(counts: Unchecked) -> Unchecked:
     """Return a user's counts in the form that compiled entries read: an array as a list."""
     return counts.tolist() if type(counts) is np.ndarray else counts
 
 
-def _leave_to_python(*_: Any) -> None:
+def _leave_to_python(*_: object) -> None:
     """Replace a compiled entry: leave every call to Python."""

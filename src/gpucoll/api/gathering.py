@@ -9,7 +9,6 @@ from gpucoll.api.front import Front, as_entries_read
 from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from typing_extensions import Unpack
 
     from gpucoll.api.call_types import (
@@ -21,7 +20,10 @@ if TYPE_CHECKING:
         Counts,
         EitherInto,
         Number,
+        Numbers,
     )
+    from gpucoll.arrays.library import AnyStream
+    from gpucoll.calls.given import AnyInput, AnyResult
     from gpucoll.calls.work import Work
 
 
@@ -54,19 +56,19 @@ class Gathering(Front):
         self, x: A, *, counts: Counts = None, out: list[A], **options: Unpack[Asynchronous]
     ) -> Work[list[A]]: ...
     @overload
-    def all_gather(self, x: Number, **options: Unpack[Blocking]) -> npt.NDArray[Any]: ...
+    def all_gather(self, x: Number, **options: Unpack[Blocking]) -> Numbers: ...
     @overload
-    def all_gather(self, x: Number, **options: Unpack[Asynchronous]) -> Work[npt.NDArray[Any]]: ...
+    def all_gather(self, x: Number, **options: Unpack[Asynchronous]) -> Work[Numbers]: ...
     def all_gather(
         self,
-        x: Any,
+        x: AnyInput,
         *,
         counts: Counts = None,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Concatenate the x of all ranks along axis 0; every rank gets the result.
 
         Parameters
@@ -147,24 +149,22 @@ class Gathering(Front):
         **options: Unpack[Asynchronous],
     ) -> Work[list[A] | None]: ...
     @overload
-    def gather(
-        self, x: Number, root: int = 0, **options: Unpack[Blocking]
-    ) -> npt.NDArray[Any] | None: ...
+    def gather(self, x: Number, root: int = 0, **options: Unpack[Blocking]) -> Numbers | None: ...
     @overload
     def gather(
         self, x: Number, root: int = 0, **options: Unpack[Asynchronous]
-    ) -> Work[npt.NDArray[Any] | None]: ...
+    ) -> Work[Numbers | None]: ...
     def gather(
         self,
-        x: Any,
+        x: AnyInput,
         root: int = 0,
         *,
         counts: Counts = None,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Concatenate the x of all ranks along axis 0; the root gets the result.
 
         Parameters

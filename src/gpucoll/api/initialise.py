@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpucoll import config
 from gpucoll.api.parameters import parse
@@ -16,17 +16,19 @@ from gpucoll.rendezvous.job import Job, find_job, spread_by_mpi
 from gpucoll.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
+    from gpucoll.api.call_types import AnyDevice
     from gpucoll.api.communicator import Communicator
+    from gpucoll.rendezvous.meeting_store import AnyStore
 
 
 def init(
     *,
     rank: int | None = None,
     world_size: int | None = None,
-    meet: Any = None,
+    meet: str | AnyStore | None = None,
     name: str | None = None,
     backend: str = "auto",
-    device: Any = None,
+    device: AnyDevice = None,
     mixed: bool = False,
     timeout_s: float | None = None,
     on_async_error: str | None = None,
@@ -149,7 +151,7 @@ def init(
 
 
 def is_over_mpi(
-    backend: str, rank: int | None, world_size: int | None, meet: Any, name: str | None
+    backend: str, rank: int | None, world_size: int | None, meet: object, name: str | None
 ) -> bool:
     """Return whether the ranks meet over MPI: its backend is given, or only MPI can tell how."""
     is_given = any(given is not None for given in (rank, world_size, meet, name))

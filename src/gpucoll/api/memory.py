@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from gpucoll.errors import ArgumentTypeError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpucoll.api.call_types import A, N, Shape
+    from gpucoll.api.call_types import A, N, Numbers, Shape
     from gpucoll.arrays.device_array import DeviceArray
+    from gpucoll.arrays.library import AnyArray, AnyDtype
 
 
 class Memory(Front):
@@ -27,11 +28,11 @@ class Memory(Front):
 
     @overload
     def empty(
-        self, shape: Shape, dtype: Any = "float32", *, like: A, symmetric: bool = False
+        self, shape: Shape, dtype: AnyDtype = "float32", *, like: A, symmetric: bool = False
     ) -> A: ...
     @overload
     def empty(
-        self, shape: Shape, dtype: Any = "float32", *, like: str, symmetric: bool = False
+        self, shape: Shape, dtype: AnyDtype = "float32", *, like: str, symmetric: bool = False
     ) -> DeviceArray: ...
     @overload
     def empty(
@@ -39,11 +40,21 @@ class Memory(Front):
     ) -> npt.NDArray[N]: ...
     @overload
     def empty(
-        self, shape: Shape, dtype: Any = "float32", *, like: None = None, symmetric: bool = False
-    ) -> npt.NDArray[Any]: ...
+        self,
+        shape: Shape,
+        dtype: AnyDtype = "float32",
+        *,
+        like: None = None,
+        symmetric: bool = False,
+    ) -> Numbers: ...
     def empty(
-        self, shape: Shape, dtype: Any = "float32", *, like: Any = None, symmetric: bool = False
-    ) -> Any:
+        self,
+        shape: Shape,
+        dtype: AnyDtype = "float32",
+        *,
+        like: AnyArray | None = None,
+        symmetric: bool = False,
+    ) -> AnyArray:
         """Return a new, uninitialised array in memory that the backend uses without a copy.
 
         On the CPU the memory is shared by all ranks of the host. Collectives on these arrays, and
@@ -89,7 +100,7 @@ class Memory(Front):
         dispatch.check_host("the array to make")
         return self._backend.empty(whole, dtype)
 
-    def register(self, array: Any) -> Registration:
+    def register(self, array: AnyArray) -> Registration:
         """Register an array's memory with the vendor's library, which then uses it without a copy.
 
         For arrays that take part in many calls and were not made by `empty`. Does nothing if the

@@ -12,9 +12,13 @@ from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from typing_extensions import Unpack
 
     from gpucoll.api.call_types import Array, Asynchronous, Blocking, Either, M, Number, Shape
+    from gpucoll.arrays.library import AnyDtype, AnyStream
+    from gpucoll.calls.given import AnyInput, AnyObject, AnyResult
     from gpucoll.calls.message_work import MessageWork
     from gpucoll.calls.plan import Plan
 
@@ -58,15 +62,15 @@ class Messages(Front):
     ) -> MessageWork[None] | None: ...
     def send(
         self,
-        x: Any,
+        x: AnyInput,
         dest: int,
         tag: int = 0,
         *,
         synchronous: bool = False,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Send x to another rank.
 
         Parameters
@@ -109,8 +113,14 @@ class Messages(Front):
         return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream, synchronous)
 
     def _recv_into_tensor(
-        self, out: Any, shown: Any, source: int, tag: int, async_op: bool, timeout_s: float | None
-    ) -> Any:
+        self,
+        out: AnyInput,
+        shown: npt.NDArray[np.generic],
+        source: int,
+        tag: int,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> AnyResult:
         """Receive into a tensor through its NumPy view, by an entry; None if no entry can."""
         messages = self._point_to_point
         if not async_op:
@@ -162,30 +172,30 @@ class Messages(Front):
     @overload
     def recv(
         self,
-        out: Any = None,
+        out: AnyInput = None,
         source: int = ANY_SOURCE,
         tag: int = 0,
         *,
-        like: Any = None,
+        like: AnyInput = None,
         shape: Shape | None = None,
-        dtype: Any = None,
+        dtype: AnyDtype = None,
         info: bool = False,
         **options: Unpack[Either],
-    ) -> Any: ...
+    ) -> AnyResult: ...
     def recv(
         self,
-        out: Any = None,
+        out: AnyInput = None,
         source: int = ANY_SOURCE,
         tag: int = 0,
         *,
-        like: Any = None,
+        like: AnyInput = None,
         shape: int | Sequence[int] | None = None,
-        dtype: Any = None,
+        dtype: AnyDtype = None,
         info: bool = False,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Receive a message from another rank.
 
         Parameters
@@ -292,16 +302,16 @@ class Messages(Front):
     ) -> M | MessageWork[M]: ...
     def send_recv(
         self,
-        x: Any,
+        x: AnyInput,
         dest: int,
         source: int,
-        out: Any = None,
+        out: AnyInput = None,
         *,
         tag: int = 0,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Send x to one rank and receive a message from another at the same time.
 
         Parameters
@@ -331,14 +341,14 @@ class Messages(Front):
 
     def send_object(
         self,
-        value: Any,
+        value: AnyObject,
         dest: int,
         tag: int = 0,
         *,
         synchronous: bool = False,
         async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> Any:
+    ) -> AnyResult:
         """Send a picklable object to another rank, which receives it with `recv_object`.
 
         Parameters
@@ -365,7 +375,7 @@ class Messages(Front):
         info: bool = False,
         async_op: bool = False,
         timeout_s: float | None = None,
-    ) -> Any:
+    ) -> AnyObject:
         """Receive an object that another rank has sent with `send_object`.
 
         Parameters
@@ -380,7 +390,7 @@ class Messages(Front):
         """
         return self._point_to_point.recv_object(source, tag, async_op, timeout_s, info)
 
-    def plan_send(self, x: Array, dest: int, tag: int = 0) -> Plan[Any]:
+    def plan_send(self, x: Array, dest: int, tag: int = 0) -> Plan[AnyResult]:
         """Prepare a `send` that runs repeatedly on the same memory: see `Plans`."""
         return self._point_to_point.plan(Kind.SEND, x, dest, tag)
 

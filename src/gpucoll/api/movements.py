@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         EitherInto,
         X,
     )
+    from gpucoll.arrays.library import AnyStream
+    from gpucoll.calls.given import AnyInput, AnyResult
     from gpucoll.calls.work import Work
 
 
@@ -47,14 +49,14 @@ class Movements(Front):
     ) -> X | Work[X]: ...
     def broadcast(
         self,
-        x: Any,
+        x: AnyInput,
         root: int = 0,
         *,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Give every rank the root's x.
 
         Parameters
@@ -139,15 +141,15 @@ class Movements(Front):
     ) -> Work[A]: ...
     def scatter(
         self,
-        x: Any = None,
+        x: AnyInput = None,
         root: int = 0,
         *,
         counts: Counts = None,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Give rank r block r of the root's x.
 
         Parameters
@@ -278,15 +280,15 @@ class Movements(Front):
     ) -> Work[list[A]]: ...
     def all_to_all(
         self,
-        x: Any,
+        x: AnyInput,
         *,
         send_counts: Counts = None,
         recv_counts: Counts = None,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Give every rank s this rank's block s, and put the blocks from all ranks side by side.
 
         Parameters

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
 from gpucoll.backends.choice import MPI, Wish
@@ -13,13 +14,18 @@ from gpucoll.errors import BackendUnavailableError, RendezvousError
 from gpucoll.rendezvous.job import started_ranks
 from gpucoll.rendezvous.told import told_job
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from gpucoll.api.communicator import Communicator
+
 Create = Callable[..., Any]
 """The type of `gpucoll.api.communicator.create`, which is in a higher layer."""
 
 
 def from_communicator(
-    communicator: Any, limit: float, exits: bool | None, wish: Wish, create: Create
-) -> Any:
+    communicator: Intracomm, limit: float, exits: bool | None, wish: Wish, create: Create
+) -> Communicator:
     """Return the communicator for `gpucoll.Communicator.from_mpi`."""
     mpi = library.import_mpi()
     is_whole = not library.problem_of(mpi) and communicator == mpi.COMM_WORLD
@@ -28,7 +34,7 @@ def from_communicator(
     return _made(communicator, mpi, limit, exits, wish, "Communicator.from_mpi", create)
 
 
-def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> Any:
+def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> Communicator:
     """Return the communicator of all ranks that the launcher has started, for `gpucoll.init`.
 
     Raises
@@ -45,7 +51,7 @@ def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> 
     return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init", create)
 
 
-def _check_launcher(mpi: Any) -> None:
+def _check_launcher(mpi: ModuleType) -> None:
     """Raise if the launcher has started another number of ranks than MPI sees."""
     started = started_ranks()
     n_seen = mpi.COMM_WORLD.Get_size() if not mpi.Is_finalized() else 0
@@ -59,14 +65,14 @@ def _check_launcher(mpi: Any) -> None:
 
 
 def _made(
-    communicator: Any,
-    mpi: Any,
+    communicator: Intracomm,
+    mpi: ModuleType,
     limit: float,
     exits: bool | None,
     wish: Wish,
     call: str,
     create: Create,
-) -> Any:
+) -> Communicator:
     from gpucoll.backends import precompile
 
     ranks = MpiRanks.of(communicator, mpi, limit, call)
@@ -77,7 +83,7 @@ def _made(
         wish = wish._replace(exits=job.is_launched if exits is None else exits)
         precompile.load()
         may_take = wish.backend == MPI or (wish.backend == "auto" and not wish.mixed)
-        made = create(
+        made: Communicator = create(
             job.next_meeting(), limit, limit, wish, over_mpi=(lambda: ranks) if may_take else None
         )
         is_kept = made._choice.host.backend == MPI
@@ -87,7 +93,7 @@ def _made(
             ranks.free()
 
 
-def _check_all(ranks: MpiRanks, mpi: Any, limit: float, wish: Wish) -> None:
+def _check_all(ranks: MpiRanks, mpi: ModuleType, limit: float, wish: Wish) -> None:
     """Raise on every rank if MPI cannot serve some rank as the user asked."""
     problem = library.problem_for_calls(mpi) if wish.backend in (MPI, "auto") else ""
     problems = [text.decode() for text in ranks.tell(problem.encode(), limit)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpucoll import config
 from gpucoll.backends import BACKENDS
 from gpucoll.backends.choice import DIRECT, GPU_BACKENDS, HOST_DEVICE, VENDOR_BACKENDS, Wish
@@ -12,7 +10,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableE
 
 def parse(
     backend: str,
-    device: Any,
+    device: object,
     mixed: bool,
     timeout_s: float | None,
     on_async_error: str | None,
@@ -52,7 +50,7 @@ def _check_backend(backend: object, mixed: bool) -> None:
         raise ArgumentError(f"backend must be one of {known}; got {backend!r}")
 
 
-def _device_number(device: Any) -> int:
+def _device_number(device: object) -> int:
     """Return a GPU's number."""
     if isinstance(device, str):
         kind, _, text = device.partition(":")

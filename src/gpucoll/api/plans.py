@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from gpucoll.api.front import Front
 from gpucoll.calls.plan import Plan
@@ -11,6 +11,7 @@ from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
     from gpucoll.api.call_types import A, Op, Rows
+    from gpucoll.calls.given import AnyInput, AnyResult
 
 
 class Plans(Front):
@@ -61,7 +62,9 @@ class Plans(Front):
     def plan_all_gather(self, x: A, *, counts: Rows = None, out: A | None = None) -> Plan[A]: ...
     @overload
     def plan_all_gather(self, x: A, *, counts: Rows = None, out: list[A]) -> Plan[list[A]]: ...
-    def plan_all_gather(self, x: Any, *, counts: Rows = None, out: Any = None) -> Plan[Any]:
+    def plan_all_gather(
+        self, x: AnyInput, *, counts: Rows = None, out: AnyInput = None
+    ) -> Plan[AnyResult]:
         """Prepare an `all_gather` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.ALL_GATHER, x, counts=counts, out=out)
 
@@ -74,8 +77,8 @@ class Plans(Front):
         self, x: A, root: int = 0, *, counts: Rows = None, out: list[A]
     ) -> Plan[list[A] | None]: ...
     def plan_gather(
-        self, x: Any, root: int = 0, *, counts: Rows = None, out: Any = None
-    ) -> Plan[Any]:
+        self, x: AnyInput, root: int = 0, *, counts: Rows = None, out: AnyInput = None
+    ) -> Plan[AnyResult]:
         """Prepare a `gather` that runs repeatedly on the same memory."""
         return self._collectives.plan(Collective.GATHER, x, root=root, counts=counts, out=out)
 
@@ -104,8 +107,13 @@ class Plans(Front):
         out: list[A],
     ) -> Plan[list[A]]: ...
     def plan_all_to_all(
-        self, x: Any, *, send_counts: Rows = None, recv_counts: Rows = None, out: Any = None
-    ) -> Plan[Any]:
+        self,
+        x: AnyInput,
+        *,
+        send_counts: Rows = None,
+        recv_counts: Rows = None,
+        out: AnyInput = None,
+    ) -> Plan[AnyResult]:
         """Prepare an `all_to_all` that runs repeatedly on the same memory."""
         return self._collectives.plan(
             Collective.ALL_TO_ALL, x, counts=send_counts, receive_counts=recv_counts, out=out

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gpucoll.api.call_types import A, AsynchronousInto, BlockingInto, Counts, EitherInto, Op, X
+    from gpucoll.arrays.library import AnyStream
+    from gpucoll.calls.given import AnyInput, AnyResult
     from gpucoll.calls.work import Work
     from gpucoll.compression import Compression
 
@@ -35,7 +37,7 @@ class Reductions(Front):
         op: Op = "sum",
         *,
         compression: str | Compression | None = None,
-        residual: Any = None,
+        residual: AnyInput = None,
         **options: Unpack[BlockingInto[X]],
     ) -> X: ...
     @overload
@@ -45,7 +47,7 @@ class Reductions(Front):
         op: Op = "sum",
         *,
         compression: str | Compression | None = None,
-        residual: Any = None,
+        residual: AnyInput = None,
         **options: Unpack[AsynchronousInto[X]],
     ) -> Work[X]: ...
     @overload
@@ -55,21 +57,21 @@ class Reductions(Front):
         op: Op = "sum",
         *,
         compression: str | Compression | None = None,
-        residual: Any = None,
+        residual: AnyInput = None,
         **options: Unpack[EitherInto[X]],
     ) -> X | Work[X]: ...
     def all_reduce(
         self,
-        x: Any,
+        x: AnyInput,
         op: Op = "sum",
         *,
-        out: Any = None,
+        out: AnyInput = None,
         compression: str | Compression | None = None,
-        residual: Any = None,
+        residual: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Reduce x over all ranks; every rank gets the result.
 
         Parameters
@@ -139,15 +141,15 @@ class Reductions(Front):
     ) -> X | Work[X | None] | None: ...
     def reduce(
         self,
-        x: Any,
+        x: AnyInput,
         op: Op = "sum",
         root: int = 0,
         *,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Reduce x over all ranks; the root gets the result.
 
         Parameters
@@ -222,15 +224,15 @@ class Reductions(Front):
     ) -> Work[A]: ...
     def reduce_scatter(
         self,
-        x: Any,
+        x: AnyInput,
         op: Op = "sum",
         *,
         counts: Counts = None,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Reduce x over all ranks; rank r gets block r of the result.
 
         Parameters

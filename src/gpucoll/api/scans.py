@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gpucoll.api.call_types import AsynchronousInto, BlockingInto, EitherInto, M, Op
+    from gpucoll.arrays.library import AnyStream
+    from gpucoll.calls.given import AnyInput, AnyResult
     from gpucoll.calls.work import Work
 
 
@@ -31,14 +33,14 @@ class Scans(Front):
     def scan(self, x: M, op: Op = "sum", **options: Unpack[EitherInto[M]]) -> M | Work[M]: ...
     def scan(
         self,
-        x: Any,
+        x: AnyInput,
         op: Op = "sum",
         *,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Reduce x over the ranks up to and including this one.
 
         Parameters
@@ -83,14 +85,14 @@ class Scans(Front):
     ) -> M | Work[M]: ...
     def exclusive_scan(
         self,
-        x: Any,
+        x: AnyInput,
         op: Op = "sum",
         *,
-        out: Any = None,
+        out: AnyInput = None,
         async_op: bool = False,
         timeout_s: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+        stream: AnyStream = None,
+    ) -> AnyResult:
         """Reduce x over the ranks before this one; rank 0 gets the op's identity.
 
         Parameters

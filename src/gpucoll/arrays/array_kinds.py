@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll.arrays import tensor_table
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, Template
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ _makers: dict[type, Callable[[Any], Any]] = {}
 """Types of tensors that entries read -> a function that makes a new one like it."""
 
 
-def kind_of_array(x: Any, template: Template) -> ArrayKind | None:
+def kind_of_array(x: AnyArray, template: Template) -> ArrayKind | None:
     """Return the kind of x, which has this template; None if entries cannot read x."""
     name, item_bytes = template.dtype, template.item_bytes
     if type(x) is np.ndarray:
@@ -56,7 +60,7 @@ def kind_of_array(x: Any, template: Template) -> ArrayKind | None:
     return ArrayKind(x.dtype, key, name, item_bytes, table.ctypes.data)
 
 
-def numpy_view(x: Any) -> np.ndarray[Any, Any] | None:
+def numpy_view(x: AnyArray) -> npt.NDArray[np.generic] | None:
     """Return a plain PyTorch tensor on the host as a NumPy array; None for anything else.
 
     None, too, if NumPy cannot show it: for bfloat16, lazy conjugates, and if autograd follows it.
@@ -65,20 +69,20 @@ def numpy_view(x: Any) -> np.ndarray[Any, Any] | None:
     if torch is None or type(x) is not getattr(torch, "Tensor", None) or not x.is_cpu:
         return None
     try:
-        shown: np.ndarray[Any, Any] = x.numpy()
+        shown: npt.NDArray[np.generic] = x.numpy()
     except (TypeError, RuntimeError):
         return None
     return shown
 
 
-def note_written(out: Any) -> None:
+def note_written(out: torch.Tensor) -> None:
     """Tell autograd that a tensor was written."""
     if not out.is_inference():
         torch: Any = sys.modules["torch"]
         torch.autograd.graph.increment_version(out)
 
 
-def new_like(x: Any) -> Any:
+def new_like(x: AnyArray) -> torch.Tensor | None:
     """Return a new tensor like x, if entries read x's type; None for anything else.
 
     None, too, if PyTorch cannot make the tensor: the call then goes through Python, which says why.
@@ -92,7 +96,7 @@ def new_like(x: Any) -> Any:
         return None
 
 
-def new_of_rows(x: Any, multiply: int, divide: int) -> Any:
+def new_of_rows(x: AnyArray, multiply: int, divide: int) -> torch.Tensor | None:
     """Return a new tensor with ``multiply / divide`` times x's rows; None as in `new_like`."""
     if type(x) not in _makers or not x.is_cpu:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Destination, Library, Template, View, kind_of
+from gpucoll.arrays.library import AnyArray, AnyDtype, Destination, Library, Template, View, kind_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "an object with the buffer protocol"
@@ -21,7 +21,7 @@ _FLAT = (bytes, bytearray, array.array)
 _THIS = cast(Library, sys.modules[__name__])
 
 
-def look(x: Any, what: str) -> View:
+def look(x: AnyArray, what: str) -> View:
     """Return the view of x."""
     try:
         seen = np.asarray(memoryview(x))
@@ -36,7 +36,7 @@ def look(x: Any, what: str) -> View:
     return view._replace(template=view.template._replace(native=native))
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: AnyArray) -> View:
     """Return the view of an object that will be written."""
     view = look(out, "out")
     if not view.owner.flags.writeable:
@@ -44,7 +44,7 @@ def look_at_out(out: Any) -> View:
     return view
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: AnyArray, template: Template) -> View:
     """Return a C-contiguous copy of x."""
     return numpy_arrays.pack(memoryview(x), template)
 
@@ -72,13 +72,13 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result, result)
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: AnyArray, temporary: AnyArray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         np.asarray(memoryview(out))[...] = np.asarray(memoryview(temporary))
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new object of this dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
     if like is None:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import cupy
 
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.arrays.library import (
+    AnyDtype,
+    Destination,
+    Library,
+    Template,
+    View,
+    raise_not_an_array,
+)
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.device_array import DeviceArray
 
 NAME = "a CuPy array"
 _THIS = cast(Library, sys.modules[__name__])
@@ -19,7 +29,7 @@ _FIRST_OF_OTHERS = 256
 """Dtypes with this number or a larger one belong to packages other than NumPy."""
 
 
-def look(x: Any, what: str) -> View:
+def look(x: object, what: str) -> View:
     """Return the view of x."""
     if not isinstance(x, cupy.ndarray):
         raise_not_an_array(x, what)
@@ -32,25 +42,25 @@ def look(x: Any, what: str) -> View:
     return View(template, x.data.ptr, x, None if x.flags.c_contiguous else x.strides)
 
 
-def fingerprint(x: Any) -> tuple[Hashable, int]:
+def fingerprint(x: cupy.ndarray) -> tuple[Hashable, int]:
     """Return x's kind and address quickly."""
     memory = x.data
     return (x.shape, x.dtype, memory.device_id, x.flags.c_contiguous), memory.ptr
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: object) -> View:
     """Return the view of an array that will be written."""
     return look(out, "out")
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: cupy.ndarray, template: Template) -> View:
     """Return a C-contiguous copy of x, made on the current stream."""
     with cupy.cuda.Device(x.device.id):
         packed = cupy.ascontiguousarray(_copyable(x)).view(x.dtype)
     return View(template, packed.data.ptr, packed)
 
 
-def _copyable(x: Any) -> Any:
+def _copyable(x: cupy.ndarray) -> cupy.ndarray:
     """Return x with a dtype that CuPy's kernels can copy; they do not support float8."""
     return x.view(f"u{x.dtype.itemsize}") if x.dtype.num >= _FIRST_OF_OTHERS else x
 
@@ -69,13 +79,13 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result, result)
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: cupy.ndarray, temporary: cupy.ndarray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         _copyable(out)[...] = _copyable(temporary)
 
 
-def adopt(array: Any, template: Template) -> Any:
+def adopt(array: DeviceArray, template: Template) -> cupy.ndarray:
     """Return a CuPy array over a DeviceArray's memory, which it keeps alive."""
     dtype, number = template.native
     memory = cupy.cuda.UnownedMemory(array.address, max(array.size_bytes, 1), array, number)
@@ -89,7 +99,7 @@ def current_stream_of(template: Template) -> Callable[[], int]:
     return lambda: ask(number).ptr
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype, on like's device or the current one."""
     template = numpy_arrays.template_of_dtype(dtype)
     number = cupy.cuda.runtime.getDevice() if like is None else like.native[1]

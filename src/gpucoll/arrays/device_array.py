@@ -12,11 +12,14 @@ import atexit
 import ctypes
 import math
 from ctypes import c_char_p, c_int, c_size_t, c_void_p, py_object, pythonapi
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpucoll.arrays.dlpack import CODES, DEVICES, ManagedTensor, VersionedTensor
+
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
 
 __all__ = ["DeviceArray"]
 
@@ -43,7 +46,7 @@ class DeviceArray:
     """
 
     def __init__(
-        self, address: int, shape: tuple[int, ...], dtype: str, device: str, owner: Any
+        self, address: int, shape: tuple[int, ...], dtype: str, device: str, owner: object
     ) -> None:
         self.address = address
         self.shape = shape
@@ -62,7 +65,7 @@ class DeviceArray:
         return math.prod(self.shape) * (CODES[self.dtype][1] // 8)
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, object]:
         """The description that CUDA libraries read; missing for dtypes that NumPy lacks."""
         if self.dtype in _WITHOUT_TYPESTR:
             raise AttributeError(f"the array interface has no {self.dtype}: use DLPack")
@@ -86,7 +89,7 @@ class DeviceArray:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> Any:
+    ) -> CapsuleType:
         """Return a capsule that hands the memory over. `stream` need not wait for anything."""
         if copy:
             raise BufferError("the memory is handed over, never copied")
@@ -98,10 +101,15 @@ class DeviceArray:
 # --- DLPack: structures that the consumer releases by a call, from any thread --------------------
 
 _NAMES = {False: b"dltensor", True: b"dltensor_versioned"}  # must outlive every capsule
-_KINDS = {False: ManagedTensor, True: VersionedTensor}
+_KINDS: dict[bool, type[ManagedTensor | VersionedTensor]] = {
+    False: ManagedTensor,
+    True: VersionedTensor,
+}
 
 
-def _function(name: str, result: Any, *arguments: Any) -> Any:
+def _function(
+    name: str, result: type[ctypes._CData] | None, *arguments: type[ctypes._CData]
+) -> ctypes._CFunctionType:
     """Return a C function of Python, independent of the types others set through pythonapi."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, pythonapi))
 
@@ -136,7 +144,7 @@ def _drop_capsule(capsule: int) -> None:
 _destructor = ctypes.PYFUNCTYPE(None, c_void_p)(_drop_capsule)
 
 
-def _capsule(array: DeviceArray, is_versioned: bool) -> Any:
+def _capsule(array: DeviceArray, is_versioned: bool) -> CapsuleType:
     kind = _KINDS[is_versioned]
     dimensions = len(array.shape)
     structure = _allocate(1, ctypes.sizeof(kind) + 16 * max(dimensions, 1))
@@ -145,10 +153,11 @@ def _capsule(array: DeviceArray, is_versioned: bool) -> Any:
     _fill(kind.from_address(structure), array, structure + ctypes.sizeof(kind))
     _handed_over[structure] = is_versioned, array
     destructor = ctypes.cast(_destructor, c_void_p)
-    return _new_capsule(structure, _NAMES[is_versioned], destructor)
+    capsule: CapsuleType = _new_capsule(structure, _NAMES[is_versioned], destructor)
+    return capsule
 
 
-def _fill(managed: Any, array: DeviceArray, sizes: int) -> None:
+def _fill(managed: ManagedTensor | VersionedTensor, array: DeviceArray, sizes: int) -> None:
     """Describe an array in a structure; shape and strides are written behind it."""
     dimensions = len(array.shape)
     shape, strides = (

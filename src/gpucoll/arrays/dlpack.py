@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpucoll.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
 
 DEVICES = {
     1: "cpu", 2: "cuda", 3: "cpu", 8: "metal", 9: "vpi", 10: "rocm", 11: "cpu", 13: "cuda",
@@ -88,7 +91,7 @@ class Tensor:
     owner: Any
 
 
-def device_of(x: Any) -> str:
+def device_of(x: AnyArray) -> str:
     """Return the name of the device that x is on."""
     kind, number = x.__dlpack_device__()
     return _device_name(int(kind), int(number))
@@ -99,7 +102,7 @@ def _device_name(kind: int, number: int) -> str:
     return name if name == "cpu" else f"{name}:{number}"
 
 
-def read(x: Any, what: str) -> Tensor:
+def read(x: AnyArray, what: str) -> Tensor:
     """Return x's description. A GPU's default stream waits until the data is there."""
     try:
         try:
@@ -118,7 +121,7 @@ def read(x: Any, what: str) -> Tensor:
     return _described(tensor, flags, (x, capsule), what)
 
 
-def _described(tensor: Any, flags: int, owner: Any, what: str) -> Tensor:
+def _described(tensor: _Tensor, flags: int, owner: object, what: str) -> Tensor:
     name = _NAMES.get(tensor.code) or f"{_KINDS.get(tensor.code, '?')}{tensor.bits}"
     if "?" in name or tensor.lanes != 1 or tensor.bits % 8:
         raise ArgumentTypeError(

@@ -10,30 +10,32 @@ from __future__ import annotations
 
 import math
 import sys
-from types import SimpleNamespace
-from typing import Any, cast
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import dlpack, numpy_arrays
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Destination, Library, Template, View, kind_of
+from gpucoll.arrays.library import AnyArray, AnyDtype, Destination, Library, Template, View, kind_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "one with an array interface or DLPack"
+Interface: TypeAlias = dict[str, Any]
+"""An array interface, with the values that x's library gives."""
 FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
 _READ_ONLY = "is read-only"
 _COPIED = "hands over a copy of its memory by DLPack, so the result would not reach it"
 
 
-def look(x: Any, what: str) -> View:
+def look(x: AnyArray, what: str) -> View:
     """Return the view of x."""
     return _seen(x, what)[0]
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: AnyArray) -> View:
     """Return the view of an array that will be written."""
     view, refusal = _seen(out, "out")
     if refusal:
@@ -41,7 +43,7 @@ def look_at_out(out: Any) -> View:
     return view
 
 
-def _seen(x: Any, what: str) -> tuple[View, str]:
+def _seen(x: AnyArray, what: str) -> tuple[View, str]:
     """Return the view of x, and the reason why x cannot be written; empty if it can."""
     for attribute in ("__cuda_array_interface__", "__array_interface__"):
         if (interface := getattr(x, attribute, None)) is not None:
@@ -53,13 +55,13 @@ def _seen(x: Any, what: str) -> tuple[View, str]:
     return View(template, tensor.address, tensor.owner, tensor.strides), refusal
 
 
-def _device_of(x: Any, attribute: str) -> str:
+def _device_of(x: AnyArray, attribute: str) -> str:
     if attribute == "__array_interface__":
         return "cpu"
     return dlpack.device_of(x) if hasattr(x, "__dlpack_device__") else "cuda"
 
 
-def _interface_view(x: Any, interface: dict[str, Any], what: str, device: str) -> tuple[View, str]:
+def _interface_view(x: AnyArray, interface: Interface, what: str, device: str) -> tuple[View, str]:
     """Return the same as `_seen`, from x's array interface, NumPy's or CUDA's."""
     if interface.get("mask") is not None:
         raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")
@@ -84,7 +86,7 @@ def _interface_view(x: Any, interface: dict[str, Any], what: str, device: str) -
     return View(template, address or 0, owner, strides), _READ_ONLY if is_read_only else ""
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: AnyArray, template: Template) -> View:
     """Return a C-contiguous copy of x, a NumPy array."""
     if template.device != "cpu":
         raise ArgumentError(
@@ -94,7 +96,7 @@ def pack(x: Any, template: Template) -> View:
     return numpy_arrays.pack(_host_array(look(x, "x")), template)
 
 
-def _host_array(view: View) -> npt.NDArray[Any]:
+def _host_array(view: View) -> npt.NDArray[np.generic]:
     """Return a NumPy array over the same memory, with bytes in place of elements."""
     template = view.template
     interface = {
@@ -127,14 +129,15 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result, result)
 
 
-def _namespace(x: Any) -> Any:
+def _namespace(x: AnyArray) -> ModuleType | None:
     """Return the module of x's library that makes arrays, if there is one."""
     if hasattr(x, "__array_namespace__"):
-        return x.__array_namespace__()
+        namespace: ModuleType = x.__array_namespace__()
+        return namespace
     return sys.modules.get(type(x).__module__.partition(".")[0])
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: AnyArray, temporary: AnyArray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is None:
         return
@@ -144,7 +147,7 @@ def complete(out: Any, temporary: Any) -> None:
         out[...] = temporary
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new array of like's dtype; NumPy's template for another dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
     if like is None:

@@ -11,20 +11,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.dlpack import is_contiguous
-from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.arrays.library import (
+    AnyArray,
+    AnyDtype,
+    Destination,
+    Library,
+    Template,
+    View,
+    raise_not_an_array,
+)
 from gpucoll.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.device_array import DeviceArray
 
 NAME = "an array of a Host device"
 PROTOCOL = "__host_device_array_interface__"
 _THIS = cast(Library, sys.modules[__name__])
 
 
-def look(x: Any, what: str) -> View:
+def look(x: object, what: str) -> View:
     """Return the view of x."""
     said = getattr(x, PROTOCOL, None)
     if said is None:
@@ -39,19 +50,19 @@ def look(x: Any, what: str) -> View:
     return View(template, said["data"], x, None if is_packed else strides)
 
 
-def fingerprint(x: Any) -> tuple[Hashable, int]:
+def fingerprint(x: object) -> tuple[Hashable, int]:
     """Return x's kind and address quickly."""
     said = getattr(x, PROTOCOL)
     sort = said["shape"], said["dtype"], said["device"], said["strides"], type(x)
     return sort, said["data"]
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: object) -> View:
     """Return the view of an array that will be written."""
     return look(out, "out")
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: AnyArray, template: Template) -> View:
     """Return a C-contiguous copy of x, made on the current stream."""
     packed = x.copy()
     return View(template, getattr(packed, PROTOCOL)["data"], packed)
@@ -66,13 +77,13 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result, result)
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: AnyArray, temporary: AnyArray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         out[...] = temporary
 
 
-def adopt(array: Any, template: Template) -> Any:
+def adopt(array: DeviceArray, template: Template) -> AnyArray:
     """Return an array over a DeviceArray's memory, which it keeps alive."""
     dtype, number, kind = template.native
     return kind.over(array.address, array.shape, dtype, number, array)
@@ -85,7 +96,7 @@ def current_stream_of(template: Template) -> Callable[[], int]:
     return lambda: ask(number)
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype, on like's device."""
     if like is None:
         raise ArgumentTypeError("give an array as like=: its library and device are used")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.arrays.library import (
+    AnyDtype,
+    Destination,
+    Library,
+    Template,
+    View,
+    raise_not_an_array,
+)
 from gpucoll.errors import ArgumentTypeError
 
 NAME = "a JAX array"
@@ -24,7 +31,7 @@ _ALIGNMENT_BYTES = 64
 """Alignment of JAX's own memory. JAX copies other host memory that is not aligned like this."""
 
 
-def look(x: Any, what: str) -> View:
+def look(x: object, what: str) -> View:
     """Return the view of x, after its computation has ended."""
     if not isinstance(x, jax.Array):
         raise_not_an_array(x, what)
@@ -45,12 +52,12 @@ def look(x: Any, what: str) -> View:
     return View(template, address, owner)
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: object) -> View:
     """Refuse, because JAX arrays cannot be written."""
     raise ArgumentTypeError("JAX arrays are immutable: omit out=, and use the result")
 
 
-def _refusal(x: Any) -> str:
+def _refusal(x: jax.Array) -> str:
     """Return why x has no readable memory, with the remedy; or an empty string."""
     if isinstance(x, jax.core.Tracer):
         return (
@@ -70,7 +77,7 @@ def _refusal(x: Any) -> str:
     return ""
 
 
-def _place(device: Any) -> str:
+def _place(device: jax.Device) -> str:
     if device.platform == "cpu":
         return "cpu"
     kind = device.platform
@@ -79,7 +86,7 @@ def _place(device: Any) -> str:
     return f"{kind}:{device.local_hardware_id}"
 
 
-def _check_on_gpu(x: Any, device: Any, dtype: np.dtype[Any], what: str) -> None:
+def _check_on_gpu(x: jax.Array, device: jax.Device, dtype: np.dtype[np.generic], what: str) -> None:
     """Refuse arrays that are not in GPU memory, and dtypes that are packed there, such as int4."""
     kind, own_kind = x.sharding.memory_kind, device.default_memory().kind
     if kind not in (None, own_kind):
@@ -94,13 +101,13 @@ def _check_on_gpu(x: Any, device: Any, dtype: np.dtype[Any], what: str) -> None:
         )
 
 
-def _is_row_major(x: Any) -> bool:
+def _is_row_major(x: jax.Array) -> bool:
     """Return whether x's elements are in C order: always, unless a user asked otherwise."""
     layout = getattr(getattr(x, "format", None), "layout", None)
     return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: jax.Array, template: Template) -> View:
     """Return the view of x: it is always contiguous."""
     return look(x, "x")
 
@@ -119,7 +126,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
         address = numpy_arrays.address_of(memory)
         buffer = Buffer(address, shape, name, item_bytes, memory)
 
-        def finish() -> Any:
+        def finish() -> jax.Array:
             with jax.default_device(device):
                 return jax.device_put(memory, bound_to)
 
@@ -132,18 +139,18 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result)
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     size_bytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -numpy_arrays.address_of(raw) % _ALIGNMENT_BYTES
     return raw[start : start + size_bytes].view(dtype).reshape(shape)
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: object, temporary: object) -> None:
     """Do nothing: there is never an `out`."""
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
     device, is_committed = (jax.local_devices()[0], False) if like is None else like.native[1:]

@@ -11,7 +11,7 @@ import importlib
 from typing import Any, NoReturn, cast
 
 from gpucoll.arrays import numpy_arrays
-from gpucoll.arrays.library import Library, kind_of, raise_not_an_array
+from gpucoll.arrays.library import AnyArray, Library, kind_of, raise_not_an_array
 from gpucoll.errors import ArgumentTypeError
 
 NUMBERS = numpy_arrays.NUMBERS
@@ -43,7 +43,7 @@ REMEDIES = {
 """Root module of a type that is refused -> the remedy."""
 
 
-def library_of(x: Any, what: str) -> Library:
+def library_of(x: object, what: str) -> Library:
     """Return the module that serves x; raise ArgumentTypeError, with the remedy, if none does."""
     library = _find(x)
     if library is None:
@@ -51,18 +51,18 @@ def library_of(x: Any, what: str) -> Library:
     return library
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Return whether x is an array of a served library, and not a number."""
     return not isinstance(x, NUMBERS) and _find(x) is not None
 
 
-def library_of_dtype(dtype: Any) -> Library:
+def library_of_dtype(dtype: object) -> Library:
     """Return the module for the library of a dtype; NumPy's for a name."""
     kind: Any = type(dtype)
     return _library_of_type(kind) or NUMPY
 
 
-def _find(x: Any) -> Library | None:
+def _find(x: object) -> Library | None:
     kind: Any = type(x)
     library = _library_of_type(kind)
     if library is not None or any(root in REMEDIES for root in _roots(kind)):
@@ -88,7 +88,7 @@ def _library_of_type(kind: type) -> Library | None:
     return _load("foreign_arrays") if _has_protocol(kind) else None
 
 
-def _has_protocol(x: Any) -> bool:
+def _has_protocol(x: object) -> bool:
     return any(getattr(x, protocol, None) is not None for protocol in PROTOCOLS)
 
 
@@ -96,7 +96,7 @@ def _roots(kind: type) -> list[str]:
     return [base.__module__.partition(".")[0] for base in kind.__mro__]
 
 
-def _is_buffer(x: Any) -> bool:
+def _is_buffer(x: AnyArray) -> bool:
     try:
         memoryview(x)
     except TypeError:
@@ -108,7 +108,7 @@ def _load(name: str) -> Library:
     return cast(Library, importlib.import_module(f"gpucoll.arrays.{name}"))
 
 
-def _raise_refused(x: Any, what: str) -> NoReturn:
+def _raise_refused(x: object, what: str) -> NoReturn:
     for root in _roots(type(x)):
         if root in REMEDIES:
             raise ArgumentTypeError(f"{what} is a {kind_of(x)}: {REMEDIES[root]}")

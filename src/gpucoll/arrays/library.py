@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.errors import ArgumentTypeError
+from gpucoll.errors import ArgumentTypeError, GpucollError
+
+AnyArray: TypeAlias = Any
+"""An array of any library, or a number: the libraries share no class, and need not be installed."""
+AnyDtype: TypeAlias = Any
+"""A dtype of any library, or its name."""
+AnyStream: TypeAlias = Any
+"""A stream of any library, or its handle: whatever `gpucoll.arrays.streams.address_of` reads."""
 
 
 class Template(NamedTuple):
@@ -94,31 +102,31 @@ class Library(Protocol):
     NAME: str
     """The user's word for one of its arrays: "a NumPy array"."""
 
-    def look(self, x: Any, what: str) -> View:
+    def look(self, x: AnyArray, what: str) -> View:
         """Return the view of x; raise ArgumentTypeError if x cannot be read."""
 
-    def look_at_out(self, out: Any) -> View:
+    def look_at_out(self, out: AnyArray) -> View:
         """Return the view of an array that will be written; raise if it must not be."""
 
-    def pack(self, x: Any, template: Template) -> View:
+    def pack(self, x: AnyArray, template: Template) -> View:
         """Return a C-contiguous copy of x."""
 
     def new(self, template: Template, shape: tuple[int, ...]) -> Destination:
         """Make a new array like the template, of this shape."""
 
-    def complete(self, out: Any, temporary: Any) -> None:
+    def complete(self, out: AnyArray, temporary: AnyArray) -> None:
         """Finish an array of `look_at_out`: copy `temporary` into it, unless that is None."""
 
-    def template_of_dtype(self, dtype: Any, like: Template | None) -> Template:
+    def template_of_dtype(self, dtype: AnyDtype, like: Template | None) -> Template:
         """Return the template of a new array of this dtype, on like's device; shape ()."""
 
 
-def kind_of(x: Any) -> str:
+def kind_of(x: object) -> str:
     """Return the name of x's type, for errors."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
-def raise_not_an_array(x: Any, what: str) -> NoReturn:
+def raise_not_an_array(x: object, what: str) -> NoReturn:
     """Raise ArgumentTypeError for an object that no module here serves."""
     hint = ""
     if isinstance(x, list | tuple):
@@ -132,3 +140,32 @@ def raise_not_an_array(x: Any, what: str) -> NoReturn:
         f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, Numba, or anything with the buffer "
         f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}{hint}"
     )
+
+
+# --- fingerprints: they tell one kind of array from another, without a full look ------------------
+
+Fingerprint: TypeAlias = tuple[Hashable, int]
+"""The kind of an array, and its address."""
+
+
+def fingerprint_of(library: Library) -> Callable[[AnyArray], Fingerprint | None]:
+    """Return the function that computes fingerprints of a library's arrays, inputs or outputs.
+
+    A library's `look` describes an array in terms that every backend understands. For repeated
+    calls it is enough to know that the array is of a known kind. A library's own ``fingerprint(x)``
+    returns the facts that decide this, in the library's own terms, and the address; or None if x
+    needs a full look.
+    """
+    return getattr(library, "fingerprint", None) or partial(_fingerprint, library)
+
+
+def _fingerprint(library: Library, x: AnyArray) -> Fingerprint | None:
+    """Compute a fingerprint by a full look."""
+    try:
+        template, address, owner, strides = library.look_at_out(x)
+    except GpucollError:
+        return None  # the slow path raises the error
+    if owner is not x:
+        return None
+    sort = template.shape, template.dtype, template.device, template.stream, strides is None
+    return sort, address

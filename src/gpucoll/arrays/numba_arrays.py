@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numba import cuda
@@ -16,15 +16,29 @@ from numba import cuda
 from gpucoll.arrays import numpy_arrays, streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.dlpack import is_contiguous
-from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.arrays.library import (
+    AnyDtype,
+    Destination,
+    Library,
+    Template,
+    View,
+    raise_not_an_array,
+)
 from gpucoll.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+
+    from gpucoll.arrays.device_array import DeviceArray
 
 NAME = "a Numba device array"
 FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
 
 
-def look(x: Any, what: str) -> View:
+def look(x: DeviceNDArray, what: str) -> View:
     """Return the view of x."""
     if getattr(x, "gpu_data", None) is None:
         raise_not_an_array(x, what)
@@ -40,12 +54,12 @@ def look(x: Any, what: str) -> View:
     )
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: DeviceNDArray) -> View:
     """Return the view of an array that will be written."""
     return look(out, "out")
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: DeviceNDArray, template: Template) -> View:
     """Return a C-contiguous copy of x, made on the stream that x is bound to."""
     made = new(template, template.shape)
     try:
@@ -57,7 +71,7 @@ def pack(x: Any, template: Template) -> View:
     return View(template, made.buffer.address, made.lasting)
 
 
-def _copy(destination: Any, source: Any, device: str) -> None:
+def _copy(destination: DeviceNDArray, source: DeviceNDArray, device: str) -> None:
     """Copy elements by a kernel of Numba's, which does not support an ellipsis."""
     with _on(device):
         destination[:] = source
@@ -73,18 +87,19 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result, result)
 
 
-def _on(device: str) -> Any:
+def _on(device: str) -> AbstractContextManager[object]:
     """Return a context manager that makes a device Numba's current one."""
-    return cuda.gpus[int(device.partition(":")[2])]
+    context: AbstractContextManager[object] = cuda.gpus[int(device.partition(":")[2])]
+    return context
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: DeviceNDArray, temporary: DeviceNDArray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         _copy(out, temporary, look_at_out(out).template.device)
 
 
-def adopt(array: Any, template: Template) -> Any:
+def adopt(array: DeviceArray, template: Template) -> DeviceNDArray:
     """Return a Numba array over a DeviceArray's memory, which it keeps alive."""
     dtype, _ = template.native
     interface = {
@@ -97,7 +112,7 @@ def adopt(array: Any, template: Template) -> Any:
         return cuda.from_cuda_array_interface(interface, owner=array)
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
     if like is None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.arrays.library import (
+    AnyArray,
+    AnyDtype,
+    Destination,
+    Library,
+    Template,
+    View,
+    raise_not_an_array,
+)
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "a NumPy array"
@@ -20,7 +28,7 @@ NUMBERS = (np.generic, bool, int, float, complex)
 _THIS = cast(Library, sys.modules[__name__])
 
 
-def check_dtype(dtype: np.dtype[Any], what: str) -> None:
+def check_dtype(dtype: np.dtype[np.generic], what: str) -> None:
     """Raise unless elements of this dtype are plain bytes of a fixed size in native order."""
     if dtype.hasobject:
         raise ArgumentTypeError(
@@ -35,7 +43,7 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
 
 
 @functools.cache
-def dtype_name(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: np.dtype[np.generic]) -> str:
     """Return the name of a dtype, cached, because NumPy computes it anew each time (6 us).
 
     For NumPy, all structured dtypes of one size have the same name, and so have both byte orders.
@@ -43,11 +51,11 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name if dtype.names is None and dtype.isnative else str(dtype)
 
 
-def _slow_address_of(array: npt.NDArray[Any]) -> int:
+def _slow_address_of(array: npt.NDArray[np.generic]) -> int:
     return array.ctypes.data
 
 
-def _fast_address_of(array: npt.NDArray[Any]) -> int:
+def _fast_address_of(array: npt.NDArray[np.generic]) -> int:
     address: int = ctypes.c_size_t.from_address(id(array) + numpy_struct.ARRAY_DATA).value
     return address
 
@@ -57,7 +65,7 @@ address_of = _fast_address_of if numpy_struct.matches() else _slow_address_of
 
 
 def view_of(
-    array: npt.NDArray[Any], library: Library, owner: object, number: type | None = None
+    array: npt.NDArray[np.generic], library: Library, owner: object, number: type | None = None
 ) -> View:
     """Return the view of an array, for a library whose arrays NumPy can show."""
     dtype = array.dtype
@@ -67,12 +75,12 @@ def view_of(
     return View(template, address_of(array), owner, strides)
 
 
-def _is_masked(array: npt.NDArray[Any]) -> bool:
+def _is_masked(array: npt.NDArray[np.generic]) -> bool:
     # Importing numpy.ma takes 10 ms, which a rank with plain arrays never needs.
     return type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray)
 
 
-def look(x: Any, what: str) -> View:
+def look(x: object, what: str) -> View:
     """Return the view of x."""
     if isinstance(x, np.ndarray):
         if _is_masked(x):
@@ -90,7 +98,7 @@ def look(x: Any, what: str) -> View:
     return view_of(array, _THIS, array, type(x))
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: object) -> View:
     """Return the view of an array that will be written."""
     if not isinstance(out, np.ndarray):
         raise_not_an_array(out, "out")
@@ -101,7 +109,7 @@ def look_at_out(out: Any) -> View:
     return view_of(out, _THIS, out)
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: AnyArray, template: Template) -> View:
     """Return a C-contiguous copy of x."""
     packed = np.array(x, order="C", subok=False)
     return View(template, address_of(packed), packed)
@@ -121,16 +129,16 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, result.item)
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: npt.NDArray[np.generic], temporary: AnyArray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         out[...] = temporary
 
 
-def dtype_of(dtype: Any) -> np.dtype[Any]:
+def dtype_of(dtype: AnyDtype) -> np.dtype[np.generic]:
     """Return a dtype of NumPy by name; raise ArgumentTypeError if NumPy does not know it."""
     try:
-        native: np.dtype[Any] = np.dtype(dtype)
+        native: np.dtype[np.generic] = np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(
             f"dtype {dtype!r} is not known to NumPy ({error}); importing ml_dtypes adds bfloat16 "
@@ -139,7 +147,7 @@ def dtype_of(dtype: Any) -> np.dtype[Any]:
     return native
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype."""
     native = dtype_of(dtype)
     check_dtype(native, "the array to make")

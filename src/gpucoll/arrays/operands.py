@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import is_array, library_of, library_of_dtype
-from gpucoll.arrays.library import Destination, Source, Template, View, kind_of
+from gpucoll.arrays.library import AnyArray, AnyDtype, Destination, Source, Template, View, kind_of
 from gpucoll.arrays.overlap import overlaps, overlaps_itself
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 
@@ -33,7 +33,7 @@ class Operands:
     """As in `Destination.lasting`."""
 
 
-def template_of(x: Any, what: str = "x") -> Template:
+def template_of(x: AnyArray, what: str = "x") -> Template:
     """Return the template of x; nothing is copied.
 
     Parameters
@@ -50,7 +50,7 @@ def template_of(x: Any, what: str = "x") -> Template:
     return library_of(x, what).look(x, what).template
 
 
-def source_of(x: Any, what: str = "x") -> Source:
+def source_of(x: AnyArray, what: str = "x") -> Source:
     """Return x's memory, or that of a packed copy if x is not C-contiguous."""
     return _source(library_of(x, what).look(x, what), x)
 
@@ -58,9 +58,9 @@ def source_of(x: Any, what: str = "x") -> Source:
 def destination_of(
     template: Template,
     shape: tuple[int, ...],
-    out: Any = None,
+    out: AnyArray = None,
     *,
-    x: Any = None,
+    x: AnyArray = None,
     in_place_at: int | None = 0,
 ) -> Destination:
     """Return the destination of a result: `out`, or a new array.
@@ -89,8 +89,8 @@ def destination_of(
 
 
 def prepare(
-    x: Any,
-    out: Any = None,
+    x: AnyArray,
+    out: AnyArray = None,
     *,
     shape: tuple[int, ...] | None = None,
     in_place_at: int | None = 0,
@@ -128,7 +128,7 @@ def prepare(
 
 
 def template_like(
-    shape: tuple[int, ...] | None = None, dtype: Any = None, like: Any = None
+    shape: tuple[int, ...] | None = None, dtype: AnyDtype = None, like: AnyArray = None
 ) -> Template:
     """Return the template that a user described, for a result without an input.
 
@@ -152,7 +152,7 @@ def template_like(
     return library_of_dtype(dtype).template_of_dtype(dtype, None)._replace(shape=shape)
 
 
-def is_sequence_of_arrays(x: Any) -> bool:
+def is_sequence_of_arrays(x: object) -> bool:
     """Return whether x is a list or tuple with arrays in it, to be fused; numbers do not count."""
     return isinstance(x, list | tuple) and any(map(is_array, x))
 
@@ -170,7 +170,7 @@ def ensure_served(template: Template, what: str = "x") -> None:
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-def _source(view: View, x: Any) -> Source:
+def _source(view: View, x: AnyArray) -> Source:
     if view.strides is None:
         return Source(view.buffer(), view.template)
     packed = view.template.library.pack(x, view.template)
@@ -178,7 +178,11 @@ def _source(view: View, x: Any) -> Source:
 
 
 def _destination(
-    template: Template, shape: tuple[int, ...], out: Any, x: View | None, in_place_at: int | None
+    template: Template,
+    shape: tuple[int, ...],
+    out: AnyArray,
+    x: View | None,
+    in_place_at: int | None,
 ) -> Destination:
     library = template.library
     if out is None:
@@ -189,21 +193,21 @@ def _destination(
         raise ArgumentError(_overlap_message(in_place_at))
     if view.strides is None:
 
-        def finish() -> Any:
+        def finish() -> AnyArray:
             library.complete(out, None)
             return out
 
         return Destination(view.buffer(), finish, out)
     temporary = library.new(view.template, view.template.shape)
 
-    def fill() -> Any:
+    def fill() -> AnyArray:
         library.complete(out, temporary.finish())
         return out
 
     return Destination(temporary.buffer, fill)
 
 
-def _look_at_out(out: Any, template: Template) -> View:
+def _look_at_out(out: AnyArray, template: Template) -> View:
     if template.number is not None:
         raise ArgumentTypeError("out= goes with arrays: a number has no memory to write to")
     library = template.library

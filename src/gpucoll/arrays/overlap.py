@@ -54,7 +54,7 @@ def _extent(view: View) -> tuple[int, int]:
     return start + low, start + high + template.item_bytes
 
 
-def _stand_in(view: View) -> npt.NDArray[Any]:
+def _stand_in(view: View) -> npt.NDArray[np.generic]:
     """Return an array with the view's layout, for arithmetic only: the memory may be a GPU's."""
     interface = {
         "version": 3,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from gpucoll.arrays.library import Library, Template, kind_of
+from gpucoll.arrays.library import AnyStream, Library, Template, kind_of
 from gpucoll.errors import ArgumentTypeError
 
 
-def address_of(stream: Any) -> int:
+def address_of(stream: AnyStream) -> int:
     """Return the vendor's handle of a stream.
 
     Parameters

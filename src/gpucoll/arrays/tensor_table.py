@@ -11,7 +11,8 @@ Source: include/dlpack/dlpack.h, version 1.3; torch/csrc/autograd/python_variabl
 from __future__ import annotations
 
 import ctypes
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,11 @@ import numpy.typing as npt
 from gpucoll.arrays import numpy_struct
 from gpucoll.arrays.dlpack import CODES
 from gpucoll.blocks import Block, Field, Words
+
+if TYPE_CHECKING:
+    import torch
+
+    Increment: TypeAlias = Callable[[tuple[torch.Tensor, ...]], None]
 
 MAJOR_VERSION = 1
 CPU = 1
@@ -95,7 +101,7 @@ def table() -> npt.NDArray[np.int64] | None:
     return words
 
 
-def _filled(read: int, increment: Any) -> tuple[npt.NDArray[np.int64], list[Any]]:
+def _filled(read: int, increment: Increment) -> tuple[npt.NDArray[np.int64], list[object]]:
     import torch
 
     tensor: Any = torch.Tensor
@@ -143,7 +149,7 @@ def _read_function(kind: type) -> int:
     return int(exchange.view or 0) if exchange.major == MAJOR_VERSION else 0
 
 
-def _increment_function() -> Any:
+def _increment_function() -> Increment | None:
     """Return a function that increments tensors' versions: the faster one, if it works."""
     import torch
 
@@ -156,7 +162,8 @@ def _increment_function() -> Any:
         except (TypeError, RuntimeError):
             continue
         if tensor._version == 2:
-            return increment
+            faster: Increment = increment
+            return faster
     return None
 
 

@@ -27,9 +27,10 @@ def keep_out_of(*kinds: type) -> None:
                     _mark(method)
 
 
-def _mark(method: Any) -> None:
+def _mark(method: FunctionType) -> None:
     function: Any = inspect.unwrap(method)  # the function of a context manager
-    for each in (method, function):
+    both: tuple[Any, Any] = method, function
+    for each in both:
         each._torchdynamo_disable, each._torchdynamo_disable_msg = True, _REASON
     _codes.append(function.__code__)
 

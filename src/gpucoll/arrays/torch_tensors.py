@@ -10,14 +10,22 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Hashable
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from gpucoll.arrays import numpy_arrays, torch_compiler
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.device_array import DeviceArray
-from gpucoll.arrays.library import Destination, Library, Template, View, kind_of, raise_not_an_array
+from gpucoll.arrays.library import (
+    AnyDtype,
+    Destination,
+    Library,
+    Template,
+    View,
+    kind_of,
+    raise_not_an_array,
+)
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "a PyTorch tensor"
@@ -27,11 +35,11 @@ torch_compiler.tell_torch()
 
 
 @functools.cache
-def _dtype_name(dtype: Any) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def look(x: Any, what: str) -> View:
+def look(x: object, what: str) -> View:
     """Return the view of x."""
     if not isinstance(x, torch.Tensor):
         raise_not_an_array(x, what)
@@ -60,7 +68,7 @@ def look(x: Any, what: str) -> View:
     return View(template, address, x, strides)
 
 
-def fingerprint(x: Any) -> tuple[Hashable, int] | None:
+def fingerprint(x: torch.Tensor) -> tuple[Hashable, int] | None:
     """Return x's kind and address quickly; None if x needs a full look."""
     try:
         if x.requires_grad or x.is_nested:  # may be refused as an output, and has no shape
@@ -71,7 +79,7 @@ def fingerprint(x: Any) -> tuple[Hashable, int] | None:
         return None
 
 
-def look_at_out(out: Any) -> View:
+def look_at_out(out: torch.Tensor) -> View:
     """Return the view of a tensor that will be written."""
     view = look(out, "out")
     if out.requires_grad and torch.is_grad_enabled():
@@ -82,11 +90,11 @@ def look_at_out(out: Any) -> View:
     return view
 
 
-def _wraps_others(x: Any) -> bool:
+def _wraps_others(x: torch.Tensor) -> bool:
     return type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-def _refusal(x: Any) -> str:
+def _refusal(x: torch.Tensor) -> str:
     """Return why a tensor's memory is not its elements, with the remedy; or an empty string."""
     if _wraps_others(x):
         return f"is a {kind_of(x)}, which wraps other tensors: pass those (DTensor: x.to_local())"
@@ -108,7 +116,7 @@ def _refusal(x: Any) -> str:
     return ""
 
 
-def _place(device: Any) -> tuple[str, int]:
+def _place(device: torch.device) -> tuple[str, int]:
     """Return the name of a device, and the address of its current stream."""
     if device.type == "cpu":
         return "cpu", 0
@@ -118,13 +126,13 @@ def _place(device: Any) -> tuple[str, int]:
     return f"{kind}:{device.index}", torch.cuda.current_stream(device).cuda_stream
 
 
-def pack(x: Any, template: Template) -> View:
+def pack(x: torch.Tensor, template: Template) -> View:
     """Return a C-contiguous copy of x."""
     packed = x.detach().contiguous()
     return View(template, _address_of_new(packed), packed)
 
 
-def _address_of_new(tensor: Any) -> int:
+def _address_of_new(tensor: torch.Tensor) -> int:
     """Return the address of a tensor that PyTorch has just made; raise if it has no memory."""
     address: int = 0 if _wraps_others(tensor) else tensor.data_ptr()
     if not address and tensor.numel():
@@ -143,7 +151,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     return Destination(buffer, lambda: result, result)
 
 
-def complete(out: Any, temporary: Any) -> None:
+def complete(out: torch.Tensor, temporary: torch.Tensor) -> None:
     """Fill a non-contiguous `out`, and tell autograd that it changed."""
     if temporary is not None:
         # This may be the thread of asynchronous calls, which has a grad mode of its own. Only
@@ -154,7 +162,7 @@ def complete(out: Any, temporary: Any) -> None:
         torch.autograd.graph.increment_version(out)
 
 
-def adopt(array: Any, template: Template) -> Any:
+def adopt(array: DeviceArray, template: Template) -> torch.Tensor:
     """Return a tensor over a DeviceArray's memory, which it keeps alive."""
     try:
         return torch.from_dlpack(array)
@@ -171,7 +179,7 @@ def current_stream_of(template: Template) -> Callable[[], int]:
     return lambda: torch.cuda.current_stream(device).cuda_stream
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+def template_of_dtype(dtype: AnyDtype, like: Template | None = None) -> Template:
     """Return the template of a new tensor of this dtype."""
     native = dtype
     if not isinstance(dtype, torch.dtype):

@@ -29,7 +29,7 @@ class BegunMessage(MessageWork[_R]):
     _received = None
     _made: Transfers | None = None
 
-    def __init__(self, queue: MessageQueue, name: str, row: bytearray, result: Any) -> None:
+    def __init__(self, queue: MessageQueue, name: str, row: bytearray, result: object) -> None:
         self._owner: MessageQueue = queue
         self._name = name
         self._row = row
@@ -64,7 +64,7 @@ class BegunMessage(MessageWork[_R]):
         """Release the memory of a message whose communicator is closed, without touching data."""
         self._owner.host_messages.let_go_begun(self._row)
 
-    def settle(self, result: Any, error: BaseException | None) -> None:
+    def settle(self, result: object, error: BaseException | None) -> None:
         """Note how the message ended, and release what it owned."""
         self.abandon()
         super().settle(result, error)

@@ -6,20 +6,20 @@ Blocks are not packed: backends get the addresses of all blocks (`Request.source
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from gpucoll.arrays.libraries import is_array
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, Template
 from gpucoll.arrays.operands import ensure_served, is_sequence_of_arrays, template_of
 from gpucoll.calls.exact_integers import check_range
-from gpucoll.calls.given import CountsName, Given
+from gpucoll.calls.given import AnyInput, CountsName, Given
 from gpucoll.calls.shapes import result_of
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.wording import rank_of
 
 
-def has_blocks(collective: Collective, x: Any, out: Any) -> bool:
+def has_blocks(collective: Collective, x: AnyInput, out: AnyInput) -> bool:
     """Return whether x or `out` is a list of blocks."""
     if collective.spreads and is_sequence_of_arrays(x):
         return True
@@ -27,7 +27,7 @@ def has_blocks(collective: Collective, x: Any, out: Any) -> bool:
 
 
 def templates_of(
-    blocks: Any, name: str, collective: Collective, who: str, n: int
+    blocks: Sequence[AnyArray], name: str, collective: Collective, who: str, n: int
 ) -> list[Template]:
     """Return the templates of the blocks in a list.
 
@@ -78,7 +78,9 @@ def rows_of(shape: tuple[int, ...]) -> int:
     return shape[0] if shape else 1
 
 
-def with_counts(collective: Collective, x: Any, given: Given, rank: int, world_size: int) -> Given:
+def with_counts(
+    collective: Collective, x: AnyInput, given: Given, rank: int, world_size: int
+) -> Given:
     """Return the user's arguments, with counts that are derived from lists of different blocks.
 
     An all_to_all with lists always has counts, because no rank knows whether all blocks of all

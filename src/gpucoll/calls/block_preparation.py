@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Destination, Template
@@ -12,6 +11,7 @@ from gpucoll.arrays.operands import destination_of, ensure_served, source_of, te
 from gpucoll.backends.protocol import Request
 from gpucoll.calls.block_lists import rows_of, templates_of
 from gpucoll.calls.exact_integers import check_range
+from gpucoll.calls.given import AnyInput, AnyResult
 from gpucoll.calls.lists import shared_by
 from gpucoll.calls.preparation import Arguments, Prepared
 from gpucoll.calls.shapes import Result, result_of
@@ -21,7 +21,7 @@ from gpucoll.wording import rank_of
 
 
 def prepare_blocks(
-    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+    collective: Collective, x: AnyInput, arguments: Arguments, rank: int, world_size: int
 ) -> Prepared:
     """Check this rank's arguments, some of which are lists of blocks, and return the request.
 
@@ -37,7 +37,7 @@ class _Blocks:
     """One call with lists of blocks, while it is prepared."""
 
     def __init__(
-        self, collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+        self, collective: Collective, x: AnyInput, arguments: Arguments, rank: int, world_size: int
     ) -> None:
         self.collective, self.x, self.arguments = collective, x, arguments
         self.rank, self.world_size = rank, world_size
@@ -200,7 +200,7 @@ class _Blocks:
                 f"or arrays of their own for all blocks but this rank's, {self.rank}"
             )
 
-    def _finish(self, destinations: list[Destination]) -> Any:
+    def _finish(self, destinations: list[Destination]) -> AnyResult:
         results = [each.finish() for each in destinations]
         if not self._lands_in_list():
             return results[0]
@@ -208,7 +208,7 @@ class _Blocks:
             return self.arguments.out
         return tuple(results) if isinstance(self.x, tuple) else results
 
-    def _lasting(self, destinations: list[Destination]) -> Any:
+    def _lasting(self, destinations: list[Destination]) -> AnyResult:
         lasting = [each.lasting for each in destinations]
         if any(each is None for each in lasting):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
@@ -27,7 +27,7 @@ class Collected(list[_T]):
         self.thread = threading.get_ident()
 
 
-def check_in_group(collected: Collected[Any], name: str, async_op: bool, lasting: Any) -> None:
+def check_in_group(collected: Collected[_T], name: str, async_op: bool, lasting: object) -> None:
     """Raise unless a call can be deferred to the end of a group."""
     if collected.thread != threading.get_ident():
         raise StateError(

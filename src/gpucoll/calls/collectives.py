@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpucoll.arrays.array_kinds import kind_of_array, numpy_view
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, AnyStream, Template
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
 from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.calls import counts as exchanged_counts
 from gpucoll.calls.block_lists import check_on_host, has_blocks, with_counts
 from gpucoll.calls.block_preparation import prepare_blocks
 from gpucoll.calls.dispatch import Dispatch
-from gpucoll.calls.given import Given
+from gpucoll.calls.given import AnyInput, AnyResult, Given, Unchecked
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.lists import (
@@ -77,7 +77,7 @@ class Collectives:
         host: HostBackend,
         gpu: GpuRunner,
         dispatch: Dispatch,
-        call_again: Callable[..., Any],
+        call_again: Callable[..., AnyResult],
     ) -> None:
         self.runner = runner
         self.host = host
@@ -102,12 +102,12 @@ class Collectives:
     def call(
         self,
         collective: Collective,
-        x: Any,
+        x: AnyInput,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
+        stream: AnyStream,
         **given: Unpack[Given],
-    ) -> Any:
+    ) -> AnyResult:
         """Check the arguments and run the call in turn; teach the entry if it can serve it."""
         is_plain = timeout_s is None and stream is None
         if async_op and is_plain and not self.dispatch.enqueues_host:
@@ -141,12 +141,12 @@ class Collectives:
     def _run_now(
         self,
         collective: Collective,
-        x: Any,
+        x: AnyInput,
         given: Given,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
-    ) -> Any:
+        stream: AnyStream,
+    ) -> AnyResult:
         arguments = self.parse(given)
         prepared = self._prepare(collective, x, arguments)
         if self.dispatch.is_enqueued(prepared.template):
@@ -174,18 +174,18 @@ class Collectives:
     def _run_list(
         self,
         collective: Collective,
-        xs: Sequence[Any],
+        xs: Sequence[AnyArray],
         given: Given,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
-    ) -> Any:
+        stream: AnyStream,
+    ) -> AnyResult:
         """Run a list of arrays as one call for each dtype."""
         arguments = self.parse(given)
         gets = collective.gets(self.rank, arguments.root)
         made = prepare_list(xs, arguments.out if gets else None)
 
-        def finish() -> Any:
+        def finish() -> AnyResult:
             results = [item.finish() for item in made] if gets else None
             return tuple(results) if results is not None and isinstance(xs, tuple) else results
 
@@ -230,7 +230,7 @@ class Collectives:
         made: list[Operands],
         arguments: Arguments,
         gets: bool,
-        stream: Any,
+        stream: AnyStream,
     ) -> list[Request]:
         """Return the requests for a list that is enqueued."""
         numbers, fused = apart(collective, arguments.op, made)
@@ -239,7 +239,7 @@ class Collectives:
         ]
         return [*alone, *gpu_requests(collective, fused, arguments, stream)]
 
-    def _prepare(self, collective: Collective, x: Any, arguments: Arguments) -> Prepared:
+    def _prepare(self, collective: Collective, x: AnyInput, arguments: Arguments) -> Prepared:
         """Check this rank's arguments and return the request."""
         if not has_blocks(collective, x, arguments.out):
             return prepare(collective, x, arguments, self.rank, self.world_size)
@@ -247,14 +247,14 @@ class Collectives:
         check_on_host(collective, self.dispatch.is_enqueued(prepared.template))
         return prepared
 
-    def _learn(self, collective: Collective, x: Any, template: Template, given: Given) -> None:
+    def _learn(self, collective: Collective, x: AnyInput, template: Template, given: Given) -> None:
         """Have the compiled entry serve the next call of this kind, if it reads arrays like x."""
         kind = kind_of_array(x, template)
         if kind is not None:
             self.host.learn(collective, kind, given.get("op"), given.get("root"))
 
     def _learn_blocks(
-        self, collective: Collective, x: Any, template: Template, given: Given
+        self, collective: Collective, x: AnyInput, template: Template, given: Given
     ) -> None:
         """Have the compiled entry serve the next call with counts or blocks, on NumPy arrays."""
         kind = kind_of_array(x[0] if isinstance(x, list | tuple) else x, template)
@@ -310,7 +310,7 @@ class Collectives:
             ),
         )
 
-    def plan(self, collective: Collective, x: Any, **given: Unpack[Given]) -> Plan[Any]:
+    def plan(self, collective: Collective, x: AnyInput, **given: Unpack[Given]) -> Plan[AnyResult]:
         """Prepare a call that runs repeatedly on the same memory."""
         if has_blocks(collective, x, given.get("out")):
             given = with_counts(collective, x, given, self.rank, self.world_size)
@@ -342,12 +342,12 @@ class Collectives:
     def _run_with_counts(
         self,
         collective: Collective,
-        x: Any,
+        x: AnyInput,
         given: Given,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
-    ) -> Any:
+        stream: AnyStream,
+    ) -> AnyResult:
         """Exchange the counts in the call's turn, then run the call with them."""
         rank, world_size, channel = self.rank, self.world_size, self.runner.channel
         arguments = self.parse({**given, "counts": None, "receive_counts": None})
@@ -399,7 +399,7 @@ class Collectives:
             timeout_s=timeout_s,
         )
 
-    def check_root(self, root: Any) -> None:
+    def check_root(self, root: Unchecked) -> None:
         """Raise unless `root` is a rank."""
         if isinstance(root, bool) or not isinstance(root, int | np.integer):
             hint = OUT_BY_NAME if is_array_like(root) else ""
@@ -409,7 +409,10 @@ class Collectives:
 
 
 def _gpu_call(
-    collective: Collective, prepared: Prepared, stream: Any = None, timeout_s: float | None = None
+    collective: Collective,
+    prepared: Prepared,
+    stream: AnyStream = None,
+    timeout_s: float | None = None,
 ) -> GpuCall:
     """Return a prepared collective as a call on GPU arrays."""
     return GpuCall(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import is_array, library_of
-from gpucoll.arrays.library import kind_of
+from gpucoll.arrays.library import AnyArray, AnyStream, kind_of
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.protocol import PartOf, Request
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.compressed_exchange import CompressedExchange
+from gpucoll.calls.given import AnyInput, AnyResult
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.lists import check_streams, prepare_list, shared_by
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
@@ -27,15 +27,15 @@ _OPS = ("sum", "avg")
 
 def all_reduce(
     collectives: Collectives,
-    x: Any,
-    op: Any,
-    out: Any,
-    compression: Any,
-    residual: Any,
+    x: AnyInput,
+    op: object,
+    out: AnyInput,
+    compression: object,
+    residual: AnyInput,
     async_op: bool,
     timeout_s: float | None,
-    stream: Any,
-) -> Any:
+    stream: AnyStream,
+) -> AnyResult:
     """Reduce x over all ranks in compressed form, for `Communicator.all_reduce`."""
     runner = collectives.runner
     runner.group.check_open()
@@ -49,7 +49,7 @@ def all_reduce(
     residuals = _residuals(residual, made, is_list)
     request = _request(made, op, compression, residuals)
 
-    def finish() -> Any:
+    def finish() -> AnyResult:
         results = [arrays.finish() for arrays in made]
         if not is_list:
             return results[0]
@@ -101,7 +101,7 @@ def _request(
     )
 
 
-def _parse_op(op: Any) -> ReduceOp:
+def _parse_op(op: object) -> ReduceOp:
     parsed = ReduceOp.parse(op)
     if parsed.name not in _OPS:
         raise ArgumentTypeError(
@@ -110,7 +110,7 @@ def _parse_op(op: Any) -> ReduceOp:
     return parsed
 
 
-def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[Buffer]:
+def _residuals(residual: AnyInput, made: Sequence[Operands], is_list: bool) -> list[Buffer]:
     """Return the memory of the residuals, one for each input if there are any."""
     if residual is None:
         return []
@@ -123,7 +123,7 @@ def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[B
     return buffers
 
 
-def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
+def _residual(array: AnyArray, what: str, arrays: Operands) -> Buffer:
     """Return the memory of one residual. `what` is its name in errors."""
     if not is_array(array):
         raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, Template
 from gpucoll.arrays.operands import ensure_served, template_of
-from gpucoll.calls.given import Given
+from gpucoll.calls.given import AnyInput, Given, Unchecked
 from gpucoll.calls.preparation import Arguments
 from gpucoll.calls.shapes import check_rows, parse_counts
 from gpucoll.collectives import Collective
@@ -19,7 +18,7 @@ from gpucoll.group.in_one_piece import give_up, in_one_piece
 from gpucoll.group.protocol import Channel, Group
 
 
-def are_asked_for(collective: Collective, counts: Any, receive_counts: Any) -> bool:
+def are_asked_for(collective: Collective, counts: Unchecked, receive_counts: Unchecked) -> bool:
     """Return whether the counts are to be exchanged; ArgumentTypeError if they cannot be."""
     if not collective.is_exchange:
         return isinstance(counts, str) and counts == "auto"
@@ -71,7 +70,7 @@ def fail(channel: Channel, timeout_s: float | None) -> None:
     channel.all_gather_bytes(b"", Collective.UNFIT, timeout_s=timeout_s)
 
 
-def as_given(collective: Collective, known: Given) -> dict[str, Any]:
+def as_given(collective: Collective, known: Given) -> dict[str, Unchecked]:
     """Return the arguments of a call under the names that users pass."""
     if not collective.is_exchange:
         return {**known}
@@ -80,7 +79,7 @@ def as_given(collective: Collective, known: Given) -> dict[str, Any]:
 
 
 def check_alone(
-    collective: Collective, x: Any, given: Given, arguments: Arguments, world_size: int
+    collective: Collective, x: AnyInput, given: Given, arguments: Arguments, world_size: int
 ) -> Template | None:
     """Check what does not depend on counts, before anything is sent; return the arrays' template.
 
@@ -103,12 +102,12 @@ def check_alone(
     return templates[0] if templates else None
 
 
-def _first(x: Any) -> Any:
+def _first(x: AnyInput) -> AnyArray:
     """Return the first block of a list, as an example of what all blocks have in common."""
     return x[0] if isinstance(x, list | tuple) else x
 
 
-def own(collective: Collective, x: Any, given: Given, rank: int, world_size: int) -> list[int]:
+def own(collective: Collective, x: AnyInput, given: Given, rank: int, world_size: int) -> list[int]:
     """Return the counts that this rank sends: its own rows, or its rows for each rank."""
     if collective.is_exchange:
         return list(parse_counts(given["counts"], world_size, "send_counts"))

@@ -1,4 +1,4 @@
-"""The arguments of a collective that its user gave by name, before they are checked."""
+"""The arguments of a call as its user gave them, before they are checked; and what it returns."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 from gpucoll.types import ReduceOp
 
+AnyInput: TypeAlias = Any
+"""x or `out`: an array of any library, a number, or a list or tuple of arrays."""
+AnyResult: TypeAlias = Any
+"""What a call returns: an array or number of x's type, a list, a Work, or None.
+
+The overloads of the methods in `gpucoll.api` say which of them it is for which arguments.
+"""
+AnyObject: TypeAlias = Any
+"""A Python object that a rank has pickled: only the program knows its type."""
+Unchecked: TypeAlias = Any
+"""An argument of any type: the check of the argument says what is wrong with it."""
 CountsName: TypeAlias = Literal["counts", "receive_counts"]
 
 
 class Given(TypedDict, total=False):
     """Only what the collective's method has is there; `preparation.Arguments` is the same, checked.
 
-    ``root`` may be any object, and ``counts`` and ``receive_counts`` too: the checks say what is
-    wrong with them. ``out`` is an array of any library, or a list of them.
+    ``out`` may also be a list of arrays.
     """
 
     op: str | ReduceOp
-    root: Any
-    out: Any
-    counts: Any
-    receive_counts: Any
+    root: Unchecked
+    out: AnyInput
+    counts: Unchecked
+    receive_counts: Unchecked

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import AnyArray, AnyStream
 from gpucoll.arrays.operands import Operands, ensure_served
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.protocol import Request
@@ -20,13 +20,14 @@ from gpucoll.calls.exact_integers import (
     is_int64_number,
     may_overflow,
 )
+from gpucoll.calls.given import AnyInput
 from gpucoll.calls.preparation import Arguments
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
 
 
-def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
+def prepare_list(xs: Sequence[AnyArray], outs: AnyInput) -> list[Operands]:
     """Check a list of inputs and outputs, and return their operands.
 
     Raises
@@ -132,7 +133,7 @@ def list_request(arrays: list[Operands], arguments: Arguments) -> Request:
 
 
 def gpu_requests(
-    collective: Collective, made: list[Operands], arguments: Arguments, stream: Any
+    collective: Collective, made: list[Operands], arguments: Arguments, stream: AnyStream
 ) -> list[Request]:
     """Return the requests for a list of GPU arrays, one for each dtype. They run as one group.
 
@@ -151,7 +152,7 @@ def gpu_requests(
     return requests
 
 
-def check_streams(buffers: Sequence[Buffer], stream: Any) -> None:
+def check_streams(buffers: Sequence[Buffer], stream: AnyStream) -> None:
     """Raise if arrays on a GPU are used on different streams, and the user gave none."""
     if stream is None and len({buffer.stream for buffer in buffers}) > 1:
         raise ArgumentError(

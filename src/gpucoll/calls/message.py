@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.library import AnyArray
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.given import AnyResult
 from gpucoll.errors import StateError
 from gpucoll.transport.shared.layout import MOST_DESCRIPTION_BYTES, SentNumber
 from gpucoll.types import DTYPES, dtype_code, dtype_name
@@ -53,8 +55,8 @@ class Message:
     _receive: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
     def recv(
-        self, out: Any = None, *, async_op: bool = False, timeout_s: float | None = None
-    ) -> Any:
+        self, out: AnyArray = None, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> AnyResult:
         """Receive exactly this message, whichever others there are. It can be received once.
 
         Parameters
@@ -82,7 +84,7 @@ class Message:
 
 
 @functools.cache
-def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
+def description_of(dtype: np.dtype[np.generic], name: str) -> bytes | None:
     """Return the description of a dtype that has no number, for the receiver of a message.
 
     None if the dtype has a number, or if the description is longer than a message can carry.
@@ -94,9 +96,9 @@ def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
 
 
 @functools.lru_cache(maxsize=256)
-def described_dtype(description: bytes) -> np.dtype[Any]:
+def described_dtype(description: bytes) -> np.dtype[np.generic]:
     """Return the dtype of a sender's description."""
-    dtype: np.dtype[Any] = pickle.loads(description)
+    dtype: np.dtype[np.generic] = pickle.loads(description)
     return dtype
 
 
@@ -110,7 +112,9 @@ def name_of(request: MessageRequest) -> str:
 
 
 def message_of(
-    request: MessageRequest, receive: Callable[..., Any] | None = None, name: str | None = None
+    request: MessageRequest,
+    receive: Callable[..., AnyResult] | None = None,
+    name: str | None = None,
 ) -> Message:
     """Return a found message as a Message. `receive` receives it, if that is still possible."""
     shape = () if request.found_dtype == OBJECT_CODE else request.found_shape
@@ -134,7 +138,7 @@ def array_message(
     shape: tuple[int, ...],
     size_bytes: int,
     place: int,
-    receive: Callable[..., Any] | None,
+    receive: Callable[..., AnyResult] | None,
 ) -> Message:
     """Return the Message for a found array of a dtype that has a number."""
     made = object.__new__(Message)  # the __init__ of a frozen class takes three times as long

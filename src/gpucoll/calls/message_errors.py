@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.given import Unchecked
 from gpucoll.calls.message import OBJECT_CODE, name_of
 from gpucoll.errors import (
     ArgumentError,
@@ -20,7 +19,7 @@ from gpucoll.types import ANY_SOURCE, ANY_TAG, TAGS
 from gpucoll.wording import rank_of
 
 
-def check_peer(peer: Any, name: str, world_size: int, may_be_any: bool = False) -> None:
+def check_peer(peer: Unchecked, name: str, world_size: int, may_be_any: bool = False) -> None:
     """Raise unless this is a rank."""
     if isinstance(peer, bool) or not isinstance(peer, int | np.integer):
         raise ArgumentTypeError(f"{name} must be a rank, an int; got {peer!r}")
@@ -29,7 +28,7 @@ def check_peer(peer: Any, name: str, world_size: int, may_be_any: bool = False) 
         raise ArgumentError(f"{name} must be in 0..{world_size - 1}{anyone}; got {peer}")
 
 
-def check_tag(tag: Any, may_be_any: bool = False) -> None:
+def check_tag(tag: Unchecked, may_be_any: bool = False) -> None:
     """Raise unless this is a tag."""
     if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
         raise ArgumentTypeError(f"tag must be an int; got {tag!r}")

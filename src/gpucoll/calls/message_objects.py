@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import template_like
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.given import AnyObject
 from gpucoll.calls.message import OBJECT
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.transport.shared.words import Kind, Mode
@@ -34,7 +34,7 @@ OBJECT_DTYPE = np.dtype(np.uint8, metadata={"gpucoll": OBJECT})
 Bytes = npt.NDArray[np.uint8]
 
 
-def pickled(value: Any, rank: int, world_size: int) -> tuple[Bytes, list[memoryview]]:
+def pickled(value: object, rank: int, world_size: int) -> tuple[Bytes, list[memoryview]]:
     """Return the data of an object's first message, and the buffers that follow it."""
     buffers: list[memoryview] = []
 
@@ -90,6 +90,6 @@ def new_parts(first: Bytes) -> tuple[memoryview, list[Buffer]]:
     return memoryview(first[start:].data), parts
 
 
-def object_of(data: memoryview, parts: list[Buffer]) -> Any:
+def object_of(data: memoryview, parts: list[Buffer]) -> AnyObject:
     """Return the object that was received."""
     return pickle.loads(data, buffers=[part.owner for part in parts])

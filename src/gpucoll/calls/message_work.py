@@ -38,7 +38,7 @@ class MessageWork(Work[_R]):
         name: str,
         transfers: Transfers | None,
         steps: Steps | None,
-        result: Any = None,
+        result: object = None,
     ) -> None:
         self._owner = queue
         self._name = name
@@ -92,7 +92,7 @@ class MessageWork(Work[_R]):
             return None
         return received_message(self._received)
 
-    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+    def add_done_callback(self, function: Callable[[MessageWork[_R]], object]) -> None:
         """Call ``function(work)`` when the message is done; at once if it already is.
 
         The function is called in the thread that finds the message done: one that waits, queries,
@@ -181,7 +181,7 @@ class MessageWork(Work[_R]):
         except BaseException as error:
             self.settle(None, error)
 
-    def settle(self, result: Any, error: BaseException | None) -> None:
+    def settle(self, result: object, error: BaseException | None) -> None:
         """Note how the message ended, and release what it owned."""
         self._result, self._error = result, error
         self._is_done = True  # first: a waiting thread looks at this without the lock

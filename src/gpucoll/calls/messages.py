@@ -19,6 +19,7 @@ from typing import Any
 
 from gpucoll.backends.protocol import HostMessages, MessageRequest, Transfers
 from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.given import AnyResult
 from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import DeadlineError, GpucollError
@@ -66,7 +67,7 @@ class MessageQueue:
         self,
         group: Group,
         messages: HostMessages,
-        check_received: Callable[[MessageWork[Any]], None],
+        check_received: Callable[[MessageWork[object]], None],
     ) -> None:
         self._group = group
         self.host_messages = messages
@@ -91,8 +92,13 @@ class MessageQueue:
     # --- running ----------------------------------------------------------------------------------
 
     def deliver(
-        self, name: str, steps: Steps, async_op: bool, timeout_s: float | None, lasting: Any = None
-    ) -> Any:
+        self,
+        name: str,
+        steps: Steps,
+        async_op: bool,
+        timeout_s: float | None,
+        lasting: AnyResult = None,
+    ) -> AnyResult:
         """Run the steps of a call; return its result, or a Work.
 
         `lasting` is the return value of a call inside a group. If it is the class `MessageWork`,
@@ -112,7 +118,7 @@ class MessageQueue:
             self.host_messages.run(next(steps), timeout_s)
             return self.run(steps)
 
-    def run(self, steps: Steps) -> Any:
+    def run(self, steps: Steps) -> AnyResult:
         """Run the remaining steps of a blocking call; return its result.
 
         They fetch a message that has come; the call's own deadline was for its coming.
@@ -123,11 +129,11 @@ class MessageQueue:
         except StopIteration as stop:
             return stop.value
 
-    def _begin(self, name: str, steps: Steps, timeout_s: float | None) -> MessageWork[Any]:
+    def _begin(self, name: str, steps: Steps, timeout_s: float | None) -> MessageWork[object]:
         transfers = self.host_messages.start(next(steps), timeout_s)
         return self.keep(MessageWork(self, name, transfers, steps))
 
-    def keep(self, work: MessageWork[Any]) -> MessageWork[Any]:
+    def keep(self, work: MessageWork[object]) -> MessageWork[object]:
         """Keep a started Work until it ends; return it."""
         self._pending[work] = None
         if not work.go_on() and work.takes:
@@ -135,14 +141,14 @@ class MessageQueue:
         self._look_at_others()
         return work
 
-    def keep_begun(self, work: MessageWork[Any]) -> None:
+    def keep_begun(self, work: MessageWork[object]) -> None:
         """Keep a started Work that is known not to have ended yet."""
         pending = self._pending
         pending[work] = None
         if self.called or len(pending) >= self._sweep_at:
             self._look_at_others()
 
-    def forget_begun(self, work: MessageWork[Any]) -> None:
+    def forget_begun(self, work: MessageWork[object]) -> None:
         """Note that a Work without callbacks, kept by `keep_begun`, has succeeded."""
         self._pending.pop(work, None)
 
@@ -202,7 +208,7 @@ class MessageQueue:
 
     # --- works ------------------------------------------------------------------------------------
 
-    def forget(self, work: MessageWork[Any]) -> None:
+    def forget(self, work: MessageWork[object]) -> None:
         """Note that a Work has ended. The Work, or `raise_unseen`, raises its error."""
         self._pending.pop(work, None)
         self._taking.pop(work, None)
@@ -211,7 +217,9 @@ class MessageQueue:
             self._failed = [*(failed for failed in self._failed if not failed._was_seen), work]
 
     def call_back(
-        self, work: MessageWork[Any], functions: Sequence[Callable[[Any], object]]
+        self,
+        work: MessageWork[object],
+        functions: Sequence[Callable[[MessageWork[object]], object]],
     ) -> None:
         """Call a Work's callbacks."""
         for function in functions:
@@ -233,13 +241,13 @@ class MessageQueue:
         for work in list(self.called):
             work.go_on()
 
-    def watch(self, work: MessageWork[Any]) -> None:
+    def watch(self, work: MessageWork[object]) -> None:
         """Let the thread of this queue find the end of a Work."""
         with self.lock:
             self._watched[work] = None
             self._start_serving()
 
-    def _serve_taking(self, work: MessageWork[Any]) -> None:
+    def _serve_taking(self, work: MessageWork[object]) -> None:
         """Let that thread take the second step if this one is in another call by then.
 
         The sender waits for the step, and the other call may wait for that sender.
@@ -291,7 +299,7 @@ class MessageQueue:
             for each in taking:
                 each.go_on()
 
-    def _wait_for_watched(self, work: MessageWork[Any]) -> None:
+    def _wait_for_watched(self, work: MessageWork[object]) -> None:
         with contextlib.suppress(GpucollError):  # the Work keeps its error for its owner
             work._wait(_WATCH_SLICE_S)
         with self.lock:

@@ -8,13 +8,14 @@ by then.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
+from gpucoll.calls.given import AnyObject, Unchecked
 from gpucoll.calls.object_tags import TAG_BYTES, ObjectTags
 from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
 from gpucoll.calls.runner import Runner
@@ -69,7 +70,7 @@ class ObjectMover:
 
     # --- the collectives --------------------------------------------------------------------------
 
-    def broadcast(self, value: Any, root: int, timeout_s: float | None) -> Any:
+    def broadcast(self, value: object, root: int, timeout_s: float | None) -> AnyObject:
         """Return the root's object; on the root, the very same object."""
         collective, is_root = Collective.BROADCAST_OBJECT, self._rank == root
         parcel, failure = self._packed(collective, value) if is_root else (NOTHING, None)
@@ -109,7 +110,7 @@ class ObjectMover:
         return arrival
 
     def gather(
-        self, collective: Collective, value: Any, root: int, timeout_s: float | None
+        self, collective: Collective, value: object, root: int, timeout_s: float | None
     ) -> dict[int, Arrival] | None:
         """Return the other ranks' objects on the root, or on all ranks if there is no root."""
         gets = root in (NO_ROOT, self._rank)
@@ -150,7 +151,9 @@ class ObjectMover:
         n_rounds = max(head.n_large for head in heads.values())
         self._move_large(collective, root, sent_parts, arrived, n_rounds, timeout_s)
 
-    def scatter(self, values: Sequence[Any] | None, root: int, timeout_s: float | None) -> Any:
+    def scatter(
+        self, values: Sequence[object] | None, root: int, timeout_s: float | None
+    ) -> AnyObject:
         """Return this rank's item of the root's sequence."""
         collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
         parcels, failed, failure = [NOTHING], NOTHING, None
@@ -178,7 +181,7 @@ class ObjectMover:
             return values[root]
         return arrived[root].unpack()
 
-    def _cut_out(self, table: Any) -> tuple[Arrival, Head]:
+    def _cut_out(self, table: Unchecked) -> tuple[Arrival, Head]:
         """Return this rank's object, and its place, of a table of places that all tails follow."""
         places = self._places(table)
         start = _PLACE.size * self._world_size
@@ -186,7 +189,7 @@ class ObjectMover:
         own = places[self._rank]
         return Arrival(own.n_parts, table[start : start + own.tail_bytes]), own
 
-    def _places(self, table: Any) -> list[Head]:
+    def _places(self, table: Unchecked) -> list[Head]:
         entries = _PLACE.iter_unpack(bytes(table[: _PLACE.size * self._world_size]))
         return [Head(n_parts, n_bytes, 0, 0, tag) for n_parts, n_bytes, tag in entries]
 
@@ -235,7 +238,7 @@ class ObjectMover:
             return Parcel(0, str(failure).encode(errors="replace")[:ROOM], []), failure
 
     def _packed_each(
-        self, collective: Collective, values: Sequence[Any]
+        self, collective: Collective, values: Sequence[object]
     ) -> tuple[list[Parcel], Parcel, ArgumentTypeError | None]:
         """Return each rank's object as parts; or the reason why one cannot be pickled."""
         parcels = []
@@ -324,7 +327,12 @@ class ObjectMover:
         return Arrival(head.n_parts, tail)
 
     def _spread(
-        self, collective: Collective, root: int, number: int, data: Any, timeout_s: float | None
+        self,
+        collective: Collective,
+        root: int,
+        number: int,
+        data: Bytes | bytes,
+        timeout_s: float | None,
     ) -> None:
         """Give all ranks the root's bytes. `data` is their source or destination."""
         part_of = PartOf(collective, None, "", 0, (), (number, len(data)))
@@ -337,7 +345,7 @@ class ObjectMover:
         self,
         collective: Collective,
         root: int,
-        sent: dict[int, Any],
+        sent: Mapping[int, Bytes | bytes],
         received: dict[int, Bytes],
         timeout_s: float | None,
     ) -> None:

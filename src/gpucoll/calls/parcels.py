@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.calls.given import AnyObject
 
 LARGE_BYTES = 64 << 10
 """Parts of at least this size travel by themselves, and are read in place."""
@@ -73,7 +74,7 @@ class Arrival:
     def _sizes(self) -> npt.NDArray[np.int64]:
         return np.frombuffer(self.tail, np.int64, self.n_parts)
 
-    def unpack(self) -> Any:
+    def unpack(self) -> AnyObject:
         """Return the object."""
         if self.n_parts == 1 and not self.large:
             return pickle.loads(memoryview(self.tail)[_SIZE_BYTES:])
@@ -89,7 +90,7 @@ class Arrival:
         return pickle.loads(parts[0], buffers=parts[1:])
 
 
-def buffer_of(data: Any) -> Buffer:
+def buffer_of(data: Bytes | bytes) -> Buffer:
     """Return bytes of any kind as a buffer."""
     array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     return Buffer(array.ctypes.data, array.shape, "uint8", 1, array)

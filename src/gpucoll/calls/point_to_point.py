@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gpucoll.arrays.array_kinds import numpy_view
-from gpucoll.arrays.library import Destination, Source, Template
+from gpucoll.arrays.library import AnyDtype, AnyStream, Destination, Source, Template
 from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.arrays.operands import (
     destination_of,
@@ -23,6 +23,7 @@ from gpucoll.backends.protocol import HostBackend, MessageRequest, Transfers
 from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collected import check_in_group
 from gpucoll.calls.dispatch import Dispatch
+from gpucoll.calls.given import AnyInput, AnyResult, Unchecked
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.message import (
@@ -50,6 +51,7 @@ from gpucoll.calls.message_errors import (
 from gpucoll.calls.message_objects import (
     OBJECT_DTYPE,
     OBJECT_ROW,
+    Bytes,
     new_parts,
     object_of,
     object_requests,
@@ -96,14 +98,14 @@ class PointToPoint:
 
     def send(
         self,
-        x: Any,
-        dest: Any,
-        tag: Any,
+        x: AnyInput,
+        dest: Unchecked,
+        tag: Unchecked,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
+        stream: AnyStream,
         synchronous: bool = False,
-    ) -> Any:
+    ) -> AnyResult:
         """Send x; return a `Work` if `async_op` is true."""
         check_peer(dest, "dest", self.world_size)
         check_tag(tag)
@@ -124,7 +126,9 @@ class PointToPoint:
         request.mode = Mode.SYNCHRONOUS if synchronous else 0
         return self.queue.deliver("send", self._sending([request]), async_op, timeout_s)
 
-    def sent(self, row: Any, x: Any, name: str = "send") -> BegunMessage[None]:
+    def sent(
+        self, row: bytearray | AnyInput, x: AnyInput, name: str = "send"
+    ) -> BegunMessage[None]:
         """Return the Work of a send that a compiled entry has started."""
         work: BegunMessage[None] = BegunMessage(self.queue, name, row, None)
         if row is x:
@@ -135,13 +139,13 @@ class PointToPoint:
 
     def send_object(
         self,
-        value: Any,
-        dest: Any,
-        tag: Any,
+        value: object,
+        dest: Unchecked,
+        tag: Unchecked,
         async_op: bool,
         timeout_s: float | None,
         synchronous: bool,
-    ) -> Any:
+    ) -> AnyResult:
         """Send a Python object; return a `Work` if `async_op` is true."""
         check_peer(dest, "dest", self.world_size)
         check_tag(tag)
@@ -168,7 +172,7 @@ class PointToPoint:
             if request.error is not None:
                 raise request.error
 
-    def _send_request(self, source: Source, dest: Any, tag: Any) -> MessageRequest:
+    def _send_request(self, source: Source, dest: Unchecked, tag: Unchecked) -> MessageRequest:
         template = source.template
         description = None
         if template.dtype not in DTYPES and isinstance(template.native, np.dtype):
@@ -181,17 +185,17 @@ class PointToPoint:
 
     def recv(
         self,
-        out: Any,
-        source: Any,
-        tag: Any,
-        like: Any,
-        shape: Any,
-        dtype: Any,
+        out: AnyInput,
+        source: Unchecked,
+        tag: Unchecked,
+        like: AnyInput,
+        shape: Unchecked,
+        dtype: AnyDtype,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
+        stream: AnyStream,
         info: bool = False,
-    ) -> Any:
+    ) -> AnyResult:
         """Receive into `out` or a new array; return a `Work` if `async_op` is true."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
@@ -228,13 +232,13 @@ class PointToPoint:
         in_group = MessageWork if info else _in_group(destination)
         return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
 
-    def receiving(self, row: Any, out: Any) -> BegunMessage[Any]:
+    def receiving(self, row: bytearray, out: AnyInput) -> BegunMessage[AnyResult]:
         """Return the Work of a receive that a compiled entry has started."""
         work: BegunMessage[Any] = BegunMessage(self.queue, "recv", row, out)
         self.queue.keep_begun(work)
         return work
 
-    def receive_informed(self, row: bytearray, out: Any) -> tuple[Any, Message]:
+    def receive_informed(self, row: bytearray, out: AnyInput) -> tuple[AnyResult, Message]:
         """Return `out` and the Message of the receive that an entry has run; or raise its error."""
         plain = self._messages.plain_array(row)
         if plain is not None:
@@ -244,7 +248,7 @@ class PointToPoint:
         self._check(request)
         return out, received_message(request)
 
-    def receive_taken(self, row: bytearray) -> Any:
+    def receive_taken(self, row: bytearray) -> AnyResult:
         """Receive the message that a compiled entry has taken, into a new array."""
         out = self._messages.receive_taken(row)
         if out is not None:
@@ -252,7 +256,7 @@ class PointToPoint:
         request = self._messages.ended(row)
         return self.queue.run(self._taken(request, False))
 
-    def _check_begun(self, work: MessageWork[Any]) -> None:
+    def _check_begun(self, work: MessageWork[object]) -> None:
         """Raise the error of a Work of `sent` or `receiving`, if it has failed."""
         transfers = work._transfers
         for request in transfers.requests if transfers is not None else ():
@@ -261,8 +265,8 @@ class PointToPoint:
             self._check(request)
 
     def recv_object(
-        self, source: Any, tag: Any, async_op: bool, timeout_s: float | None, info: bool
-    ) -> Any:
+        self, source: Unchecked, tag: Unchecked, async_op: bool, timeout_s: float | None, info: bool
+    ) -> AnyResult:
         """Receive a Python object; return a `Work` if `async_op` is true."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
@@ -276,8 +280,8 @@ class PointToPoint:
         return self.queue.deliver("recv_object", steps, async_op, timeout_s, NOT_IN_GROUPS)
 
     def receive_message(
-        self, message: Message, out: Any, async_op: bool, timeout_s: float | None
-    ) -> Any:
+        self, message: Message, out: AnyInput, async_op: bool, timeout_s: float | None
+    ) -> AnyResult:
         """Receive exactly the message that a probe has found."""
         place = message._place
         steps: Steps
@@ -299,7 +303,7 @@ class PointToPoint:
         return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
 
     def _receiving(
-        self, request: MessageRequest, destination: Destination, out: Any, info: bool
+        self, request: MessageRequest, destination: Destination, out: AnyInput, info: bool
     ) -> Steps:
         buffer = destination.buffer
         if out is not None and destination.lasting is None and buffer.count:
@@ -333,7 +337,7 @@ class PointToPoint:
         yield [request]
         return (yield from self._taken_object(request, info))
 
-    def _receive_taken_object(self, row: bytearray, info: bool) -> Any:
+    def _receive_taken_object(self, row: bytearray, info: bool) -> AnyResult:
         """Receive the object that a compiled entry has taken."""
         first = self._messages.receive_taken(row, OBJECT_CODE)
         if first is None:
@@ -355,7 +359,7 @@ class PointToPoint:
         yield [self._rest_of(request, first)]
         return (yield from self._opened(first.finish(), request, info))
 
-    def _opened(self, first: Any, request: MessageRequest, info: bool) -> Steps:
+    def _opened(self, first: Bytes, request: MessageRequest, info: bool) -> Steps:
         """Receive the messages that follow the first one of an object."""
         data, parts = new_parts(first)
         if parts:
@@ -379,15 +383,15 @@ class PointToPoint:
 
     def send_recv(
         self,
-        x: Any,
-        dest: Any,
-        source: Any,
-        out: Any,
-        tag: Any,
+        x: AnyInput,
+        dest: Unchecked,
+        source: Unchecked,
+        out: AnyInput,
+        tag: Unchecked,
         async_op: bool,
         timeout_s: float | None,
-        stream: Any,
-    ) -> Any:
+        stream: AnyStream,
+    ) -> AnyResult:
         """Send x and receive into `out`, or into a new array like x, at the same time."""
         check_peer(dest, "dest", self.world_size)
         check_peer(source, "source", self.world_size, may_be_any=True)
@@ -413,7 +417,7 @@ class PointToPoint:
         return self.queue.deliver("send_recv", steps, async_op, timeout_s, _in_group(destination))
 
     def _exchanging(
-        self, receive: MessageRequest, send: MessageRequest, destination: Destination, out: Any
+        self, receive: MessageRequest, send: MessageRequest, destination: Destination, out: AnyInput
     ) -> Steps:
         receiving = self._receiving(receive, destination, out, False)
         yield [*next(receiving), send]
@@ -421,7 +425,7 @@ class PointToPoint:
             raise send.error
         return (yield from receiving)
 
-    def raise_failed(self, rows: bytearray, out: Any = None) -> NoReturn:
+    def raise_failed(self, rows: bytearray, out: AnyInput = None) -> NoReturn:
         """Raise the error of a failed call of a compiled entry, which has returned `rows`."""
         for request in self._messages.ended_together(rows):
             if request.is_misfit:
@@ -431,7 +435,9 @@ class PointToPoint:
 
     # --- probing, plans ---------------------------------------------------------------------------
 
-    def probe(self, source: Any, tag: Any, wait: bool, timeout_s: float | None) -> Message | None:
+    def probe(
+        self, source: Unchecked, tag: Unchecked, wait: bool, timeout_s: float | None
+    ) -> Message | None:
         """Return the message that a receive would get; None if there is none yet."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
@@ -455,7 +461,7 @@ class PointToPoint:
                 return None
         return message_of(request, self.receive_message)
 
-    def plan(self, kind: Kind, x: Any, peer: Any, tag: Any) -> Plan[Any]:
+    def plan(self, kind: Kind, x: AnyInput, peer: Unchecked, tag: Unchecked) -> Plan[AnyResult]:
         """Prepare a send or receive that runs repeatedly on the same memory."""
         sends = kind == Kind.SEND
         check_peer(peer, "dest" if sends else "source", self.world_size, may_be_any=not sends)
@@ -500,7 +506,7 @@ class PointToPoint:
         if self._dispatch.is_enqueued(template, what):
             raise ArgumentError("plans of messages are for host arrays, and not with mixed=True")
 
-    def _learn(self, kind: Kind, dtype: np.dtype[Any]) -> None:
+    def _learn(self, kind: Kind, dtype: np.dtype[np.generic]) -> None:
         name = numpy_dtype_name(dtype)
         self._messages.learn(kind, dtype, name, description_of(dtype, name))
 
@@ -521,7 +527,7 @@ class PointToPoint:
         requests: list[MessageRequest],
         template: Template,
         destination: Destination | None,
-        stream: Any,
+        stream: AnyStream,
         timeout_s: float | None,
     ) -> GpuCall:
         """Return messages of GPU arrays as one GPU call."""
@@ -542,12 +548,12 @@ class PointToPoint:
             name, template, finish, messages=requests, stream=stream, timeout_s=timeout_s
         )
 
-    def _destination(self, template: Template, out: Any, x: Any = None) -> Destination:
+    def _destination(self, template: Template, out: AnyInput, x: AnyInput = None) -> Destination:
         ensure_served(template, "x" if out is None else "out")
         return destination_of(template, template.shape, out, x=x, in_place_at=None)
 
 
-def _in_group(destination: Destination) -> Any:
+def _in_group(destination: Destination) -> AnyResult:
     """Return the result of a receive inside a group."""
     return NOT_IN_GROUPS if destination.lasting is None else destination.lasting
 

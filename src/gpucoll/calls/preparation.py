@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, Template
 from gpucoll.arrays.operands import Operands, destination_of, ensure_served, source_of, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.protocol import Request
@@ -17,6 +17,10 @@ from gpucoll.calls.shapes import result_of
 from gpucoll.collectives import NO_ROOT, Collective, Flow
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.buffer import Buffer
+    from gpucoll.calls.given import AnyInput, AnyResult
 
 NOT_IN_GROUPS: Any = object()
 """Returned in place of a result for a group; means that the call cannot be made in a group."""
@@ -70,7 +74,7 @@ class Prepared:
 
 
 def prepare(
-    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+    collective: Collective, x: AnyInput, arguments: Arguments, rank: int, world_size: int
 ) -> Prepared:
     """Check this rank's arguments and return the request.
 
@@ -114,7 +118,7 @@ def prepare(
 
 
 def _prepare_exact(
-    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+    collective: Collective, x: AnyInput, arguments: Arguments, rank: int, world_size: int
 ) -> Prepared:
     """Prepare a reduction of a Python int."""
     assert arguments.op is not None
@@ -125,7 +129,7 @@ def _prepare_exact(
     return Prepared(request, kept.finish, source.template)
 
 
-def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:
+def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> AnyArray:
     """Return `out`, the template of a broadcast without x."""
     if arguments.out is None:
         raise ArgumentTypeError(
@@ -136,7 +140,11 @@ def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:
 
 
 def _request(
-    collective: Collective, source: Any, destination: Any, arguments: Arguments, row_count: int
+    collective: Collective,
+    source: Buffer | None,
+    destination: Buffer | None,
+    arguments: Arguments,
+    row_count: int,
 ) -> Request:
     return Request(
         collective,
@@ -151,7 +159,7 @@ def _request(
 
 
 def _receive_block(
-    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+    collective: Collective, x: AnyInput, arguments: Arguments, rank: int, world_size: int
 ) -> Prepared:
     """Prepare a scatter on a rank other than the root. If x, the template, is None, use `out`."""
     counts, out = arguments.counts, arguments.out
@@ -190,7 +198,7 @@ def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int)
     return size // rows
 
 
-def list_in_group(made: Sequence[Operands], xs: Any) -> Any:
+def list_in_group(made: Sequence[Operands], xs: AnyInput) -> AnyResult:
     """Return the results of a call with several arrays inside a group: a tuple for a tuple."""
     if any(arrays.is_packed or arrays.lasting is None for arrays in made):
         return NOT_IN_GROUPS
@@ -198,7 +206,7 @@ def list_in_group(made: Sequence[Operands], xs: Any) -> Any:
     return tuple(lasting) if isinstance(xs, tuple) else lasting
 
 
-def group_result(prepared: Prepared) -> Any:
+def group_result(prepared: Prepared) -> AnyResult:
     """Return the result of a call inside a group: the array that is filled at the group's end."""
     if prepared.is_packed:  # the copy would miss the results of earlier calls in the group
         return NOT_IN_GROUPS

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.given import AnyResult
 from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.collectives import Collective
@@ -59,12 +60,12 @@ class Runner:
         self,
         name: str,
         task: Task,
-        finish: Callable[[], Any] | None = None,
+        finish: Callable[[], object] | None = None,
         *,
         async_op: bool = False,
         timeout_s: float | None = None,
-        lasting: Any = NOT_IN_GROUPS,
-    ) -> Any:
+        lasting: AnyResult = NOT_IN_GROUPS,
+    ) -> AnyResult:
         """Run a task in its turn, then `finish`; or queue it, or keep it until the group ends.
 
         `lasting` is the result of a call inside a group: the array that is filled at its end.
@@ -94,12 +95,12 @@ class Runner:
         self,
         name: str,
         call: PreparedCall,
-        finish: Callable[[], Any],
+        finish: Callable[[], object],
         *,
         async_op: bool,
         timeout_s: float | None,
-        lasting: Any,
-    ) -> Any:
+        lasting: AnyResult,
+    ) -> AnyResult:
         """Run a prepared call in its turn. An asynchronous one may run in compiled code."""
         if async_op and self.grouped is None:
             check_timeout_s(timeout_s)

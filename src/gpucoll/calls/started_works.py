@@ -36,13 +36,13 @@ class Endings:
         self._group = group
         self._failed: list[Work[Any]] = []
 
-    def end(self, work: Work[Any], error: BaseException | None = None) -> None:
+    def end(self, work: Work[object], error: BaseException | None = None) -> None:
         """Note how a call has ended, once."""
         work.end(error)
         if work._error is not None and work not in self._failed:
             self._failed.append(work)
 
-    def take_unseen(self) -> Work[Any] | None:
+    def take_unseen(self) -> Work[object] | None:
         """Return the first Work with a failure that was never inspected, or None; forget all.
 
         The error that broke the communicator is left out if the program already got it from another
@@ -55,7 +55,7 @@ class Endings:
             known.add(id(group.failure))
         return next((work for work in failed if id(work._error) not in known), None)
 
-    def raised_by(self, function: Callable[..., object], *given: Any) -> GpucollError | None:
+    def raised_by(self, function: Callable[..., object], *given: object) -> GpucollError | None:
         """Call a method of the group; return its error without marking it as reported."""
         was_told = self._group.was_told
         try:
@@ -90,7 +90,7 @@ class StartedWorks:
         self.by_number: dict[int, Work[Any]] = {}
         self.queue: StartedCalls | None = None
 
-    def note(self, number: int, work: Work[Any]) -> None:
+    def note(self, number: int, work: Work[object]) -> None:
         """Note a started call. Needs no lock."""
         work.number = number
         self.by_number[number] = work
@@ -102,7 +102,7 @@ class StartedWorks:
         numbers = () if self.queue is None else self.queue.started()
         return [number for number in numbers if number not in self.by_number]
 
-    def settle(self) -> list[Work[Any]]:
+    def settle(self) -> list[Work[object]]:
         """Note how calls have ended; return the works that were forgotten. The lock is held.
 
         A call that another thread has started but not noted yet is left for the next look.
@@ -120,14 +120,14 @@ class StartedWorks:
             queue.reap(number)
         return self._forget_reaped(queue.n_reaped)
 
-    def _forget_reaped(self, n_reaped: int) -> list[Work[Any]]:
+    def _forget_reaped(self, n_reaped: int) -> list[Work[object]]:
         told = [work for number, work in list(self.by_number.items()) if number <= n_reaped]
         for work in told:
             self._endings.end(work)  # as a success: its reaper was interrupted, or ends it now
             self.forget(work)
         return told
 
-    def forget(self, work: Work[Any]) -> None:
+    def forget(self, work: Work[object]) -> None:
         """Release a Work that has ended, and this object if compiled code has nothing left."""
         self.by_number.pop(work.number, None)
         if not self.by_number:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays.array_kinds import new_like, new_of_rows, note_written, numpy_view
+from gpucoll.arrays.library import AnyArray
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.given import Given
 from gpucoll.calls.runner import Runner
@@ -42,7 +43,7 @@ class Starting:
         self._world_size = runner.group.world_size
         self._entries: dict[Collective, _Entry] = {}
 
-    def start(self, collective: Collective, x: Any, given: Given) -> Work[Any] | None:
+    def start(self, collective: Collective, x: AnyArray, given: Given) -> Work[object] | None:
         """Start a call and return its Work; None if no entry can start it."""
         if collective not in _ALIKE_EVERYWHERE:
             return None
@@ -56,7 +57,9 @@ class Starting:
             out = np.empty_like(x) if collective in _KEEPS_ROWS else self._new(collective, x)
         return self._begin(collective, x, out, given, out, x)
 
-    def _start_on_tensor(self, collective: Collective, x: Any, given: Given) -> Work[Any] | None:
+    def _start_on_tensor(
+        self, collective: Collective, x: AnyArray, given: Given
+    ) -> Work[object] | None:
         """Start a call on a tensor that has a NumPy view."""
         if (shown := numpy_view(x)) is None:
             return None
@@ -74,8 +77,14 @@ class Starting:
         return work
 
     def _begin(
-        self, collective: Collective, x: Any, out: Any, given: Given, result: Any, keep: Any
-    ) -> Work[Any] | None:
+        self,
+        collective: Collective,
+        x: AnyArray,
+        out: AnyArray,
+        given: Given,
+        result: object,
+        keep: object,
+    ) -> Work[object] | None:
         """Start a call on NumPy arrays and return its Work; None if the entry cannot start it."""
         entry = self._entries.get(collective) or self._entry(collective)
         name = collective.spelled
@@ -91,7 +100,7 @@ class Starting:
         entry = self._entries[collective] = self._host.starter(collective)
         return entry
 
-    def _new(self, collective: Collective, x: Any) -> Any:
+    def _new(self, collective: Collective, x: AnyArray) -> AnyArray:
         """Return a new array for the result; None if x has no rows, which Python reports."""
         if x.ndim == 0:
             return None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpucoll.calls.given import AnyResult
 from gpucoll.calls.work import Work
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
@@ -15,7 +16,7 @@ _POLLS = 200
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
-def wait_all(works: Iterable[Work[Any]], timeout_s: float | None = None) -> list[Any]:
+def wait_all(works: Iterable[Work[object]], timeout_s: float | None = None) -> list[AnyResult]:
     """Wait until all works are done; return their results, in order.
 
     Parameters
@@ -52,7 +53,7 @@ def _left_s(until: float) -> float:
     return max(until - time.monotonic(), 0.0)
 
 
-def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
+def wait_any(works: Iterable[Work[object]], timeout_s: float | None = None) -> int:
     """Wait until one of the works is done, well or not; return its index.
 
     `Work.wait` then returns its result or raises its error. If several are done, the index is that
@@ -95,7 +96,7 @@ def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _checked(works: Iterable[Work[Any]], name: str) -> Sequence[Work[Any]]:
+def _checked(works: Iterable[Work[object]], name: str) -> Sequence[Work[object]]:
     found: list[Any] = list(works)
     for work in found:
         if not isinstance(work, Work) and not (

@@ -8,10 +8,13 @@ import threading
 import weakref
 from collections.abc import Callable, Generator
 from types import SimpleNamespace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentTypeError, DeadlineError
+
+if TYPE_CHECKING:
+    import asyncio
 
 _R = TypeVar("_R", covariant=True)
 _callbacks_lock = threading.Lock()
@@ -20,16 +23,16 @@ _callbacks_lock = threading.Lock()
 class Queue(Protocol):
     """The queue that runs the calls of works."""
 
-    def run_until(self, work: Work[Any]) -> None:
+    def run_until(self, work: Work[object]) -> None:
         """Run calls until this one has ended, or until another thread has run it."""
 
-    def sleep_until(self, work: Work[Any], limit_s: float) -> bool:
+    def sleep_until(self, work: Work[object], limit_s: float) -> bool:
         """Wait at most `limit_s` for a call that others run; return whether it has ended."""
 
-    def poll(self, work: Work[Any]) -> bool:
+    def poll(self, work: Work[object]) -> bool:
         """Return whether a call has ended. Does not wait."""
 
-    def watch(self, work: Work[Any]) -> None:
+    def watch(self, work: Work[object]) -> None:
         """Let a thread of the queue find the end of a call."""
 
 
@@ -61,8 +64,8 @@ class Work(Generic[_R]):
         self,
         queue: Queue,
         name: str,
-        finish: Callable[[], Any] | None,
-        result: Any = None,
+        finish: Callable[[], object] | None,
+        result: object = None,
         keep: object = None,
     ) -> None:
         self._queue = queue
@@ -163,7 +166,7 @@ class Work(Generic[_R]):
         """
         return _descriptors.of(self)
 
-    def __await__(self) -> Generator[Any, None, _R]:
+    def __await__(self) -> Generator[object, None, _R]:
         """Wait in an asyncio task, while other tasks run."""
         if not self.done():
             import asyncio
@@ -171,7 +174,7 @@ class Work(Generic[_R]):
             loop = asyncio.get_running_loop()
             ended = loop.create_future()
 
-            def note(work: Work[Any]) -> None:
+            def note(work: Work[object]) -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(_set, ended)
 
@@ -202,7 +205,7 @@ class Work(Generic[_R]):
         for function in callbacks or ():
             _call_back(function, self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError("a Work belongs to its process and cannot be pickled")
 
     def __repr__(self) -> str:
@@ -212,7 +215,7 @@ class Work(Generic[_R]):
         return f"<Work {self._name}: {state}>"
 
 
-def _call_back(function: Callable[[Any], object], work: Work[Any]) -> None:
+def _call_back(function: Callable[[Work[object]], object], work: Work[object]) -> None:
     try:
         function(work)
     except Exception as error:
@@ -226,7 +229,7 @@ def _call_back(function: Callable[[Any], object], work: Work[Any]) -> None:
         sys.unraisablehook(raised)
 
 
-def _set(future: Any) -> None:
+def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -238,7 +241,7 @@ class _Descriptors:
         self._by_work: weakref.WeakKeyDictionary[Work[Any], int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def of(self, work: Work[Any]) -> int:
+    def of(self, work: Work[object]) -> int:
         with self._lock:
             if work in self._by_work:
                 return self._by_work[work]

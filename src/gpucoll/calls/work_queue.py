@@ -112,7 +112,7 @@ class WorkQueue:
                 self._started.queue = queue
         return queue
 
-    def note_started(self, number: int, name: str, result: Any, keep: object) -> Work[Any]:
+    def note_started(self, number: int, name: str, result: object, keep: object) -> Work[object]:
         """Return the Work of a call that a compiled entry has started."""
         work: Work[Any] = Work(self, name, None, result, keep)
         self._started.note(number, work)
@@ -122,9 +122,9 @@ class WorkQueue:
         self,
         call: PreparedCall,
         name: str,
-        finish: Callable[[], Any] | None,
+        finish: Callable[[], object] | None,
         timeout_s: float | None,
-    ) -> Work[Any]:
+    ) -> Work[object]:
         """Start a prepared call."""
         work: Work[Any] = Work(self, name, finish, keep=call)
         try:
@@ -140,7 +140,7 @@ class WorkQueue:
             raise
         return work
 
-    def note_lost(self, name: str, result: Any, keep: object, error: BaseException) -> None:
+    def note_lost(self, name: str, result: object, keep: object, error: BaseException) -> None:
         """Keep the arrays of a call if `error`, an interrupt, came before the call was noted.
 
         The program does not have its Work, so its arrays would be released while compiled code
@@ -154,15 +154,15 @@ class WorkQueue:
             give_up(self._group, error)
 
     def submit(
-        self, task: Callable[[], None], name: str, finish: Callable[[], Any] | None = None
-    ) -> Work[Any]:
+        self, task: Callable[[], None], name: str, finish: Callable[[], object] | None = None
+    ) -> Work[object]:
         """Queue a task that Python must run; return its Work."""
         work: Work[Any] = Work(self, name, finish)
         with self._lock:
             self._append(work, task)
         return work
 
-    def _append(self, work: Work[Any], task: Callable[[], None]) -> None:
+    def _append(self, work: Work[object], task: Callable[[], None]) -> None:
         self._start_thread()  # if this fails, nothing is queued
         self._hold(1)
         self._waiting.append((work, task))
@@ -200,7 +200,7 @@ class WorkQueue:
 
     # --- running ----------------------------------------------------------------------------------
 
-    def run_until(self, work: Work[Any]) -> None:
+    def run_until(self, work: Work[object]) -> None:
         """Run calls until this one has ended, or until another thread has run it.
 
         It needs no deadline of its own: each call that runs has one, and a call that can never run
@@ -264,7 +264,7 @@ class WorkQueue:
         for work in told:
             self._told(work)
 
-    def _end(self, work: Work[Any], error: BaseException | None = None) -> None:
+    def _end(self, work: Work[object], error: BaseException | None = None) -> None:
         """Note how a call has ended, once; keep its failure for `raise_unseen`."""
         with self._lock:
             self._endings.end(work, error)
@@ -274,7 +274,7 @@ class WorkQueue:
         self._started.let_go()
         _queues.discard(self)  # otherwise a weakref callback might swallow a Ctrl-C
 
-    def _run_next_or_sleep(self, work: Work[Any]) -> None:
+    def _run_next_or_sleep(self, work: Work[object]) -> None:
         if self._turn.locked() or self._is_in_others_call():
             with self._lock:
                 if not work._is_done and (self._turn.locked() or self._is_in_others_call()):
@@ -312,7 +312,7 @@ class WorkQueue:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _SLICE_S)
 
-    def _run_next(self) -> Work[Any] | None:
+    def _run_next(self) -> Work[object] | None:
         """Run the next call that waits here, after all calls of compiled code; holds the turn.
 
         Returns its Work, for `_told`; None if none can run now. A call that an interrupt stopped
@@ -377,7 +377,7 @@ class WorkQueue:
 
     # --- looking, and waiting for a while ---------------------------------------------------------
 
-    def poll(self, work: Work[Any]) -> bool:
+    def poll(self, work: Work[object]) -> bool:
         """Return whether a call has ended. Does not wait."""
         if work.number and not work._is_done:
             self._check_process(work)
@@ -402,7 +402,7 @@ class WorkQueue:
             self._asked, self._asked_at_s = following, now_s
         return now_s - self._asked_at_s > _ASKING_S
 
-    def sleep_until(self, work: Work[Any], limit_s: float) -> bool:
+    def sleep_until(self, work: Work[object], limit_s: float) -> bool:
         """Wait at most `limit_s` for a call that others run; return whether it has ended."""
         self._check_process(work)
         until = time.monotonic() + limit_s
@@ -420,7 +420,7 @@ class WorkQueue:
                 return work._is_done
         return True
 
-    def _poll_wanted(self, work: Work[Any]) -> bool:
+    def _poll_wanted(self, work: Work[object]) -> bool:
         """Ask the compiled thread to run a call; return whether it has ended."""
         started = self.begin_compiled()
         if not started.begin_serving():
@@ -432,7 +432,7 @@ class WorkQueue:
             self._settle_group()
         return work._is_done
 
-    def _have_run(self, work: Work[Any]) -> None:
+    def _have_run(self, work: Work[object]) -> None:
         """Run a call in Python's thread: the compiled thread has too many queues."""
         if threading.current_thread() is not self._thread:
             with contextlib.suppress(RuntimeError):  # the process can start no more threads
@@ -440,13 +440,13 @@ class WorkQueue:
                 return
         self.run_until(work)
 
-    def _check_process(self, work: Work[Any]) -> None:
+    def _check_process(self, work: Work[object]) -> None:
         if os.getpid() != self._process:
             raise StateError(f"{work._name} belongs to the process that this one was forked from")
 
     # --- the end of a call ------------------------------------------------------------------------
 
-    def _told(self, work: Work[Any]) -> None:
+    def _told(self, work: Work[object]) -> None:
         """Run the callbacks of a call that has ended, without any lock; may be repeated."""
         if work in self._watched:
             with self._lock:
@@ -454,7 +454,7 @@ class WorkQueue:
         if work._callbacks is not None:
             work.call_back()
 
-    def watch(self, work: Work[Any]) -> None:
+    def watch(self, work: Work[object]) -> None:
         """Let Python's thread find the end of a call."""
         with self._lock:
             if not work._is_done:
@@ -485,7 +485,7 @@ class WorkQueue:
             for work in self._pending():
                 self.run_until(work)
 
-    def _pending(self) -> list[Work[Any]]:
+    def _pending(self) -> list[Work[object]]:
         with self._lock:
             return [*self._works.values(), *(work for work, _ in self._waiting)]
 
@@ -561,7 +561,7 @@ class WorkQueue:
                 time.sleep(_SLICE_S)
             del work  # from now on only the user keeps its result
 
-    def _serve_once(self, work: Work[Any] | None, is_held: bool) -> None:
+    def _serve_once(self, work: Work[object] | None, is_held: bool) -> None:
         if work is not None:
             if self.sleep_until(work, _SLICE_S):
                 self._told(work)  # the thread that found its end may have been interrupted
@@ -579,7 +579,7 @@ class WorkQueue:
         return bool(self._waiting) and not self._holders
 
 
-def _is_watchable(work: Work[Any]) -> bool:
+def _is_watchable(work: Work[object]) -> bool:
     """Return whether a thread must look for a call's end, or has found it."""
     return bool(work.number) or work._is_done
 

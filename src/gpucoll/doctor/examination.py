@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from gpucoll.doctor import libraries
 from gpucoll.doctor.advice import NEEDED, advise
 from gpucoll.doctor.choice import choices
-from gpucoll.doctor.facts import SCHEMA, DefaultGpuFound, Gpus, Problem, Report
+from gpucoll.doctor.facts import (
+    SCHEMA,
+    DefaultGpuFound,
+    Gpus,
+    Memory,
+    Package,
+    Problem,
+    Report,
+    SelfTest,
+)
 from gpucoll.doctor.gpus import VENDORS
 from gpucoll.doctor.host import system
 from gpucoll.doctor.isolation import Answer, Question, ask
@@ -88,7 +97,7 @@ def report_of(answers: dict[str, Answer]) -> Report:
     """Combine the answers and draw conclusions; pure except for the date and `system`."""
     found: dict[str, Any] = {name: answers[name].found for name in SECTIONS}
     test = answers["self_test"].found if "self_test" in answers else None
-    works = _cpu_path_works(found, test)
+    works = _cpu_path_works(found["memory"], found["packages"] or (), test)
     gpus, topology = found["gpus"], found["topology"]
     report = Report(
         schema=SCHEMA,
@@ -116,11 +125,12 @@ def report_of(answers: dict[str, Answer]) -> Report:
     return report
 
 
-def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
+def _cpu_path_works(
+    memory: Memory | None, packages: Sequence[Package], test: SelfTest | None
+) -> bool:
     """Return the self-test's verdict; without a self-test, whether nothing needed is missing."""
     if test is not None:
         return bool(test["passed"])
-    memory, packages = found["memory"], found["packages"] or ()
     has_memory = memory is not None and memory["shared_memory_problem"] is None
     installed = {package["name"] for package in packages if package["version"] is not None}
     return has_memory and installed.issuperset(NEEDED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
+from types import ModuleType
 
 from gpucoll.backends.mpi.gpu_aware import asked
 from gpucoll.backends.mpi.gpu_trial import environment
@@ -61,13 +61,13 @@ def mpi() -> MpiFound | None:
     )
 
 
-def _level(module: Any) -> str:
+def _level(module: ModuleType) -> str:
     levels = {getattr(module, f"THREAD_{name.upper()}"): name for name in _LEVELS}
     level = module.Query_thread()
     return levels.get(level, str(level))
 
 
-def _gpu_memory(module: Any, kind: str) -> MpiGpuMemory:
+def _gpu_memory(module: ModuleType, kind: str) -> MpiGpuMemory:
     answer = asked(module, kind)
     return MpiGpuMemory(kind=kind, may_serve=answer.may_serve, reason=answer.why)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_char, c_int, c_uint, c_void_p
-from typing import Any
 
 from gpucoll.devices.foreign_library import Prototype, bind, open_library
 from gpucoll.topology.machine import SWITCH
@@ -73,7 +73,7 @@ def nvlinks(library: str = LIBRARY) -> dict[str, dict[str, int]] | None:
     return found
 
 
-def _links(functions: dict[str, Any], handle: c_void_p) -> dict[str, int]:
+def _links(functions: Mapping[str, Callable[..., int]], handle: c_void_p) -> dict[str, int]:
     """Return the destinations of a GPU's active links."""
     targets: Counter[str] = Counter()
     for link in range(_MAX_LINKS):

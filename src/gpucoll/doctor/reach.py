@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gpucoll.errors import AuthenticationError, GpucollError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
@@ -23,8 +23,12 @@ from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.secret import job_secret, missing_secret_error
 from gpucoll.transport.tcp.socket_options import tune_socket
 
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.frames import Message
+
 __all__ = ["UnreachableError", "listen", "reach"]
 
+_T = TypeVar("_T")
 Say = Callable[[str, str, str], None]
 """Prints ``(state, name, text)``, a line of the report."""
 _WHO: Final = "gpucoll-doctor"
@@ -52,12 +56,12 @@ class _Talk:
         self._timeout_s = timeout_s
         self.connection = SealedConnection(end, credentials, role, _PURPOSE, _MOST_BYTES)
 
-    def send(self, **content: Any) -> None:
+    def send(self, **content: object) -> None:
         """Send a message."""
         self.connection.send(json.dumps(content).encode())
         self._until(lambda: not self.connection.is_sending or None)
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Message:
         """Return the next message."""
         content: dict[str, Any] = json.loads(self._until(self.connection.receive))
         return content
@@ -71,7 +75,7 @@ class _Talk:
         """Close the connection."""
         self.connection.close()
 
-    def _until(self, step: Callable[[], Any]) -> Any:
+    def _until(self, step: Callable[[], _T | None]) -> _T:
         stop = time.monotonic() + self._timeout_s
         while (found := step()) is None:
             if time.monotonic() > stop:

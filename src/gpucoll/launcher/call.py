@@ -49,7 +49,10 @@ class Reply:
 
 
 def store_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], join: Join | None
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    join: Join | None,
 ) -> BinaryIO:
     """Pickle a call into an unnamed file that ranks can inherit.
 
@@ -79,7 +82,7 @@ def pickled_with_places(value: object) -> bytes:
 
     reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
-    def reduce_with_place(code: CodeType) -> tuple[Any, ...]:
+    def reduce_with_place(code: CodeType) -> tuple[object, ...]:
         make, arguments, *_ = reduce_code(code)
         return make_code, (make, arguments, code.co_filename)
 
@@ -91,7 +94,7 @@ def pickled_with_places(value: object) -> bytes:
         return file.getvalue()
 
 
-def make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], place: str) -> CodeType:
+def make_code(make: Callable[..., CodeType], arguments: tuple[object, ...], place: str) -> CodeType:
     """Return a function's code with the name of its original file."""
     return make(*arguments).replace(co_filename=place)
 
@@ -105,7 +108,7 @@ def unnamed_file() -> BinaryIO:
 
 
 @contextmanager
-def by_value_if_unreachable(function: Callable[..., Any]) -> Iterator[None]:
+def by_value_if_unreachable(function: Callable[..., object]) -> Iterator[None]:
     """Pickle the function's module by value within the block if a fresh process cannot import it.
 
     cloudpickle does this only for ``__main__``. But a rank cannot import a test module that pytest

@@ -6,7 +6,7 @@ import inspect
 import numbers
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpucoll import config
 from gpucoll.dependencies import check_dependencies
@@ -16,6 +16,9 @@ from gpucoll.launcher.job import BIND_MODES, compile_kernels, obstacle_to
 from gpucoll.launcher.launch_job import LaunchJob
 from gpucoll.progress import say
 from gpucoll.tracebacks import shorten_uncaught
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
 
 __all__ = ["launch"]
 
@@ -30,8 +33,8 @@ DESCRIPTORS = 5  # open for each rank: those of gpucoll-run, and both ends of th
 def launch(
     function: Callable[..., _R],
     ranks: int = 4,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     timeout_s: float | None = None,
     bind: str = "auto",
     prefix: bool = True,
@@ -111,7 +114,9 @@ def check_names(unknown: Mapping[str, object]) -> None:
         raise ArgumentTypeError(f"gpucoll.launch: there is no argument {name!r}: {hint}")
 
 
-def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_call(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
     """Raise unless the function accepts the communicator and these arguments."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
@@ -163,16 +168,16 @@ def check_arguments(
 
 
 def run(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     ranks: int,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     timeout_s: float | None,
     bind: str,
     join: Join | None = None,
     *,
     prefix: bool = False,
-) -> list[Any]:
+) -> list[AnyObject]:
     """Run `launch`; tests of the launcher alone pass a `join` in place of `gpucoll.init`."""
     try:
         call = store_call(function, args, kwargs, join)

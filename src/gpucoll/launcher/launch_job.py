@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from gpucoll import config
 from gpucoll.errors import DeadlineError, LaunchError
@@ -20,6 +20,9 @@ from gpucoll.launcher.output import PrintedOutput
 from gpucoll.launcher.rank_process import RankCommand, RankEnd, listed
 from gpucoll.launcher.rank_set import RankSet
 from gpucoll.launcher.signals import deferred_signals
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
 
 __all__ = ["LaunchJob"]
 
@@ -60,7 +63,7 @@ class LaunchJob:
         self.late: list[int] = []
         self.odd_ends: list[RankEnd] = []
 
-    def execute(self, call: BinaryIO, bind: str) -> list[Any]:
+    def execute(self, call: BinaryIO, bind: str) -> list[AnyObject]:
         """Start the ranks, wait for them, and return their results or raise the failure."""
         with ExitStack() as stack:
             stack.enter_context(self.rank_set)
@@ -140,7 +143,7 @@ class LaunchJob:
 
     # --- conclusion -------------------------------------------------------------------------------
 
-    def conclude(self) -> list[Any]:
+    def conclude(self) -> list[AnyObject]:
         """Return the results, or raise the error."""
         if self.late:
             raise DeadlineError(
@@ -159,7 +162,7 @@ class LaunchJob:
             )
         return [self.result(rank) for rank in range(self.ranks)]
 
-    def result(self, rank: int) -> Any:
+    def result(self, rank: int) -> AnyObject:
         """Return the function's result on one rank."""
         try:
             return pickle.loads(self.replies[rank].result or b"")

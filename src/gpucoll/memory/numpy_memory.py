@@ -110,7 +110,7 @@ def _setter(capsule: Any) -> Callable[[], Any]:
     The C function takes the handler as its first argument, and a built-in passes the object that it
     is bound to as its first argument. No code is needed in between, and a call takes 50 ns.
     """
-    return builtin(_handler_functions()[0], METH_NOARGS, capsule)  # type: ignore[no-any-return]
+    return builtin(_handler_functions()[0], METH_NOARGS, capsule)
 
 
 class MemoryHandler:

@@ -14,11 +14,10 @@ import select
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from gpucoll.errors import AuthenticationError
 from gpucoll.rendezvous.endpoint import Endpoint, PeerConnection
-from gpucoll.rendezvous.frames import BadMessageError, LostDescriptorsError, encode
+from gpucoll.rendezvous.frames import BadMessageError, LostDescriptorsError, Message, encode
 
 _INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
 _MOST_WAITING = 64
@@ -42,7 +41,7 @@ class Introduced:
     """A connection whose introduction has come."""
 
     connection: PeerConnection
-    introduction: dict[str, Any]
+    introduction: Message
     fds: list[int]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpucoll.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.frames import Message
 
 
 class TurnedAwayError(AuthenticationError):
@@ -42,7 +45,7 @@ class PeerConnection(Protocol):
     def flush(self) -> None:
         """Send what the other end takes now; OSError: the other end is gone."""
 
-    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+    def receive(self) -> tuple[Message, list[int]] | None:
         """Return the next message once it is complete, and its descriptors.
 
         Raises

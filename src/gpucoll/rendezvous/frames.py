@@ -12,10 +12,12 @@ import select
 import socket
 import struct
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpucoll.errors import AuthenticationError
 
+Message: TypeAlias = dict[str, Any]
+"""A JSON object: the rank that reads a value checks it."""
 _LENGTH = struct.Struct("<II")  # bytes of JSON, count of descriptors
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 _UNKNOWN = 65534
@@ -74,13 +76,13 @@ def _user_namespace(process: int | str) -> str:
         return f"that of process {process}"
 
 
-def encode(content: dict[str, Any], n_fds: int = 0) -> bytes:
+def encode(content: Message, n_fds: int = 0) -> bytes:
     """Return a message as it is sent, without its descriptors."""
     data = json.dumps(content).encode()
     return _LENGTH.pack(len(data), n_fds) + data
 
 
-def decode(data: bytes) -> dict[str, Any]:
+def decode(data: bytes) -> Message:
     """Return the content of a message's JSON."""
 
     def refuse(text: str) -> None:
@@ -99,7 +101,7 @@ def decode(data: bytes) -> dict[str, Any]:
     return content
 
 
-def decode_whole(message: bytes) -> dict[str, Any]:
+def decode_whole(message: bytes) -> Message:
     """Return the content of a whole encoded message, which has no descriptors."""
     if len(message) < _LENGTH.size or _LENGTH.unpack_from(message) != (
         len(message) - _LENGTH.size,
@@ -180,7 +182,7 @@ class Connection:
             else:
                 self._sending.popleft()
 
-    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+    def receive(self) -> tuple[Message, list[int]] | None:
         """Read what has come; return the next message and its descriptors once it is complete.
 
         The descriptors then belong to the caller.

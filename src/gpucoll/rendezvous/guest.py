@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import select
 import time
-from typing import Any, Generic
+from typing import Generic
 
 from gpucoll.errors import AuthenticationError, GpucollError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.endpoint import PeerConnection, TurnedAwayError
-from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError
+from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError, Message
 from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
 
 _RETRY_S = (0.001, 0.02)  # first and longest pause between two tries to connect
@@ -53,7 +53,7 @@ class Guest(Generic[T]):
             if self.connection is not None:
                 self.connection.close()
 
-    def _ask(self) -> tuple[dict[str, Any], list[int]] | None:
+    def _ask(self) -> tuple[Message, list[int]] | None:
         """Introduce this rank to rank 0 and return its answer; None: try again."""
         terms = self.terms
         most_fds = terms.job.world_size * len(terms.fds) + 16
@@ -80,7 +80,7 @@ class Guest(Generic[T]):
         self._look(set(), 0.0, "waited for a place with rank 0, which has too many connections")
         time.sleep(SLICE_S)
 
-    def _settle(self, answer: dict[str, Any], fds: list[int]) -> T:
+    def _settle(self, answer: Message, fds: list[int]) -> T:
         n_shared, decision = answer.get("shared"), answer.get("decision")
         introductions, each = answer.get("introductions"), len(self.terms.fds)
         world_size = self.terms.job.world_size
@@ -148,7 +148,7 @@ class Guest(Generic[T]):
         if (found := terms.watch.check(awaited)) is not None:
             raise terms.watch.lost(*found)
 
-    def _send(self, content: dict[str, Any], fds: list[int] | None = None) -> None:
+    def _send(self, content: Message, fds: list[int] | None = None) -> None:
         assert self.connection is not None
         try:
             self.connection.send(frames.encode(content, len(fds or [])), fds)
@@ -167,7 +167,7 @@ class Guest(Generic[T]):
         assert self.connection is not None
         return f"{self.terms.who} in {self.terms.watch.call}: {self.connection.peer} {text}"
 
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+    def _receive(self) -> tuple[Message, list[int]]:
         """Wait for rank 0's next message; return it, or raise the failure that it reports."""
         assert self.connection is not None
         watch = self.terms.watch

@@ -6,13 +6,13 @@ import contextlib
 import os
 import select
 import time
-from typing import Any, Generic, NoReturn
+from typing import Generic, NoReturn
 
 from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.arrivals import Arrivals, Introduced
 from gpucoll.rendezvous.endpoint import PeerConnection
-from gpucoll.rendezvous.frames import BadMessageError
+from gpucoll.rendezvous.frames import BadMessageError, Message
 from gpucoll.rendezvous.job import HAVE_NAMES
 from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
 from gpucoll.wording import list_ranks
@@ -36,7 +36,7 @@ class Host(Generic[T]):
         self.introductions = {0: terms.introduction}
         self.fds: dict[int, list[int]] = {}
         self.refusal: RendezvousError | None = None
-        self.verdict: dict[str, Any] | None = None
+        self.verdict: Message | None = None
         """The message about the failure for the other ranks."""
         self.made: T | None = None
 
@@ -156,7 +156,7 @@ class Host(Generic[T]):
         how = f"its process {process} ended, or left"
         self._give_up({"kind": "lost", "rank": rank, "error": how})
 
-    def _give_up(self, verdict: dict[str, Any]) -> NoReturn:
+    def _give_up(self, verdict: Message) -> NoReturn:
         """End the meeting with a message for all ranks."""
         if self.refusal is not None:
             raise self.refusal
@@ -191,7 +191,7 @@ class Host(Generic[T]):
     def _examine(self, guest: Introduced) -> RendezvousError | None:
         """Return why a rank does not belong here; BadMessageError: the peer is not a rank."""
         rank, same = guest.introduction.get("rank"), guest.introduction.get("same")
-        ours: dict[str, Any] = self.terms.introduction["same"]
+        ours: Message = self.terms.introduction["same"]
         if type(rank) is not int or rank < 0 or not isinstance(same, dict):
             raise BadMessageError("did not say which rank it is")
         if not same.keys() & ours.keys():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError, RendezvousError
@@ -16,6 +16,7 @@ from gpucoll.wording import rank_of
 
 if TYPE_CHECKING:
     from gpucoll.rendezvous.meeting_points import MeetingPoint
+    from gpucoll.rendezvous.meeting_store import AnyStore
 
 _GPUCOLL, _TORCHRUN = "gpucoll-run's environment", "torchrun's environment"
 _OWN_TOKENS = (_GPUCOLL, _TORCHRUN)
@@ -81,7 +82,7 @@ class Job:
 def find_job(
     rank: int | None = None,
     world_size: int | None = None,
-    meet: Any = None,
+    meet: str | AnyStore | None = None,
     name: str | None = None,
 ) -> Job:
     """Return this process's job: from the arguments or the launcher, or else a single rank.
@@ -196,7 +197,7 @@ def spread_by_mpi() -> Started | None:
 
 
 def _meeting_point(
-    given: Any, started: Started | None, world_size: int, name: str
+    given: str | AnyStore | None, started: Started | None, world_size: int, name: str
 ) -> MeetingPoint | None:
     """Return where ranks of several hosts meet; None: all ranks are on this host."""
     text = config.variable(config.MEET)

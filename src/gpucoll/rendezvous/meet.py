@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpucoll.rendezvous.endpoint import Endpoint
 from gpucoll.rendezvous.guest import Guest
@@ -21,15 +21,18 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Decide, Meeting, T, Terms, Watch
 from gpucoll.rendezvous.unix import UnixEndpoint
 
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.frames import Message
+
 __all__ = ["Meeting", "Watch", "meet"]
 
 
 def meet(
     job: Job,
-    introduction: dict[str, Any],
+    introduction: Message,
     fds: list[int],
     *,
-    check: Callable[[dict[str, Any], list[int]], None],
+    check: Callable[[Message, list[int]], None],
     decide: Decide,
     settle: Callable[[Meeting], T],
     undo: Callable[[T], None],

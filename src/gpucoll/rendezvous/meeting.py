@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from gpucoll.errors import (
     AbortedError,
@@ -20,8 +20,11 @@ from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import Job
 from gpucoll.wording import rank_of
 
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.frames import Message
+
 T = TypeVar("T")
-Decide = Callable[[list[dict[str, Any]]], tuple[dict[str, Any], list[int]]]
+Decide: TypeAlias = "Callable[[list[Message]], tuple[Message, list[int]]]"
 SLICE_S = 0.02
 """How long a wait sleeps before it looks for Ctrl-C, lost ranks and its deadline."""
 
@@ -31,9 +34,9 @@ class Meeting:
     """What a rank knows once the ranks have met. The descriptors belong to `settle`."""
 
     job: Job
-    introductions: list[dict[str, Any]]
+    introductions: list[Message]
     """The ranks' introductions, by rank."""
-    decision: dict[str, Any]
+    decision: Message
     """What rank 0 decided for all."""
     shared_fds: list[int]
     """The descriptors that rank 0 made for all."""
@@ -107,9 +110,9 @@ class Terms(Generic[T]):
     """A rank's arguments to a meeting; `meet.meet` describes them."""
 
     job: Job
-    introduction: dict[str, Any]
+    introduction: Message
     fds: list[int]
-    check: Callable[[dict[str, Any], list[int]], None]
+    check: Callable[[Message, list[int]], None]
     decide: Decide
     settle: Callable[[Meeting], T]
     undo: Callable[[T], None]
@@ -130,7 +133,7 @@ class Terms(Generic[T]):
 # --- failures, as they are reported to other ranks ------------------------------------------------
 
 
-def told(error: BaseException, rank: int) -> dict[str, Any]:
+def told(error: BaseException, rank: int) -> Message:
     """Return the message that reports to others what was raised on a rank."""
     if isinstance(error, DeadlineError):
         return {"error": str(error), "kind": "late"}
@@ -141,7 +144,7 @@ def told(error: BaseException, rank: int) -> dict[str, Any]:
     return {"error": text[:1000], "kind": "left", "rank": rank}
 
 
-def heard(message: dict[str, Any], watch: Watch) -> GpucollError:
+def heard(message: Message, watch: Watch) -> GpucollError:
     """Return the error for a message that reports a failure."""
     text, kind, rank = str(message.get("error")), message.get("kind"), message.get("rank", 0)
     if type(rank) is not int or rank < 0:

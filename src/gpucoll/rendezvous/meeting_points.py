@@ -16,12 +16,15 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.topology.interfaces import chosen_addresses, is_local, reachable_addresses
+
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.meeting_store import AnyStore
 
 __all__ = ["MeetingPoint", "TcpPoint", "parse_meet"]
 
@@ -187,7 +190,7 @@ class TcpPoint:
 _KINDS = "tcp://HOST:PORT of rank 0's host, or file:///PATH on a file system that all hosts share"
 
 
-def parse_meet(meet: Any, name: str = "", where: str = "meet") -> MeetingPoint:
+def parse_meet(meet: str | AnyStore | None, name: str = "", where: str = "meet") -> MeetingPoint:
     """Return the meeting point that a user has specified.
 
     Parameters

@@ -6,7 +6,8 @@ import contextlib
 import datetime
 import inspect
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from gpucoll.errors import ArgumentTypeError, GpucollError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
@@ -17,6 +18,8 @@ __all__ = ["StorePoint", "TorchrunPoint", "given_secret"]
 
 _WAIT = datetime.timedelta(milliseconds=50)
 _CONNECT = datetime.timedelta(seconds=2)
+AnyStore: TypeAlias = Any
+"""A store of torch's, or another: `StorePoint` says which methods it needs."""
 
 
 class StorePoint:
@@ -43,7 +46,7 @@ class StorePoint:
         A description of the store, for messages.
     """
 
-    def __init__(self, store: Any, name: str = "", number: int = 0, text: str = "") -> None:
+    def __init__(self, store: AnyStore, name: str = "", number: int = 0, text: str = "") -> None:
         self._store, self._name, self._number = store, name, number
         self._given_text = text
         self.text = text or _described(store)
@@ -134,7 +137,7 @@ class StorePoint:
                 self._secret = _checked(given, f"secret() of {self.text}")
         return self._secret
 
-    def _opened(self) -> Any:
+    def _opened(self) -> AnyStore:
         return self._store
 
     def _set(self, key: str, text: str) -> None:
@@ -225,7 +228,7 @@ class TorchrunPoint(StorePoint):
         """Return the store's host."""
         return None if means_loopback(self._host) else self._host
 
-    def _opened(self) -> Any:
+    def _opened(self) -> AnyStore:
         """Connect to the store. torch is imported only here."""
         if self._store is None:
             from torch.distributed import TCPStore
@@ -241,7 +244,7 @@ def given_secret(point: object) -> bytes | None:
     return (point.secret() if isinstance(point, StorePoint) else None) or job_secret()
 
 
-def _is_there(store: Any, key: str) -> bool:
+def _is_there(store: AnyStore, key: str) -> bool:
     if callable(check := getattr(store, "check", None)):
         return bool(check([key]))
     wait = getattr(store, "wait", None)
@@ -253,7 +256,7 @@ def _is_there(store: Any, key: str) -> bool:
     return True
 
 
-def _described(store: Any) -> str:
+def _described(store: AnyStore) -> str:
     kind = type(store)
     owner = "torch's" if kind.__module__.partition(".")[0] == "torch" else "the store"
     host, port = getattr(store, "host", None), getattr(store, "port", None)
@@ -262,7 +265,7 @@ def _described(store: Any) -> str:
     return f"{owner} {kind.__name__}{at}" + (f" in {os.fspath(path)}" if path and not at else "")
 
 
-def _takes_two(wait: Any) -> bool:
+def _takes_two(wait: Callable[..., object]) -> bool:
     """Return whether a store's wait takes a timeout; a compiled one tells it by its docstring."""
     try:
         inspect.signature(wait).bind([""], _WAIT)
@@ -273,7 +276,7 @@ def _takes_two(wait: Any) -> bool:
     return True
 
 
-def _checked(given: Any, where: str) -> bytes:
+def _checked(given: object, where: str) -> bytes:
     """Return the secret that a store has returned, checked."""
     if isinstance(given, str):
         given = given.encode()

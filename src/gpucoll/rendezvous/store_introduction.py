@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpucoll.errors import RendezvousDeadlineError, RendezvousError
 from gpucoll.rendezvous.job import Job
@@ -26,6 +26,9 @@ from gpucoll.rendezvous.meeting_store import StorePoint, given_secret
 from gpucoll.topology.host_identity import host_id
 from gpucoll.transport.tcp.secret import missing_secret_error
 from gpucoll.wording import list_ranks, rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.frames import Message
 
 _SEEN, _DECISION = "seen", "decision"
 _LEAST_SLEEP_S, _MOST_SLEEP_S, _GROWTH = 0.0002, 0.02, 1.2
@@ -97,7 +100,7 @@ class _Waiting:
         self.sleep_s = min(_GROWTH * self.sleep_s, _MOST_SLEEP_S)
 
 
-def _ask(waiting: _Waiting) -> dict[str, Any]:
+def _ask(waiting: _Waiting) -> Message:
     """Introduce this rank in the store; return rank 0's decision."""
     job, store = waiting.job, waiting.store
     nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
@@ -114,11 +117,11 @@ def _ask(waiting: _Waiting) -> dict[str, Any]:
     return decision
 
 
-def _decide(waiting: _Waiting) -> dict[str, Any]:
+def _decide(waiting: _Waiting) -> Message:
     """Wait until all ranks have introduced themselves and seen that rank 0 knows; decide."""
     job, store = waiting.job, waiting.store
     others = range(1, job.world_size)
-    said: dict[int, dict[str, Any]] = {}
+    said: dict[int, Message] = {}
     have_seen: set[int] = set()
     is_written = False
     while len(have_seen) < len(others):
@@ -141,11 +144,11 @@ def _decide(waiting: _Waiting) -> dict[str, Any]:
     return decision
 
 
-def _introduction(store: StorePoint) -> dict[str, Any]:
+def _introduction(store: StorePoint) -> Message:
     return {"host": host_id(), "has_secret": given_secret(store) is not None}
 
 
-def _decided(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _decided(said: dict[int, Message]) -> Message:
     """Return what all ranks must agree on, from their introductions."""
     return {
         "nonces": [one.get("nonce") for one in said.values()],
@@ -154,7 +157,7 @@ def _decided(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str) -> Message:
     """Return the content of a key; empty if it is anything but a dictionary in JSON."""
     try:
         found = json.loads(text)

@@ -8,13 +8,12 @@ import os
 import select
 import socket
 import time
-from typing import Any
 
 from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.rendezvous.endpoint import TurnedAwayError
-from gpucoll.rendezvous.frames import INTRODUCTION_BYTES
+from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, Message
 from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.meeting_points import MeetingPoint
 from gpucoll.topology.interfaces import check_not_link_local, own_address
@@ -81,7 +80,7 @@ class TcpConnection:
         except ClosedEarlyError as error:
             raise TurnedAwayError(str(error)) from None
 
-    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+    def receive(self) -> tuple[Message, list[int]] | None:
         """Return the next message once it is complete; None until the peer is authenticated."""
         try:
             message = self._connection.receive()

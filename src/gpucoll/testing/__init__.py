@@ -9,8 +9,9 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from types import ModuleType
 
 # The entry point names this package, which only forwards to the module. So the plugin has one name,
 # and pytest registers it only once, whether it comes from here or from ``-p``.
@@ -26,7 +27,9 @@ class _AsInstalled:
     """
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return PathFinder.find_spec(name, path, target) if name.startswith("gpucoll.") else None
 
 

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from gpucoll.devices.host.device import HostDevice
 from gpucoll.devices.host.strided import copy_elements
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.finalizers import leave
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import Unchecked
 
 __all__ = [
     "Array",
@@ -196,7 +199,7 @@ class Array:
         The device's number.
     """
 
-    def __init__(self, where: npt.NDArray[Any], device: int, owner: object) -> None:
+    def __init__(self, where: npt.NDArray[np.generic], device: int, owner: object) -> None:
         self._where = where
         """The memory as a NumPy array, used for shapes and addresses but never read."""
         self._owner = owner
@@ -204,7 +207,7 @@ class Array:
 
     @classmethod
     def over(
-        cls, address: int, shape: Sequence[int], dtype: Any, device: int, owner: object
+        cls, address: int, shape: Sequence[int], dtype: npt.DTypeLike, device: int, owner: object
     ) -> Array:
         """Return an array over memory that `owner` keeps alive."""
         kind, wanted = np.dtype(dtype), tuple(shape)
@@ -214,7 +217,7 @@ class Array:
 
     @classmethod
     def empty(
-        cls, shape: Sequence[int] | int, dtype: Any = float, device: int | None = None
+        cls, shape: Sequence[int] | int, dtype: npt.DTypeLike = float, device: int | None = None
     ) -> Array:
         """Return a new array with undefined values."""
         number = current_device() if device is None else device
@@ -232,7 +235,7 @@ class Array:
         return f"<Array {self.dtype}{list(self.shape)} on host:{self.device}>"
 
     @property
-    def __host_device_array_interface__(self) -> dict[str, Any]:
+    def __host_device_array_interface__(self) -> dict[str, object]:
         return {
             "shape": self.shape,
             "strides": self.strides,
@@ -258,7 +261,7 @@ class Array:
         return self._where.strides
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """The array's dtype, as in NumPy."""
         return self._where.dtype
 
@@ -282,14 +285,14 @@ class Array:
 
     # --- views ------------------------------------------------------------------------------------
 
-    def _view(self, where: npt.NDArray[Any]) -> Array:
+    def _view(self, where: npt.NDArray[np.generic]) -> Array:
         if where.size and self._where.size and not np.may_share_memory(where, self._where):
             raise ArgumentError(
                 f"{self} cannot be viewed in this way without a copy: copy() it first"
             )
         return type(self)(where, self.device, self._owner)
 
-    def __getitem__(self, place: Any) -> Array:
+    def __getitem__(self, place: Unchecked) -> Array:
         parts = place if isinstance(place, tuple) else (place,)
         if not all(part is None or part is ... or isinstance(part, int | slice) for part in parts):
             raise ArgumentTypeError(
@@ -299,11 +302,11 @@ class Array:
             parts = (*parts, ...)  # the view of a single element is an array, too
         return self._view(self._where[parts])
 
-    def reshape(self, *shape: Any) -> Array:
+    def reshape(self, *shape: SupportsIndex) -> Array:
         """Return a view with another shape; raise ArgumentError if that needs a copy."""
         return self._view(self._where.reshape(*shape))
 
-    def view(self, dtype: Any) -> Array:
+    def view(self, dtype: npt.DTypeLike) -> Array:
         """Return a view of the same bytes."""
         return self._view(self._where.view(np.dtype(dtype)))
 
@@ -320,7 +323,7 @@ class Array:
         made[...] = self
         return made
 
-    def __setitem__(self, place: Any, values: Any) -> None:
+    def __setitem__(self, place: Unchecked, values: npt.ArrayLike | Array) -> None:
         target = self[place]
         if isinstance(values, Array):
             if values.dtype != target.dtype:
@@ -335,11 +338,11 @@ class Array:
         with device:
             copy_elements(device, target._where, source, current_stream(self.device), owners)
 
-    def set(self, values: Any) -> None:
+    def set(self, values: npt.ArrayLike | Array) -> None:
         """Overwrite the array."""
         self[...] = values
 
-    def get(self) -> npt.NDArray[Any]:
+    def get(self) -> npt.NDArray[np.generic]:
         """Return a NumPy array of the values, when all work on the current stream is done."""
         device = device_of(self.device)
         with device:  # stream 0 belongs to the current device
@@ -349,12 +352,16 @@ class Array:
     numpy = get
 
 
-def empty(shape: Sequence[int] | int, dtype: Any = float, device: int | None = None) -> Array:
+def empty(
+    shape: Sequence[int] | int, dtype: npt.DTypeLike = float, device: int | None = None
+) -> Array:
     """Return a new array with undefined values, by default on the current device."""
     return Array.empty(shape, dtype, device)
 
 
-def zeros(shape: Sequence[int] | int, dtype: Any = float, device: int | None = None) -> Array:
+def zeros(
+    shape: Sequence[int] | int, dtype: npt.DTypeLike = float, device: int | None = None
+) -> Array:
     """Return a new array of zeros."""
     made = Array.empty(shape, dtype, device)
     owner = device_of(made.device)
@@ -363,7 +370,7 @@ def zeros(shape: Sequence[int] | int, dtype: Any = float, device: int | None = N
     return made
 
 
-def asarray(values: Any, device: int | None = None) -> Array:
+def asarray(values: npt.ArrayLike, device: int | None = None) -> Array:
     """Return a copy of a NumPy array, or of anything that NumPy converts to one, on a device."""
     host = np.asarray(values)
     made = Array.empty(host.shape, host.dtype, device)

@@ -82,7 +82,7 @@ class ForkServer:
             elif loop := self._fork(content, fds):
                 return loop
 
-    def tell(self, kind: str, content: Any) -> None:
+    def tell(self, kind: str, content: object) -> None:
         """Send a message to the owner."""
         tell(self._channel, kind, content)
 
@@ -145,7 +145,7 @@ class ForkServer:
             os.waitpid(pid, 0)
 
 
-def tell(channel: socket.socket, kind: str, content: Any) -> None:
+def tell(channel: socket.socket, kind: str, content: object) -> None:
     """Send a message to the owner of the server."""
     try:
         channel.send(cloudpickle.dumps((kind, content)))
@@ -161,7 +161,7 @@ def lead_group(pid: int) -> None:
         pass
 
 
-def apart(function: Callable[..., object], *args: Any) -> bool:
+def apart(function: Callable[..., object], *args: object) -> bool:
     """Call a function that compiles in a forked child; return whether it succeeded.
 
     A compiler leaves half a gigabyte in the process that has used it. A rank forked from such a

@@ -15,13 +15,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from gpucoll import devices
 from gpucoll.arrays.streams import address_of
 from gpucoll.devices.host.device import HostDevice
 from gpucoll.devices.host.faults import KINDS
 from gpucoll.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyStream
 
 __all__ = ["KINDS", "counts", "delayed", "device", "failing", "filled", "held", "reset"]
 
@@ -72,7 +75,7 @@ def delayed(kind: str, seconds: float, number: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(stream: Any = 0, number: int = 0) -> Iterator[None]:
+def held(stream: AnyStream = 0, number: int = 0) -> Iterator[None]:
     """Hold back work that is enqueued on a stream until the block ends."""
     owner, handle = device(number), address_of(stream)
     word = owner.allocate_pinned(4)

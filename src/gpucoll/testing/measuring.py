@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
+Settings: TypeAlias = dict[str, Any]
+"""Arguments of `coverage.Coverage`."""
 STARTED_BY_ENVIRONMENT = (
     "COVERAGE_PROCESS_START",
     "COVERAGE_PROCESS_CONFIG",
@@ -18,7 +20,7 @@ STARTED_BY_ENVIRONMENT = (
 """Settings that would measure the fork server, and each of its forks a second time."""
 
 
-def current() -> dict[str, Any] | None:
+def current() -> Settings | None:
     """Return the settings with which this process is measured; None if it is not."""
     module = sys.modules.get("coverage")
     measured = module and module.Coverage.current()
@@ -34,7 +36,7 @@ def current() -> dict[str, Any] | None:
 
 
 @contextmanager
-def measured(settings: dict[str, Any] | None) -> Iterator[None]:
+def measured(settings: Settings | None) -> Iterator[None]:
     """Measure this process within the block."""
     if settings is None:
         yield

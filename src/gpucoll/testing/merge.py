@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 
@@ -14,6 +14,8 @@ from gpucoll.testing.problems import Problem, explain, own_frames, spans
 
 Phase = Literal["setup", "call", "teardown"]
 STRICT = "[XPASS(strict)]"
+Judgement: TypeAlias = tuple[Literal["passed", "failed", "skipped"], Any, dict[str, Any]]
+"""An outcome, its explanation in a form that pytest shows, and attributes that plugins read."""
 
 
 class RankResults:
@@ -91,7 +93,7 @@ class RankResults:
     def _report(
         self,
         phase: Phase,
-        reports: Mapping[int, Any],
+        reports: Mapping[int, pytest.TestReport],
         problems: list[Problem],
         sections: Sequence[tuple[str, str]],
     ) -> pytest.TestReport:
@@ -119,7 +121,7 @@ class RankResults:
             **extra,
         )
 
-    def _judge(self, reports: Mapping[int, Any], broken: list[Problem]) -> tuple[Any, Any, Any]:
+    def _judge(self, reports: Mapping[int, pytest.TestReport], broken: list[Problem]) -> Judgement:
         """Return the outcome, the explanation and further attributes of a phase."""
         expected = {
             rank: report
@@ -144,7 +146,8 @@ class RankResults:
         remarks = []
         if skipped:
             others = spans(set(range(self._world_size)) - set(skipped))
-            reason = reports[skipped[0]].longrepr[2].removeprefix("Skipped: ")
+            why: Any = reports[skipped[0]].longrepr  # a skip's: file, line, reason
+            reason = why[2].removeprefix("Skipped: ")
             remarks.append(
                 f"skipped on {spans(skipped)} of {self._world_size} ({reason}), but not on "
                 f"{others}: skip on every rank or on none"

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpucoll import progress
 from gpucoll.testing.assignment import RANK_PLUGIN
-from gpucoll.testing.visible_display import VisibleDisplay
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
@@ -40,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker, and let what takes long show itself in spite of captured output."""
-    config.stash[_shown_before] = progress.show_by(VisibleDisplay(config))
+    config.stash[_shown_before] = progress.show_by(_VisibleDisplay(config))
     config.addinivalue_line(
         "markers",
         "ranks(*world_sizes, timeout_s=60): run the test on this many ranks, each in its own "
@@ -65,8 +64,9 @@ def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
 
 
 @pytest.fixture(name=WORLD_SIZE)
-def _world_size(request: pytest.FixtureRequest) -> Any:
-    return request.param
+def _world_size(request: pytest.FixtureRequest) -> int:
+    world_size: int = request.param
+    return world_size
 
 
 # --- which tests, on how many ranks ---------------------------------------------------------------
@@ -199,3 +199,26 @@ def close(config: pytest.Config) -> None:
     if driver is not None:
         del config.stash[_driver]
         driver.close()
+
+
+class _VisibleDisplay:
+    """Shows work that takes long on pytest's own stderr: see `gpucoll.progress.Show`."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+        self._is_worker = hasattr(config, "workerinput")
+        # Workers of pytest-xdist share the terminal with their controller.
+        self._display = progress.Display(in_place=False if self._is_worker else None)
+        self._start = "\n" if self._is_worker else ""
+
+    def __call__(self, text: str, stays: bool) -> None:
+        """Show a text below what pytest has written."""
+        if self._is_worker and text.startswith(progress.WAITING):
+            return  # one of many
+        capture = self._plugins.get_plugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            if (reporter := self._plugins.get_plugin("terminalreporter")) is not None:
+                reporter.ensure_newline()
+                reporter.flush()
+            self._display(self._start + text, stays)
+        self._start = ""

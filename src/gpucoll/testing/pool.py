@@ -122,7 +122,7 @@ class Pool:
         return len(self.ranks)
 
     def start(
-        self, function: Callable[..., Any], *args: Any, only: Sequence[int] | None = None
+        self, function: Callable[..., object], *args: object, only: Sequence[int] | None = None
     ) -> None:
         """Make every rank, or only those in `only`, call ``function(rank, *args)``."""
         data = cloudpickle.dumps(Request(function, args))

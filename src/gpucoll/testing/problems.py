@@ -38,7 +38,7 @@ class Problem:
     """Whether the failure of another rank caused it."""
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> tuple[str, object]:
         """Return a key that is equal for the same failure: type and place, but not values."""
         if isinstance(self.shown, str):
             return self.kind, without_addresses(self.shown)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING
 
 import cloudpickle
 
@@ -22,6 +22,9 @@ from gpucoll.testing.measuring import STARTED_BY_ENVIRONMENT
 from gpucoll.testing.pool import Pool, RankHandle
 from gpucoll.testing.rank import Request
 from gpucoll.testing.recording import Recording
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
 
 START_TIMEOUT_S = 240.0
 """It may have to compile the loops and to import the tests' modules."""
@@ -110,7 +113,7 @@ class RankServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    def call(self, function: Callable[..., object], *args: object) -> AnyObject:
         """Call a function in the server, for all ranks that are forked afterwards."""
         data = cloudpickle.dumps(Request(function, args))
         self._channel.send(pickle.dumps(("call", data)))
@@ -173,14 +176,14 @@ class RankServer:
             self._process.kill()
             self._output.close()
 
-    def _expect(self, kind: str, timeout_s: float) -> Any:
+    def _expect(self, kind: str, timeout_s: float) -> AnyObject:
         deadline = time.monotonic() + timeout_s
         while True:
             got, content = self._receive(deadline, kind)
             if got == kind:
                 return content
 
-    def _receive(self, deadline: float, what: str) -> tuple[str, Any]:
+    def _receive(self, deadline: float, what: str) -> tuple[str, AnyObject]:
         left = max(deadline - time.monotonic(), 0)
         if not select.select([self._channel], [], [], left)[0]:
             raise TimeoutError(f"rank server: no {what!r}; it wrote: {self._output.text()}")

@@ -133,7 +133,11 @@ class RankSession:
         self._reports.append(hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_warning_recorded(
-        self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: Any
+        self,
+        warning_message: warnings.WarningMessage,
+        when: str,
+        nodeid: str,
+        location: tuple[str, int, str] | None,
     ) -> None:
         """Store a warning of a test."""
         if when != "config":
@@ -164,7 +168,7 @@ class Terminal:
 
         self._reporter = TerminalReporter(rank_config, sys.stderr)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the reporter
         return getattr(self._reporter, name)
 
 

@@ -6,14 +6,14 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import pytest
 
 from gpucoll.testing import measuring
 
-NOT_IN_RANKS: dict[str, Any] = {
+NOT_IN_RANKS: Options = {
     "capture": "no",  # the driver records a rank's output, so that it outlives a crash
     "collectonly": False,
     "cov_source": [],  # pytest-cov; see `measuring`
@@ -35,6 +35,8 @@ NOT_IN_RANKS: dict[str, Any] = {
     "xmlpath": None,
 }
 """Options that only concern the driver, or that need a terminal."""
+Options: TypeAlias = dict[str, Any]
+"""Options of pytest and its plugins, which decide the types of the values."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class SessionSetup:
     folder: str
     argv: list[str]
     arguments: list[str]
-    options: dict[str, Any]
-    workerinput: dict[str, Any]
-    coverage: dict[str, Any] | None
+    options: Options
+    workerinput: Options
+    coverage: measuring.Settings | None
     basetemp: str
     """The folder in which each rank has a folder of its own."""
 
-    def options_of(self, rank: int) -> dict[str, Any]:
+    def options_of(self, rank: int) -> Options:
         """Return a rank's options."""
         return {**self.options, "basetemp": str(Path(self.basetemp) / f"rank{rank}")}
 
@@ -80,7 +82,7 @@ class SessionSetup:
         )
 
 
-def travels(value: Any) -> bool:
+def travels(value: object) -> bool:
     """Return whether a value can be sent to another process."""
     try:
         cloudpickle.loads(cloudpickle.dumps(value))

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll.arrays import streams
-from gpucoll.arrays.fingerprint import fingerprint_of
-from gpucoll.arrays.library import Destination, Library
+from gpucoll.arrays.library import Destination, Library, fingerprint_of
 from gpucoll.backends.gpu.repeated_call import RepeatedCall
-from gpucoll.calls.given import Given
+from gpucoll.calls.given import AnyInput, AnyResult, Given
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
 from gpucoll.collectives import Collective
@@ -63,7 +62,12 @@ class CachedCalls:
         self._kept: dict[Hashable, CachedCall] = {}
 
     def learn(
-        self, collective: Collective, x: Any, given: Given, made: Prepared, connected: GpuBackend
+        self,
+        collective: Collective,
+        x: AnyInput,
+        given: Given,
+        made: Prepared,
+        connected: GpuBackend,
     ) -> None:
         """Cache a call that has taken the slow path, if it can be cached."""
         found = self._look(collective, x, given)
@@ -101,7 +105,7 @@ class CachedCalls:
         self._kept[found[0]] = cached_call
 
     def _look(
-        self, collective: Collective, x: Any, given: Given
+        self, collective: Collective, x: AnyInput, given: Given
     ) -> tuple[Hashable, int, int] | None:
         """Return the kind of a call, and the addresses of x and of `out` (0 if there is none).
 
@@ -124,8 +128,13 @@ class CachedCalls:
         return key, source, destination
 
     def repeat(
-        self, collective: Collective, x: Any, given: Given, async_op: bool, timeout_s: float | None
-    ) -> Any:
+        self,
+        collective: Collective,
+        x: AnyInput,
+        given: Given,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> AnyResult:
         """Repeat a call of a known kind; None: nothing was done, and it needs the slow path."""
         found = self._look(collective, x, given)
         if found is None:
@@ -166,7 +175,7 @@ class CachedCalls:
         self._complete(out, None)
         return out
 
-    def _finish(self, out: Any) -> Any:
+    def _finish(self, out: AnyInput) -> AnyResult:
         self._complete(out, None)
         return out
 
@@ -179,7 +188,12 @@ class CallCache(dict[type, CachedCalls]):
     """A communicator's cached calls, by the type of the input array."""
 
     def learn(
-        self, collective: Collective, x: Any, given: Given, made: Prepared, connected: GpuBackend
+        self,
+        collective: Collective,
+        x: AnyInput,
+        given: Given,
+        made: Prepared,
+        connected: GpuBackend,
     ) -> None:
         """Cache a call that has taken the slow path, if it can be cached."""
         request, library = made.request, made.template.library

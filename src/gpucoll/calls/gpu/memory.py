@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, AnyDtype, Template
 from gpucoll.arrays.numpy_arrays import template_of_dtype
 from gpucoll.backends.gpu.protocol import GpuBackend, Memory
 
@@ -41,8 +40,11 @@ class Registration:
 
 
 def empty(
-    allocate: Callable[[int], Memory], shape: tuple[int, ...], dtype: Any, template: Template | None
-) -> Any:
+    allocate: Callable[[int], Memory],
+    shape: tuple[int, ...],
+    dtype: AnyDtype,
+    template: Template | None,
+) -> AnyArray:
     """Return a new array of a library, or a DeviceArray without a template.
 
     `allocate` returns memory of a given number of bytes.

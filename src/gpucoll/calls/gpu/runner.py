@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from gpucoll.arrays import streams
-from gpucoll.arrays.library import Template
+from gpucoll.arrays.library import AnyArray, AnyDtype, Template
 from gpucoll.arrays.operands import source_of
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.collected import Collected, check_in_group
-from gpucoll.calls.given import Given
+from gpucoll.calls.given import AnyInput, AnyResult, Given
 from gpucoll.calls.gpu import memory
 from gpucoll.calls.gpu.cache import CachedCalls
 from gpucoll.calls.gpu.call import GpuCall
@@ -36,7 +36,7 @@ class GpuRunner(GpuConnection):
 
     # --- calling ----------------------------------------------------------------------------------
 
-    def call(self, call: GpuCall, async_op: bool = False, lasting: Any = None) -> Any:
+    def call(self, call: GpuCall, async_op: bool = False, lasting: AnyResult = None) -> AnyResult:
         """Make a call now, or keep it for the end of the group; return the user's result."""
         check_timeout_s(call.timeout_s)
         if self.grouped is not None:
@@ -84,7 +84,9 @@ class GpuRunner(GpuConnection):
         self._check_arrays(connected, call.name, call.template, call.buffers)
         return connected
 
-    def _issue_beside(self, connected: GpuBackend, call: GpuCall, launches: Any) -> GpuWork:
+    def _issue_beside(
+        self, connected: GpuBackend, call: GpuCall, launches: Sequence[object]
+    ) -> GpuWork:
         """Issue a call on the communicator's own stream, after the work on the caller's stream."""
         issuer = connected.issuer
         stream = call.address if call.is_on_host else issuer.own_stream
@@ -96,7 +98,7 @@ class GpuRunner(GpuConnection):
         self,
         connected: GpuBackend,
         call: GpuCall,
-        launches: Any,
+        launches: Sequence[object],
         stream: int,
         *,
         is_awaited: bool = False,
@@ -207,11 +209,11 @@ class GpuRunner(GpuConnection):
         self,
         cached_calls: CachedCalls,
         collective: Collective,
-        x: Any,
+        x: AnyInput,
         given: Given,
         async_op: bool,
         timeout_s: float | None,
-    ) -> Any:
+    ) -> AnyResult:
         """Repeat a call of a known kind; None: nothing was done, and `call` must make it.
 
         `cached_calls` are those of arrays of x's type. The call runs on its current stream.
@@ -227,7 +229,7 @@ class GpuRunner(GpuConnection):
         finally:
             self._entering.release()
 
-    def learn(self, collective: Collective, x: Any, given: Given, made: Prepared) -> None:
+    def learn(self, collective: Collective, x: AnyInput, given: Given, made: Prepared) -> None:
         """Make calls of this kind faster from now on, if that is possible."""
         is_on_host = made.template.device == HOST_ARRAYS
         if self._connected is not None and self.grouped is None and not is_on_host:
@@ -236,8 +238,8 @@ class GpuRunner(GpuConnection):
     # --- memory -----------------------------------------------------------------------------------
 
     def empty(
-        self, shape: tuple[int, ...], dtype: Any, template: Template | None, symmetric: bool
-    ) -> Any:
+        self, shape: tuple[int, ...], dtype: AnyDtype, template: Template | None, symmetric: bool
+    ) -> AnyArray:
         """Return a new array of the template's library in registered memory."""
         connected = self._open("empty")
         if not symmetric:
@@ -251,7 +253,7 @@ class GpuRunner(GpuConnection):
         self._runner.run("empty", task)
         return made[0]
 
-    def register(self, array: Any) -> memory.Registration:
+    def register(self, array: AnyArray) -> memory.Registration:
         """Register an array's memory."""
         source = source_of(array, "array")
         if source.template.device == HOST_ARRAYS:
@@ -297,7 +299,9 @@ def _work(
     )
 
 
-def _stream_call(connected: GpuBackend, call: GpuCall, launches: Any, stream: int) -> StreamCall:
+def _stream_call(
+    connected: GpuBackend, call: GpuCall, launches: Sequence[object], stream: int
+) -> StreamCall:
     signatures = connected.signatures(call.requests)
     keep, limit_s = call.buffers, call.timeout_s
     return StreamCall(call.name, signatures, launches, stream, keep, call.is_own, limit_s)

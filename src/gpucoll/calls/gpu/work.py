@@ -15,6 +15,7 @@ from gpucoll.errors import GpucollError, StateError
 if TYPE_CHECKING:
     from gpucoll.backends.gpu.in_flight import IssuedCall
     from gpucoll.backends.gpu.issuer import Issuer
+    from gpucoll.calls.given import AnyResult
 
 
 class GpuWork(Work[Any]):
@@ -31,7 +32,7 @@ class GpuWork(Work[Any]):
         self,
         issuer: Issuer,
         issued: IssuedCall,
-        finish: Callable[[], Any],
+        finish: Callable[[], object],
         current_stream: Callable[[], int],
         *,
         must_complete: bool,
@@ -54,7 +55,7 @@ class GpuWork(Work[Any]):
         """Take the call that the end of the group has issued."""
         self._issued, self._is_issued = issued, True
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> AnyResult:
         """Make the current stream wait for the call, and return its result.
 
         This thread does not wait, except for arrays of a library without stream order (JAX).
@@ -107,7 +108,7 @@ class GpuWork(Work[Any]):
         self._issuer.group.was_told = True
         return self._issuer.failure
 
-    def add_done_callback(self, function: Callable[[Work[Any]], object]) -> None:
+    def add_done_callback(self, function: Callable[[Work[AnyResult]], object]) -> None:
         """Call ``function(work)`` when the call has ended, as every Work does."""
         self._check_issued()
         super().add_done_callback(function)

@@ -6,13 +6,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import pickle
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucoll.integrations.dask import on_worker
 from gpucoll.integrations.dask.on_worker import Order, Station
 from gpucoll.integrations.engine.collection import Collection
 from gpucoll.integrations.engine.outcome import Outcome, lost, without_result
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["Following"]
 
@@ -20,6 +23,7 @@ _GIVE_UP_S = 5.0
 """How long to wait for ranks that were asked to end, in seconds."""
 _LOOKS, _LOOK_AGAIN_S = 20, 0.1
 _MOST_TROUBLES = 3
+_T = TypeVar("_T")
 
 
 class Following:
@@ -42,7 +46,7 @@ class Following:
     """
 
     def __init__(
-        self, client: Any, order: Order, stations: Mapping[str, Station], collection: Collection
+        self, client: Client, order: Order, stations: Mapping[str, Station], collection: Collection
     ) -> None:
         self._client, self._order, self._stations = client, order, stations
         self._collection = collection
@@ -85,7 +89,7 @@ class Following:
         for future in (told, *self._pending):
             future.cancel()
 
-    def _add(self, address: str, answer: Any) -> None:
+    def _add(self, address: str, answer: bytes | BaseException) -> None:
         """Add a rank's outcome: the worker's answer, or why there is none."""
         rank, where = self._order.ranks[address], str(self._stations[address])
         outcome: Outcome
@@ -112,15 +116,18 @@ class Following:
 
     # --- in the client's event loop ---------------------------------------------------------------
 
-    def _later(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+    def _later(self, coroutine: Coroutine[object, None, _T]) -> concurrent.futures.Future[_T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
 
-    async def _run(self, function: Any, addresses: list[str], on_error: str = "return") -> Any:
-        return await self._client.run(
+    async def _run(
+        self, function: Callable[..., object], addresses: list[str], on_error: str = "return"
+    ) -> dict[str, bytes | Exception | None]:
+        answers: dict[str, bytes | Exception | None] = await self._client.run(
             function, self._order.run.name, workers=addresses, on_error=on_error
         )
+        return answers
 
-    async def _end_of(self, address: str) -> Any:
+    async def _end_of(self, address: str) -> bytes | Exception:
         """Return the pickled outcome of a worker's rank, or the error if the worker is gone."""
         troubles = 0
         while True:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpucoll import __version__
 from gpucoll.integrations.dask.store import Store
@@ -23,6 +23,8 @@ from gpucoll.integrations.engine.outcome import Outcome, here, without_result
 from gpucoll.integrations.engine.rank_call import Run, call
 
 if TYPE_CHECKING:
+    from distributed import Worker
+
     from gpucoll import Communicator
 
 __all__ = ["UNKNOWN", "Order", "Station", "begin", "describe", "ended", "give_up"]
@@ -66,7 +68,7 @@ class Order:
 class _Rank:
     """A rank of a run on this worker."""
 
-    def __init__(self, order: Order, worker: Any) -> None:
+    def __init__(self, order: Order, worker: Worker) -> None:
         self.run = order.run
         self._rank = order.ranks[worker.address]
         self._body = order.body
@@ -130,7 +132,7 @@ def describe() -> Station:
     return Station(socket.gethostname(), os.getpid(), __version__)
 
 
-async def begin(order: Order, dask_worker: Any) -> None:
+async def begin(order: Order, dask_worker: Worker) -> None:
     """Start this worker's rank of a run."""
     rank = _ranks[order.run.name] = _Rank(order, dask_worker)
     rank.thread.start()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpucoll import AbortedError
+
+if TYPE_CHECKING:
+    from distributed import Client, Security
 
 __all__ = ["Store"]
 
@@ -32,7 +35,7 @@ class Store:
     """
 
     def __init__(
-        self, scheduler: str, security: Any, secret: str, is_given_up: Callable[[], bool]
+        self, scheduler: str, security: Security, secret: str, is_given_up: Callable[[], bool]
     ) -> None:
         self._scheduler, self._security = scheduler, security
         self._secret, self._is_given_up = secret, is_given_up
@@ -58,11 +61,12 @@ class Store:
 
         return all(Event(key, client=self._opened(key)).is_set() for key in keys)
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> str:
         """Return the value of a key that is set."""
         from distributed import Variable
 
-        return Variable(key, client=self._opened(key)).get(timeout=_ANSWER_S)
+        value: str = Variable(key, client=self._opened(key)).get(timeout=_ANSWER_S)
+        return value
 
     def delete(self, key: str) -> None:
         """Delete a key."""
@@ -91,7 +95,7 @@ class Store:
         with contextlib.suppress(Exception):
             client.close()
 
-    def _opened(self, key: str) -> Any:
+    def _opened(self, key: str) -> Client:
         """Return the client for a call about a key.
 
         Raises

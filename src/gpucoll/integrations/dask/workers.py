@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypedDict
 
 from gpucoll import ArgumentError, ArgumentTypeError, DeadlineError, LaunchError, __version__
 from gpucoll.integrations.dask import on_worker
@@ -15,21 +16,37 @@ from gpucoll.integrations.dask.on_worker import Order, Station
 from gpucoll.integrations.engine import arguments
 from gpucoll.integrations.engine.collection import Collection
 
+if TYPE_CHECKING:
+    from distributed import Client
+    from typing_extensions import Unpack
+
+    from gpucoll.calls.given import AnyObject
+    from gpucoll.integrations.engine.rank_call import InitOptions
+
 __all__ = ["Workers", "run"]
 
 _WHO = "gpucoll.integrations.dask"
 
 
+class RunOptions(TypedDict, total=False):
+    """Further arguments of `Workers.run`."""
+
+    init: InitOptions | None
+    elastic: bool
+    timeout_s: float | None
+    grace_s: float
+
+
 def run(
-    function: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    function: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     world_size: int | None = None,
-    client: Any = None,
+    client: Client | None = None,
     workers: Sequence[str] | None = None,
-    **options: Any,
-) -> list[Any]:
+    **options: Unpack[RunOptions],
+) -> list[AnyObject]:
     """Call ``function(comm, *args, **kwargs)`` on workers of a Dask cluster.
 
     Combines `Workers` and `Workers.run`; `options` are further arguments of `Workers.run`.
@@ -76,7 +93,7 @@ class Workers:
         self,
         world_size: int | None = None,
         *,
-        client: Any = None,
+        client: Client | None = None,
         workers: Sequence[str] | None = None,
         ready_s: float = 60.0,
     ) -> None:
@@ -91,15 +108,15 @@ class Workers:
 
     def run(
         self,
-        function: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        function: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         *,
-        init: Mapping[str, Any] | None = None,
+        init: InitOptions | None = None,
         elastic: bool = False,
         timeout_s: float | None = None,
         grace_s: float = 5.0,
-    ) -> list[Any]:
+    ) -> list[AnyObject]:
         """Call ``function(comm, *args, **kwargs)`` on each worker, with a new communicator.
 
         Parameters
@@ -199,7 +216,7 @@ class Workers:
         return present
 
 
-def _checked(client: Any, distributed: Any) -> Any:
+def _checked(client: Client | None, distributed: ModuleType) -> Client:
     """Return the client of the cluster."""
     if client is None:
         try:
@@ -221,7 +238,7 @@ def _checked(client: Any, distributed: Any) -> Any:
     return client
 
 
-def _pickled(*parts: Any) -> bytes:
+def _pickled(*parts: object) -> bytes:
     import cloudpickle
 
     try:

@@ -8,10 +8,9 @@ import numbers
 import secrets
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
 
 from gpucoll import ArgumentError, ArgumentTypeError, BackendUnavailableError
-from gpucoll.integrations.engine.rank_call import Run
+from gpucoll.integrations.engine.rank_call import InitOptions, Run
 
 __all__ = ["check_call", "check_seconds", "check_world_size", "checked_options", "load", "new_run"]
 
@@ -65,7 +64,7 @@ def check_seconds(who: str, name: str, value: object, may_be_none: bool = True) 
         raise ArgumentError(f"{who}: {name} must be a number of seconds; got {value!r}")
 
 
-def checked_options(who: str, options: object) -> dict[str, Any]:
+def checked_options(who: str, options: object) -> dict[str, object]:
     """Return further arguments of `gpucoll.init`; raise if `init` has no such argument."""
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentTypeError(f"{who}: init must be a mapping of arguments; got {options!r}")
@@ -82,7 +81,7 @@ def checked_options(who: str, options: object) -> dict[str, Any]:
     return checked
 
 
-def new_run(who: str, world_size: int, options: Mapping[str, Any] | None) -> Run:
+def new_run(who: str, world_size: int, options: InitOptions | None) -> Run:
     """Return a run with a unique name and secret.
 
     Parameters

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpucoll import DeadlineError
 from gpucoll.integrations.engine.outcome import Outcome, revived
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
 
 __all__ = ["Collection"]
 
@@ -54,7 +57,7 @@ class Collection:
         ends = [end for end in (self._deadline, self._grace_ends) if end is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
-    def results(self, ended_how: str) -> list[Any]:
+    def results(self, ended_how: str) -> list[AnyObject]:
         """Return what each rank returned, or raise the error of the first rank that failed.
 
         Parameters

@@ -57,7 +57,7 @@ def here() -> str:
     return f"host {socket.gethostname()}, process {os.getpid()}"
 
 
-def returned(rank: int, result: Any) -> Outcome:
+def returned(rank: int, result: object) -> Outcome:
     """Return the outcome of a rank that returned."""
     return Outcome(rank, here(), result)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gpucoll
 from gpucoll.integrations.engine.outcome import Outcome, failed, returned
 
 if TYPE_CHECKING:
     from gpucoll import Communicator
+    from gpucoll.rendezvous.meeting_store import AnyStore
 
-__all__ = ["Run", "call"]
+__all__ = ["InitOptions", "Run", "call"]
+
+InitOptions: TypeAlias = Mapping[str, Any]
+"""Further arguments of `gpucoll.init`, by name; `init` checks them."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,7 @@ class Run:
     name: str
     """Unique to the run: ranks of different runs cannot meet."""
     world_size: int
-    options: Mapping[str, Any]
-    """Further arguments of `gpucoll.init`."""
+    options: InitOptions
     secret: str = field(repr=False)
     """The run's own secret. It stays out of the repr, since engines log the arguments of failed
     calls."""
@@ -32,10 +35,10 @@ class Run:
 def call(
     run: Run,
     rank: int,
-    store: Any,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    store: AnyStore,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     joined: Callable[[Communicator], None] | None = None,
 ) -> Outcome:
     """Meet the run's other ranks, call the function, and return the outcome.

@@ -90,7 +90,7 @@ for _kind in [value for value in globals().values() if isinstance(value, type)]:
 __all__ = [name for name in globals() if not name.startswith("_") and name != "annotations"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # for a type checker also the names that are set above
     found = _function_of(name)
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}, and neither has MPI")

@@ -8,7 +8,7 @@ Importing `MPI` joins the job, as mpi4py's import does, unless ``rc.initialize``
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import ModuleType
 
 from gpucoll.integrations.mpi4py.options import Rc, rc
 
@@ -17,7 +17,7 @@ __version__ = "4.1.0"
 sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # where mpi4py has it, too
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> ModuleType:
     is_mpi4py = sys.modules.get("mpi4py") is sys.modules[__name__]
     if name == "MPI":
         import importlib
@@ -53,5 +53,5 @@ def get_include() -> str:
     return str(where / "include")
 
 
-def profile(*_: Any, **__: Any) -> None:
+def profile(*_: object, **__: object) -> None:
     """Do nothing: there is no profiler."""

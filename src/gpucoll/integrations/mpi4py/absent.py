@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import NoReturn
 
 from gpucoll.integrations.mpi4py.errors import refused
 from gpucoll.integrations.mpi4py.handles import Handle
@@ -42,10 +43,10 @@ class _Absent(Handle):
     def free(self) -> None:
         """Do nothing: a null handle has nothing to free."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return self._reduced(f"{type(self).__name__.upper()}_NULL")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
         refused(f"{type(self).__name__}.{name}", self._instead)
@@ -54,7 +55,7 @@ class _Absent(Handle):
 class _RefusingType(type):
     """Metaclass of unsupported classes: any use of their methods is refused."""
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(name)
         refused(f"{cls.__name__}.{name}", cls._instead)
@@ -81,12 +82,12 @@ class Grequest(_Absent, metaclass=_RefusingType):
 FILE_NULL, SESSION_NULL = File(), Session()
 
 
-def function_of(name: str) -> Any:
+def function_of(name: str) -> Callable[..., None] | None:
     """Return a function that raises; None if MPI has no function of this name."""
     if name not in FUNCTIONS:
         return None
 
-    def function(*_: Any, **__: Any) -> None:
+    def function(*_: object, **__: object) -> None:
         refused(f"MPI.{name}", FUNCTIONS[name])
 
     function.__name__ = name

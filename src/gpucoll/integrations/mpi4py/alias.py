@@ -8,7 +8,6 @@ import importlib.machinery
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 from gpucoll.integrations.mpi4py import installed
 
@@ -32,7 +31,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return found
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Return the module of this package that stands for it."""
         made = importlib.import_module(_HERE + spec.name.removeprefix("mpi4py"))
         if spec.name == "mpi4py":
@@ -44,7 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Do nothing: the module was executed under its own name."""
 
 
-def part_of(name: str) -> Any:
+def part_of(name: str) -> ModuleType | None:
     """Return a Python module of mpi4py, for ``from mpi4py import futures``; None if none exists."""
     if name.startswith("_") or name not in installed.MODULES:
         return None

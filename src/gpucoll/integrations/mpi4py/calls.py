@@ -6,7 +6,7 @@ passed as rows of elements. Data with gaps is packed before the call and unpacke
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,25 @@ from gpucoll.integrations.mpi4py.constants import IN_PLACE
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.specifications import Finish, Simple, Typed, Vector, numbers
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
+    from gpucoll.integrations.mpi4py.state import State
+    from gpucoll.integrations.mpi4py.typing import BufSpec, BufSpecB, BufSpecV, BufSpecW, InPlace
+
+
+class Ranks(Protocol):
+    """What the translation of a call needs of a communicator."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def _state(self) -> State: ...
 
 
 class Call(NamedTuple):
@@ -38,12 +57,12 @@ def together(*functions: Finish | None) -> Finish | None:
     return finish
 
 
-def in_place(given: Any) -> bool:
+def in_place(given: object) -> bool:
     """Return whether a buffer is IN_PLACE or None, which mpi4py treats alike."""
     return given is None or given is IN_PLACE
 
 
-def checked_root(comm: Any, root: Any) -> int:
+def checked_root(comm: Ranks, root: Unchecked) -> int:
     """Return the root as an int; raise if there is no such rank."""
     rank = integer(root)
     if not 0 <= rank < comm.size:
@@ -51,13 +70,13 @@ def checked_root(comm: Any, root: Any) -> int:
     return rank
 
 
-def barrier(comm: Any) -> Call:
+def barrier(comm: Ranks) -> Call:
     """Synchronise with an all_reduce of one byte: it can be started, unlike gpucoll's barrier."""
     byte = np.zeros(1, np.uint8)
     return Call("all_reduce", (byte,), {"out": byte})
 
 
-def bcast(comm: Any, buf: Any, root: int = 0) -> Call:
+def bcast(comm: Ranks, buf: BufSpec, root: int = 0) -> Call:
     root = checked_root(comm, root)
     if comm.rank == root:
         row = Simple(buf, False).row()
@@ -67,7 +86,9 @@ def bcast(comm: Any, buf: Any, root: int = 0) -> Call:
     return Call("broadcast", (row, root), {"out": row}, finish)
 
 
-def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+def gather(
+    comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB | None, root: int = 0
+) -> Call:
     root = checked_root(comm, root)
     if comm.rank != root:
         return Call("gather", (Simple(sendbuf, False).row(), root), {})
@@ -75,12 +96,14 @@ def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
     return Call("gather", (x, root), {"out": out}, finish)
 
 
-def allgather(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def allgather(comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> Call:
     x, out, finish = _gathered(comm, sendbuf, recvbuf)
     return Call("all_gather", (x,), {"out": out}, finish)
 
 
-def _gathered(comm: Any, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any, Finish | None]:
+def _gathered(
+    comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB
+) -> tuple[AnyArray, AnyArray, Finish | None]:
     out, finish = Simple(recvbuf, True, comm.size).target(comm.size)
     if in_place(sendbuf):
         share = _size(out) // comm.size
@@ -96,7 +119,9 @@ def _gathered(comm: Any, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any, Finish |
     return x, out, finish
 
 
-def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+def scatter(
+    comm: Ranks, sendbuf: BufSpecB | None, recvbuf: BufSpec | InPlace, root: int = 0
+) -> Call:
     root = checked_root(comm, root)
     if comm.rank != root:
         out, finish = Simple(recvbuf, True).target()
@@ -108,7 +133,7 @@ def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
     return Call("scatter", (x, root), {"out": _read_as(out, x)}, finish)
 
 
-def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def alltoall(comm: Ranks, sendbuf: BufSpecB | InPlace, recvbuf: BufSpecB) -> Call:
     out, finish = Simple(recvbuf, True, comm.size).target(comm.size)
     if in_place(sendbuf):
         return Call("all_to_all", (out.copy(),), {"out": out}, finish)
@@ -119,7 +144,9 @@ def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
 # --- blocks of different sizes --------------------------------------------------------------------
 
 
-def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+def gatherv(
+    comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpecV | None, root: int = 0
+) -> Call:
     root = checked_root(comm, root)
     if comm.rank != root:
         return Call("gather", (Simple(sendbuf, False).row(), root), {"counts": "auto"})
@@ -130,7 +157,7 @@ def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
     return Call("gather", (x, root), named, finish)
 
 
-def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def allgatherv(comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpecV) -> Call:
     received = Vector(recvbuf, True, comm.size)
     out, finish = received.target()
     if in_place(sendbuf):
@@ -141,7 +168,9 @@ def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
     return Call("all_gather", (x,), named, finish)
 
 
-def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
+def scatterv(
+    comm: Ranks, sendbuf: BufSpecV | None, recvbuf: BufSpec | InPlace, root: int = 0
+) -> Call:
     root = checked_root(comm, root)
     if comm.rank != root:
         out, finish = Simple(recvbuf, True).target()
@@ -156,7 +185,7 @@ def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
     return Call("scatter", (blocks, root), named, finish)
 
 
-def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def alltoallv(comm: Ranks, sendbuf: BufSpecV | InPlace, recvbuf: BufSpecV) -> Call:
     received = Vector(recvbuf, True, comm.size)
     out, finish = received.target()
     if in_place(sendbuf):
@@ -172,7 +201,7 @@ def alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
     return Call("all_to_all", (x,), _counted(send_counts, received.element_counts, out), finish)
 
 
-def alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def alltoallw(comm: Ranks, sendbuf: BufSpecW | InPlace, recvbuf: BufSpecW) -> Call:
     received = Typed(recvbuf, True, comm.size)
     sent = received if in_place(sendbuf) else Typed(sendbuf, False, comm.size)
     out = np.empty(sum(received.sizes), np.uint8)
@@ -183,30 +212,30 @@ def alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-def block_counts(given: Any, comm: Any) -> list[int]:
+def block_counts(given: Unchecked, comm: Ranks) -> list[int]:
     """Return one count for each rank."""
     return numbers(given, comm.size, "counts")
 
 
-def _counted(send: list[int], receive: list[int], out: Any) -> dict[str, Any]:
+def _counted(send: list[int], receive: list[int], out: AnyArray) -> dict[str, object]:
     return {"send_counts": send, "recv_counts": receive, "out": out}
 
 
-def _own(received: Vector, rank: int) -> Any:
+def _own(received: Vector, rank: int) -> AnyArray:
     """Return a copy of this rank's block from the receive buffer."""
     return received.block(rank).copy()
 
 
-def _size(row: Any) -> int:
+def _size(row: AnyArray) -> int:
     size = getattr(row, "size", None)
     return size if isinstance(size, int) else int(np.prod(row.shape, dtype=np.int64))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: AnyArray, other: AnyArray) -> bool:
     return not isinstance(one, np.ndarray) or bool(one.dtype == other.dtype)
 
 
-def _read_as(row: Any, like: Any) -> Any:
+def _read_as(row: AnyArray, like: AnyArray) -> AnyArray:
     """Return a row viewed with the dtype of another row, if they differ."""
     if not isinstance(like, np.ndarray) or not isinstance(row, np.ndarray) or _alike(row, like):
         return row

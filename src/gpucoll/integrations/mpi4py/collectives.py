@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,18 @@ from gpucoll import GpucollError, UsageError
 from gpucoll.integrations.mpi4py import calls, reductions
 from gpucoll.integrations.mpi4py.calls import Call
 from gpucoll.integrations.mpi4py.constants import IN_PLACE
+from gpucoll.integrations.mpi4py.datatypes import Datatype
 from gpucoll.integrations.mpi4py.errors import Exception
-from gpucoll.integrations.mpi4py.operations import LOGICAL, SUM
-from gpucoll.integrations.mpi4py.requests import After, Prequest, Request
-from gpucoll.integrations.mpi4py.vectors import flat, is_plain, plain_vector
+from gpucoll.integrations.mpi4py.operations import LOGICAL, SUM, Op
+from gpucoll.integrations.mpi4py.requests import After, AnyWork, Prequest, Request
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
+    from gpucoll.integrations.mpi4py.infos import Info
+    from gpucoll.integrations.mpi4py.specifications import AnySpec
+    from gpucoll.integrations.mpi4py.state import AnyComm
+    from gpucoll.integrations.mpi4py.typing import BufSpec, BufSpecB, BufSpecV, InPlace
 
 _array = np.ndarray
 
@@ -66,7 +74,7 @@ class Collectives:
         certifies = _certifies(call)
         plain = call.finish is None and not certifies
         after = None if plain else After(call.finish, certifies=certifies)
-        return Request._started(work, after)  # type: ignore[no-any-return]
+        return Request._started(work, after)
 
     # --- the most frequent ones -------------------------------------------------------------------
 
@@ -81,7 +89,7 @@ class Collectives:
 
     barrier = Barrier
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+    def Allreduce(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: Op = SUM) -> None:
         """Reduce to all ranks."""
         if type(recvbuf) is _array and recvbuf.flags.c_contiguous:
             x = recvbuf if sendbuf is IN_PLACE else sendbuf
@@ -103,7 +111,7 @@ class Collectives:
                     raise self._failed(error) from None
         self._run(reductions.allreduce(self, sendbuf, recvbuf, op))
 
-    def Bcast(self, buf: Any, root: int = 0) -> None:
+    def Bcast(self, buf: BufSpec, root: int = 0) -> None:
         """Send the root's data to all ranks."""
         if type(buf) is _array and buf.flags.c_contiguous:
             row = buf if buf.ndim == 1 else buf.reshape(-1)
@@ -116,7 +124,7 @@ class Collectives:
                 raise self._failed(error) from None
         self._run(calls.bcast(self, buf, root))
 
-    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB) -> None:
         """Gather to all ranks."""
         if (
             type(sendbuf) is _array
@@ -136,7 +144,7 @@ class Collectives:
                 raise self._failed(error) from None
         self._run(calls.allgather(self, sendbuf, recvbuf))
 
-    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Alltoall(self, sendbuf: BufSpecB | InPlace, recvbuf: BufSpecB) -> None:
         """Send a block to each rank."""
         if (
             type(sendbuf) is _array
@@ -156,7 +164,9 @@ class Collectives:
                 raise self._failed(error) from None
         self._run(calls.alltoall(self, sendbuf, recvbuf))
 
-    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> None:
+    def Reduce(
+        self, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: Op = SUM, root: int = 0
+    ) -> None:
         """Reduce to the root."""
         if (
             type(sendbuf) is _array
@@ -165,7 +175,7 @@ class Collectives:
             and (name not in LOGICAL or self.size > 1)
             and (self.rank != root or (type(recvbuf) is _array and recvbuf.flags.c_contiguous))
         ):
-            out = None if self.rank != root else recvbuf.reshape(-1)
+            out = None if self.rank != root else _flat(recvbuf)
             try:
                 self._reduce(sendbuf.reshape(-1), name, root, out=out)
                 return
@@ -175,33 +185,33 @@ class Collectives:
                 raise self._failed(error) from None
         self._run(reductions.reduce(self, sendbuf, recvbuf, op, root))
 
-    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Gather(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecB | None, root: int = 0) -> None:
         """Gather to the root."""
-        if is_plain(sendbuf) and (self.rank != root or is_plain(recvbuf)):
-            out = None if self.rank != root else flat(recvbuf)
-            if self._goes(self._gather, flat(sendbuf), root, out=out):
+        if _is_plain(sendbuf) and (self.rank != root or _is_plain(recvbuf)):
+            out = None if self.rank != root else _flat(recvbuf)
+            if self._goes(self._gather, _flat(sendbuf), root, out=out):
                 return
         self._run(calls.gather(self, sendbuf, recvbuf, root))
 
-    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+    def Scatter(self, sendbuf: BufSpecB | None, recvbuf: BufSpec | InPlace, root: int = 0) -> None:
         """Send each rank a block of the root's data."""
-        if is_plain(recvbuf) and (self.rank != root or is_plain(sendbuf)):
-            x = None if self.rank != root else flat(sendbuf)
-            if self._goes(self._scatter, x, root, out=flat(recvbuf)):
+        if _is_plain(recvbuf) and (self.rank != root or _is_plain(sendbuf)):
+            x = None if self.rank != root else _flat(sendbuf)
+            if self._goes(self._scatter, x, root, out=_flat(recvbuf)):
                 return
         self._run(calls.scatter(self, sendbuf, recvbuf, root))
 
-    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Allgatherv(self, sendbuf: BufSpec | InPlace, recvbuf: BufSpecV) -> None:
         """Gather blocks of different sizes to all ranks."""
-        if is_plain(sendbuf) and (vector := plain_vector(recvbuf)) is not None:
+        if _is_plain(sendbuf) and (vector := _plain_vector(recvbuf)) is not None:
             out, counts = vector
-            if self._goes(self._all_gather, flat(sendbuf), counts=counts, out=out):
+            if self._goes(self._all_gather, _flat(sendbuf), counts=counts, out=out):
                 return
         self._run(calls.allgatherv(self, sendbuf, recvbuf))
 
-    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+    def Alltoallv(self, sendbuf: BufSpecV | InPlace, recvbuf: BufSpecV) -> None:
         """Send each rank a block of its own size."""
-        sent, received = plain_vector(sendbuf), plain_vector(recvbuf)
+        sent, received = _plain_vector(sendbuf), _plain_vector(recvbuf)
         if sent is not None and received is not None:
             x, counts = sent
             named = {"send_counts": counts, "recv_counts": received[1], "out": received[0]}
@@ -209,7 +219,7 @@ class Collectives:
                 return
         self._run(calls.alltoallv(self, sendbuf, recvbuf))
 
-    def _goes(self, call: Any, *given: Any, **named: Any) -> bool:
+    def _goes(self, call: Callable[..., object], *given: object, **named: object) -> bool:
         """Make a call of gpucoll's; return False if it refuses these arguments."""
         try:
             call(*given, **named)
@@ -223,9 +233,79 @@ class Collectives:
         """Start a barrier."""
         return self._start(calls.barrier(self))
 
-    def Barrier_init(self, info: Any = None) -> Prequest:
+    def Barrier_init(self, info: Info | None = None) -> Prequest:
         """Prepare a barrier."""
         return Prequest._of(self.Ibarrier)
+
+
+# --- what the quick path takes: NumPy arrays, and vectors of adjacent blocks ----------------------
+
+
+def _is_plain(x: AnyArray) -> bool:
+    """Return whether x is exactly a NumPy array, in native byte order and contiguous."""
+    return type(x) is _array and x.flags.c_contiguous and x.dtype.isnative
+
+
+def _flat(x: AnyArray) -> AnyArray:
+    """Return an array as one row: a view."""
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
+def _plain_vector(message: AnySpec) -> tuple[AnyArray, Sequence[int]] | None:
+    """Return the row of all blocks and their counts; None if the specification is not plain."""
+    if type(message) not in (list, tuple) or not 2 <= len(message) <= 4:
+        return None
+    x, counts, displacements = message[0], message[1], None
+    if not _is_plain(x):
+        return None
+    if len(message) == 4:
+        displacements = message[2]
+    elif type(counts) is tuple:
+        if len(counts) != 2:
+            return None
+        counts, displacements = counts
+    if len(message) > 2 and not _is_of(message[-1], x.dtype):
+        return None
+    counts = _numbers(counts)
+    if counts is None or (displacements is not None and not _follow(counts, displacements)):
+        return None
+    try:
+        total = sum(counts)
+    except TypeError:
+        return None
+    row = _flat(x)
+    return (row if row.size == total else row[:total]), counts
+
+
+def _numbers(given: Unchecked) -> Sequence[int] | None:
+    """Convert a list or an array of numbers to a list; return None for anything else."""
+    if type(given) is _array and given.ndim == 1:
+        numbers: list[int] = given.tolist()
+        return numbers
+    return given if type(given) in (list, tuple) else None
+
+
+def _follow(counts: Unchecked, displacements: Unchecked) -> bool:
+    """Return whether blocks are adjacent, from the first element on."""
+    places, end = _numbers(displacements), 0
+    if places is None or len(places) != len(counts):
+        return False
+    for count, place in zip(counts, places, strict=True):
+        if count and place != end:
+            return False
+        end += count
+    return True
+
+
+def _is_of(datatype: object, dtype: np.dtype[np.generic]) -> bool:
+    """Return whether a predefined datatype is the type of an array's elements."""
+    if not isinstance(datatype, Datatype) or datatype._core is None:
+        return False
+    core = datatype._core
+    return bool(core.combiner == "NAMED" and core.map.is_dense and core.map.element == dtype)
+
+
+# --- how calls run, and the other forms of collectives --------------------------------------------
 
 
 def _certifies(call: Call) -> bool:
@@ -235,7 +315,7 @@ def _certifies(call: Call) -> bool:
     return not isinstance(x, np.ndarray)
 
 
-def _run_or_queue(comm: Any, method: Any, call: Call) -> None:
+def _run_or_queue(comm: AnyComm, method: Callable[..., AnyWork], call: Call) -> None:
     """Make a blocking call; if another thread is in a call, queue behind it."""
     try:
         method(*call.given, **call.named)
@@ -245,22 +325,24 @@ def _run_or_queue(comm: Any, method: Any, call: Call) -> None:
         method(*call.given, **call.named, async_op=True).wait()
 
 
-def _blocking(build: Callable[..., Call]) -> Any:
-    def method(self: Any, *args: Any, **named: Any) -> None:
+def _blocking(build: Callable[..., Call]) -> Callable[..., None]:
+    def method(self: Collectives, *args: object, **named: object) -> None:
         self._run(build(self, *args, **named))
 
     return method
 
 
-def _starting(build: Callable[..., Call]) -> Any:
-    def method(self: Any, *args: Any, **named: Any) -> Request:
-        return self._start(build(self, *args, **named))  # type: ignore[no-any-return]
+def _starting(build: Callable[..., Call]) -> Callable[..., Request]:
+    def method(self: Collectives, *args: object, **named: object) -> Request:
+        return self._start(build(self, *args, **named))
 
     return method
 
 
-def _prepared(build: Callable[..., Call]) -> Any:
-    def method(self: Any, *args: Any, info: Any = None, **named: Any) -> Prequest:
+def _prepared(build: Callable[..., Call]) -> Callable[..., Prequest]:
+    def method(
+        self: Collectives, *args: object, info: Info | None = None, **named: object
+    ) -> Prequest:
         build(self, *args, **named)  # raises if an argument is wrong
         return Prequest._of(lambda: self._start(build(self, *args, **named)))
 

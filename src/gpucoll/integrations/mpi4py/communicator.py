@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any, NoReturn, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpucoll import GpucollError
-from gpucoll.integrations.mpi4py.attributes import HasAttributes
+from gpucoll.integrations.mpi4py.attributes import Attribute, HasAttributes
 from gpucoll.integrations.mpi4py.collectives import Collectives
 from gpucoll.integrations.mpi4py.constants import (
     APPNUM,
@@ -37,7 +38,7 @@ from gpucoll.integrations.mpi4py.errors import (
 )
 from gpucoll.integrations.mpi4py.groups import Core as GroupCore
 from gpucoll.integrations.mpi4py.groups import Group
-from gpucoll.integrations.mpi4py.handles import Handle
+from gpucoll.integrations.mpi4py.handles import AnyHandle, Handle
 from gpucoll.integrations.mpi4py.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
 from gpucoll.integrations.mpi4py.integers import integer
@@ -46,6 +47,11 @@ from gpucoll.integrations.mpi4py.messages import Messages
 from gpucoll.integrations.mpi4py.object_calls import ObjectCalls
 from gpucoll.integrations.mpi4py.requests import Finished, Request
 from gpucoll.integrations.mpi4py.state import State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpucoll import Communicator
 
 kinds: dict[str, type[Comm]] = {}
 """The class of the communicators of each topology ("" for none)."""
@@ -68,7 +74,7 @@ _BOUND = {
 class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     """A communicator. All handles of it share its `_core`, a `State`."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # for a type checker also what `add_forms` adds
         if name in _BOUND:
             try:
                 bound = getattr(self._state.comm, _BOUND[name])
@@ -84,7 +90,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         return state
 
     @classmethod
-    def fromhandle(cls, handle: int) -> Any:
+    def fromhandle(cls, handle: int) -> AnyHandle:
         """Return the communicator of a handle of this process, as an object of its own class."""
         found = super().fromhandle(handle)._core
         if found is None:
@@ -96,7 +102,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     fromint = f2py = fromhandle
 
     @classmethod
-    def _of_state(cls, state: State | None, kind: str = "") -> Any:
+    def _of_state(cls, state: State | None, kind: str = "") -> Comm:
         return kinds[kind]._of(state) if state is not None else kinds[kind]()
 
     def _failed(self, error: GpucollError) -> Exception:
@@ -140,7 +146,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     group = property(Get_group)
 
-    def Compare(self, comm: Any) -> int:
+    def Compare(self, comm: Comm) -> int:
         one, other = self._state, comm._state
         if one is other:
             return IDENT
@@ -166,7 +172,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     # --- more communicators -----------------------------------------------------------------------
 
-    def _made_of(self, comm: Any, context: str) -> State | None:
+    def _made_of(self, comm: Communicator | None, context: str) -> State | None:
         """Return the state of a communicator of gpucoll's whose members are some of this one's."""
         if comm is None:
             return None
@@ -177,7 +183,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         made.errhandler = self._state.errhandler
         return made
 
-    def Dup(self, info: Any = None) -> Any:
+    def Dup(self, info: Info | None = None) -> Self:
         state = self._state
         try:
             made = self._made_of(state.comm.duplicate(), state.next_context("dup"))
@@ -190,20 +196,20 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         made.attributes = self._copied_attributes()
         return new
 
-    def Clone(self) -> Any:
+    def Clone(self) -> Self:
         return self.Dup()
 
-    def Dup_with_info(self, info: Any) -> Any:
+    def Dup_with_info(self, info: Info | None) -> Self:
         return self.Dup(info)
 
-    def Idup(self, info: Any = None) -> tuple[Any, Request]:
+    def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
         """Duplicate the communicator; the request is complete when this returns."""
         return self.Dup(info), Request._started(Finished())
 
-    def Idup_with_info(self, info: Any) -> tuple[Any, Request]:
+    def Idup_with_info(self, info: Info | None) -> tuple[Self, Request]:
         return self.Idup(info)
 
-    def Split(self, color: int = 0, key: int = 0) -> Any:
+    def Split(self, color: int = 0, key: int = 0) -> Comm:
         state = self._state
         color, key = integer(color), integer(key)
         if color < 0 and color != UNDEFINED:
@@ -214,7 +220,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         except GpucollError as error:
             raise self._failed(error) from None
 
-    def Split_type(self, split_type: int, key: int = 0, info: Any = INFO_NULL) -> Any:
+    def Split_type(self, split_type: int, key: int = 0, info: Info | None = INFO_NULL) -> Comm:
         """Split by host (COMM_TYPE_SHARED), or leave this rank out (UNDEFINED)."""
         if split_type in (COMM_TYPE_HW_GUIDED, COMM_TYPE_HW_UNGUIDED, COMM_TYPE_RESOURCE_GUIDED):
             if not info or info.get("mpi_hw_resource_type") != "mpi_shared_memory":
@@ -224,7 +230,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         colour = colour_of_host(self._state.comm)
         return self.Split(UNDEFINED if split_type == UNDEFINED else colour, key)
 
-    def Create(self, group: Group) -> Any:
+    def Create(self, group: Group) -> Comm:
         """Make a communicator of a group. All members of this communicator call it."""
         members = group._ranks
         state = self._state
@@ -257,13 +263,13 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     Disconnect = Free
 
     @classmethod
-    def Get_parent(cls) -> Any:
+    def Get_parent(cls) -> Comm:
         """Return the null communicator: no process spawns this one."""
         return intercomm_null()
 
     # --- data attached to it ----------------------------------------------------------------------
 
-    def Get_attr(self, keyval: int) -> Any:
+    def Get_attr(self, keyval: int) -> Attribute:
         if self._state is job.world or self._state.is_predefined:
             known = {
                 TAG_UB: TAG_UPPER_BOUND,
@@ -291,15 +297,15 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
     name = property(Get_name, Set_name)
 
     def Get_info(self) -> Info:
-        return cast(Info, Info.Create(self._state.info))
+        return Info.Create(self._state.info)
 
-    def Set_info(self, info: Any) -> None:
+    def Set_info(self, info: Info) -> None:
         self._state.info = dict(info.items())
 
     info = property(Get_info, Set_info)
 
     @classmethod
-    def Create_errhandler(cls, errhandler_fn: Any) -> Errhandler:
+    def Create_errhandler(cls, errhandler_fn: Callable[[Comm, int], object]) -> Errhandler:
         return Errhandler._of(errhandler_fn)
 
     def Get_errhandler(self) -> Errhandler:
@@ -319,7 +325,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         """End this process and the job: other ranks' calls raise, and a launcher ends them."""
         job.abort(integer(errorcode), self._core)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None:
             return self._reduced("COMM_NULL")
         if self._core.is_predefined:
@@ -327,15 +333,15 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         raise ValueError("a communicator cannot be pickled")
 
 
-def intercomm_null() -> Any:
+def intercomm_null() -> Comm:
     """Return the null communicator."""
     return kinds["inter"]()
 
 
-def refuses(name: str, instead: str) -> Any:
+def refuses(name: str, instead: str) -> Callable[..., NoReturn]:
     """Return a method that refuses a feature of MPI that this package lacks."""
 
-    def method(*_: Any, **__: Any) -> NoReturn:
+    def method(*_: object, **__: object) -> NoReturn:
         refused(name, instead)
 
     method.__name__ = name.rpartition(".")[2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 ANY_SOURCE = -1
 ANY_TAG = -1
 PROC_NULL = -2
@@ -136,30 +134,30 @@ class _Constant:
 class BottomType(_Constant):
     """The type of BOTTOM, which every call refuses as memory."""
 
-    def __new__(cls, *_: Any) -> Any:
+    def __new__(cls, *_: object) -> BottomType:
         return globals().get("BOTTOM") or super().__new__(cls)
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         super().__init__("BOTTOM", 0)
 
 
 class InPlaceType(_Constant):
     """The type of IN_PLACE."""
 
-    def __new__(cls, *_: Any) -> Any:
+    def __new__(cls, *_: object) -> InPlaceType:
         return globals().get("IN_PLACE") or super().__new__(cls)
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         super().__init__("IN_PLACE", -1)
 
 
 class BufferAutomaticType(_Constant):
     """The type of BUFFER_AUTOMATIC."""
 
-    def __new__(cls, *_: Any) -> Any:
+    def __new__(cls, *_: object) -> BufferAutomaticType:
         return globals().get("BUFFER_AUTOMATIC") or super().__new__(cls)
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         super().__init__("BUFFER_AUTOMATIC", -2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,10 +22,18 @@ from gpucoll.integrations.mpi4py.errors import DatatypeError, argument_error, re
 from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.type_maps import TypeMap, basic_map, merged_map
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Self
+
+
 Sizes = Sequence[int]
+Parameters: TypeAlias = dict[str, Any]
+"""The arguments from which a datatype was derived, by the names that `decode` gives them."""
+_D = TypeVar("_D", bound="Datatype | None")
 
 
-def _kept(datatype: Any) -> Any:
+def _kept(datatype: _D) -> _D:
     if datatype is None or datatype._core.combiner == "NAMED":
         return datatype
     return type(datatype)(datatype)
@@ -38,9 +46,9 @@ class Core:
         self,
         type_map: TypeMap,
         combiner: str,
-        contents: tuple[list[int], list[int], list[Any]] = ([], [], []),
-        parameters: dict[str, Any] | None = None,
-        base: Any = None,
+        contents: tuple[list[int], list[int], list[Datatype]] = ([], [], []),
+        parameters: Parameters | None = None,
+        base: Datatype | None = None,
     ) -> None:
         integers, addresses, datatypes = contents
         # Keep own handles, because the program may free those that it passed.
@@ -84,11 +92,11 @@ class Datatype(Handle, HasAttributes):
     def _derived(
         self,
         combiner: str,
-        displacements: Any,
-        blocklengths: Any,
+        displacements: npt.ArrayLike,
+        blocklengths: npt.ArrayLike,
         contents: tuple[list[int], list[int]],
-        parameters: dict[str, Any],
-    ) -> Any:
+        parameters: Parameters,
+    ) -> Self:
         old = self._map()
         lengths = np.broadcast_to(np.asarray(blocklengths, np.int64), np.shape(displacements))
         if (lengths < 0).any():
@@ -103,7 +111,7 @@ class Datatype(Handle, HasAttributes):
         )
         return type(self)._of(Core(made, combiner, (*contents, [self]), parameters, self))
 
-    def Dup(self) -> Any:
+    def Dup(self) -> Self:
         core = Core(self._map(), "DUP", ([], [], [self]), {}, self)
         core.attributes = self._copied_attributes()
         core.char, core.code = self._core.char, self._core.code
@@ -111,7 +119,7 @@ class Datatype(Handle, HasAttributes):
 
     Create_dup = Dup
 
-    def Create_contiguous(self, count: int) -> Any:
+    def Create_contiguous(self, count: int) -> Self:
         step = self._map().extent
         if count < 0:
             raise argument_error(f"contiguous: negative count {count}", "ERR_COUNT")
@@ -124,7 +132,7 @@ class Datatype(Handle, HasAttributes):
             {"count": count},
         )
 
-    def Create_vector(self, count: int, blocklength: int, stride: int) -> Any:
+    def Create_vector(self, count: int, blocklength: int, stride: int) -> Self:
         return self._derived(
             "VECTOR",
             np.arange(_counted(count)) * stride * self._map().extent,
@@ -133,7 +141,7 @@ class Datatype(Handle, HasAttributes):
             {"count": count, "blocklength": blocklength, "stride": stride},
         )
 
-    def Create_hvector(self, count: int, blocklength: int, stride: int) -> Any:
+    def Create_hvector(self, count: int, blocklength: int, stride: int) -> Self:
         return self._derived(
             "HVECTOR",
             np.arange(_counted(count)) * stride,
@@ -142,7 +150,7 @@ class Datatype(Handle, HasAttributes):
             {"count": count, "blocklength": blocklength, "stride": stride},
         )
 
-    def Create_indexed(self, blocklengths: Sizes, displacements: Sizes) -> Any:
+    def Create_indexed(self, blocklengths: Sizes, displacements: Sizes) -> Self:
         _check_alike(blocklengths, displacements)
         return self._derived(
             "INDEXED",
@@ -152,7 +160,7 @@ class Datatype(Handle, HasAttributes):
             {"blocklengths": list(blocklengths), "displacements": list(displacements)},
         )
 
-    def Create_hindexed(self, blocklengths: Sizes, displacements: Sizes) -> Any:
+    def Create_hindexed(self, blocklengths: Sizes, displacements: Sizes) -> Self:
         _check_alike(blocklengths, displacements)
         return self._derived(
             "HINDEXED",
@@ -162,7 +170,7 @@ class Datatype(Handle, HasAttributes):
             {"blocklengths": list(blocklengths), "displacements": list(displacements)},
         )
 
-    def Create_indexed_block(self, blocklength: int, displacements: Sizes) -> Any:
+    def Create_indexed_block(self, blocklength: int, displacements: Sizes) -> Self:
         return self._derived(
             "INDEXED_BLOCK",
             np.asarray(displacements, np.int64) * self._map().extent,
@@ -171,7 +179,7 @@ class Datatype(Handle, HasAttributes):
             {"blocklength": blocklength, "displacements": list(displacements)},
         )
 
-    def Create_hindexed_block(self, blocklength: int, displacements: Sizes) -> Any:
+    def Create_hindexed_block(self, blocklength: int, displacements: Sizes) -> Self:
         return self._derived(
             "HINDEXED_BLOCK",
             np.asarray(displacements, np.int64),
@@ -182,8 +190,8 @@ class Datatype(Handle, HasAttributes):
 
     @classmethod
     def Create_struct(
-        cls, blocklengths: Sizes, displacements: Sizes, datatypes: Sequence[Any]
-    ) -> Any:
+        cls, blocklengths: Sizes, displacements: Sizes, datatypes: Sequence[Datatype]
+    ) -> Self:
         _check_alike(blocklengths, displacements)
         _check_alike(blocklengths, datatypes)
         maps = [datatype._map() for datatype in datatypes]
@@ -205,7 +213,7 @@ class Datatype(Handle, HasAttributes):
 
     def Create_subarray(
         self, sizes: Sizes, subsizes: Sizes, starts: Sizes, order: int = ORDER_C
-    ) -> Any:
+    ) -> Self:
         old = self._map()
         _check_alike(sizes, subsizes)
         _check_alike(sizes, starts)
@@ -227,7 +235,7 @@ class Datatype(Handle, HasAttributes):
         lists = {"sizes": list(sizes), "subsizes": list(subsizes), "starts": list(starts)}
         return type(self)._of(Core(made, "SUBARRAY", contents, {**lists, "order": order}, self))
 
-    def Create_resized(self, lb: int, extent: int) -> Any:
+    def Create_resized(self, lb: int, extent: int) -> Self:
         old = self._map()
         made = TypeMap(old.runs, old.element, lb, extent, old.alignment)
         limits = {"lb": lb, "extent": extent}
@@ -235,37 +243,37 @@ class Datatype(Handle, HasAttributes):
 
     Resized = Create_resized
 
-    def Create_darray(self, *_: Any, **__: Any) -> Any:
+    def Create_darray(self, *_: object, **__: object) -> NoReturn:
         refused(
             "Datatype.Create_darray",
             "describe each rank's part with Create_subarray or Create_indexed",
         )
 
     @classmethod
-    def Get_value_index(cls, value: Any, index: Any) -> Any:
+    def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
         """Return the pair type of a value and an index type; DATATYPE_NULL if there is none."""
         kind, number = value._map().element, index._map().element
         names = [name for name, char in _PAIRS.items() if np.dtype(char) == kind]
         return PREDEFINED[names[0]] if names and number == np.dtype("i") else DATATYPE_NULL
 
     @classmethod
-    def Create_f90_integer(cls, r: int) -> Any:
+    def Create_f90_integer(cls, r: int) -> Datatype:
         return cls._sized(TYPECLASS_INTEGER, next(s for s in (1, 2, 4, 8) if 10**r < 2 ** (8 * s)))
 
     @classmethod
-    def Create_f90_real(cls, p: int, r: int) -> Any:
+    def Create_f90_real(cls, p: int, r: int) -> Datatype:
         return cls._sized(TYPECLASS_REAL, 4 if p <= 6 and r <= 37 else 8)
 
     @classmethod
-    def Create_f90_complex(cls, p: int, r: int) -> Any:
+    def Create_f90_complex(cls, p: int, r: int) -> Datatype:
         return cls._sized(TYPECLASS_COMPLEX, 8 if p <= 6 and r <= 37 else 16)
 
     @classmethod
-    def Match_size(cls, typeclass: int, size: int) -> Any:
+    def Match_size(cls, typeclass: int, size: int) -> Datatype:
         return cls._sized(typeclass, size)
 
     @classmethod
-    def _sized(cls, typeclass: int, size: int) -> Any:
+    def _sized(cls, typeclass: int, size: int) -> Datatype:
         kind = {TYPECLASS_INTEGER: "INTEGER", TYPECLASS_REAL: "REAL", TYPECLASS_COMPLEX: "COMPLEX"}
         found = PREDEFINED.get(f"{kind.get(typeclass)}{size}")
         if not found:
@@ -274,7 +282,7 @@ class Datatype(Handle, HasAttributes):
 
     # --- what it is -------------------------------------------------------------------------------
 
-    def Commit(self) -> Any:
+    def Commit(self) -> Self:
         self._map()
         return self
 
@@ -296,7 +304,7 @@ class Datatype(Handle, HasAttributes):
         integers, addresses, datatypes = core.contents
         return (len(integers), len(addresses), 0, len(datatypes), COMBINERS[core.combiner])
 
-    def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Any]]:
+    def Get_contents(self) -> tuple[list[int], list[int], list[int], list[Datatype]]:
         core = self._live("ERR_TYPE")
         if core.combiner == "NAMED":
             raise argument_error("a predefined datatype has no contents", "ERR_TYPE")
@@ -312,7 +320,7 @@ class Datatype(Handle, HasAttributes):
     def is_predefined(self) -> bool:
         return self._core is None or bool(self.is_named)
 
-    def decode(self) -> tuple[Any, str, dict[str, Any]]:
+    def decode(self) -> tuple[Datatype, str, Parameters]:
         """Return the datatype it was derived from, the combiner, and its parameters."""
         core = self._live("ERR_TYPE")
         if core.combiner == "NAMED":
@@ -338,7 +346,7 @@ class Datatype(Handle, HasAttributes):
         return str(self._core.code)
 
     @classmethod
-    def fromcode(cls, code: str) -> Any:
+    def fromcode(cls, code: str) -> Datatype:
         """Return the datatype of a type code, as NumPy and `struct` write it."""
         return datatype_of_code(code)
 
@@ -355,18 +363,19 @@ class Datatype(Handle, HasAttributes):
     def __repr__(self) -> str:
         return f"<Datatype {self.Get_name() or 'derived'}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None or self._core.combiner == "NAMED":
             return self._reduced(self.Get_name().removeprefix("MPI_"))
         base, combiner, parameters = self.decode()
         return _rebuilt, (base, combiner, parameters)
 
 
-def _rebuilt(base: Any, combiner: str, parameters: dict[str, Any]) -> Any:
+def _rebuilt(base: Datatype, combiner: str, parameters: Parameters) -> Datatype:
     if combiner == "DUP":
         return base.Dup()
     maker = base if combiner != "STRUCT" else Datatype
-    return getattr(maker, f"Create_{combiner.lower()}")(**parameters)
+    made: Datatype = getattr(maker, f"Create_{combiner.lower()}")(**parameters)
+    return made
 
 
 def _counted(count: int) -> int:
@@ -375,7 +384,7 @@ def _counted(count: int) -> int:
     return count
 
 
-def _check_alike(one: Sequence[Any], other: Sequence[Any]) -> None:
+def _check_alike(one: Sequence[object], other: Sequence[object]) -> None:
     if len(one) != len(other):
         raise ValueError(f"expecting {len(one)} items, got {len(other)}")
 
@@ -478,7 +487,7 @@ _NAMED_BY_SIZE = {
 """Datatypes whose code gives the number of bytes ("i4"); other codes are a character ("i")."""
 
 
-def _predefined(name: str, dtype: np.dtype[Any]) -> Datatype:
+def _predefined(name: str, dtype: np.dtype[np.generic]) -> Datatype:
     core = Core(basic_map(dtype), "NAMED")
     core.name = f"MPI_{name}"
     core.char = _CHARS.get(name, dtype.char)
@@ -537,7 +546,7 @@ def alignment(datatype: Datatype) -> int | None:
     return datatype._map().alignment
 
 
-def as_datatype(given: Any) -> Datatype:
+def as_datatype(given: object) -> Datatype:
     """Convert a datatype or a type code to a datatype."""
     if isinstance(given, Datatype):
         return given

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any
 
 import gpucoll
 from gpucoll.integrations.mpi4py.constants import (
@@ -82,7 +81,7 @@ def Get_processor_name() -> str:
     return os.uname().nodename[:MAX_PROCESSOR_NAME]
 
 
-def Get_hw_resource_info() -> Any:
+def Get_hw_resource_info() -> Info:
     """Return an empty Info."""
     return Info.Create()
 
@@ -101,12 +100,12 @@ def Pcontrol(level: int) -> None:
     """Do nothing: there is no profiler."""
 
 
-def Attach_buffer(buf: Any) -> None:
+def Attach_buffer(buf: object) -> None:
     """Keep a buffer until it is detached. Buffered sends do not use it: they make copies."""
     job.attached = buf
 
 
-def Detach_buffer() -> Any:
+def Detach_buffer() -> object:
     """Wait until all buffered sends are done; return the attached buffer."""
     Flush_buffer()
     found, job.attached = job.attached, None

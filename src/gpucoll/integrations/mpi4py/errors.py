@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from typing import NoReturn, SupportsInt
 
 from gpucoll import errors
 from gpucoll.integrations.mpi4py.constants import ERR_LASTCODE, ERROR_CLASSES, ERROR_TEXTS
@@ -41,16 +41,16 @@ class Exception(RuntimeError):
     def __eq__(self, other: object) -> bool:
         return self._code == (int(other) if isinstance(other, Exception | int) else other)
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: SupportsInt) -> bool:
         return self._code < int(other)
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: SupportsInt) -> bool:
         return self._code <= int(other)
 
-    def __gt__(self, other: Any) -> bool:
+    def __gt__(self, other: SupportsInt) -> bool:
         return self._code > int(other)
 
-    def __ge__(self, other: Any) -> bool:
+    def __ge__(self, other: SupportsInt) -> bool:
         return self._code >= int(other)
 
     def Get_error_code(self) -> int:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gpucoll.integrations.mpi4py.errors import argument_error
 
 _H = TypeVar("_H", bound="Handle")
+Contents: TypeAlias = Any
+"""The object that handles refer to: each class of handles has its own."""
+AnyHandle: TypeAlias = Any
+"""A handle whose class its object decides: communicators with a topology have their own."""
 _shown: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The objects whose handles were given to programs as numbers."""
 _NAMESPACE = __name__.rpartition(".")[0] + ".MPI"
 
 
-def constant(name: str) -> Any:
+def constant(name: str) -> object:
     """Return one of MPI's constants."""
     return getattr(sys.modules[_NAMESPACE], name)
 
@@ -22,9 +26,9 @@ def constant(name: str) -> Any:
 class Handle:
     """One handle. Its `_core` is the object it refers to, or None (``..._NULL``)."""
 
-    _core: Any = None
+    _core: Contents = None
 
-    def __new__(cls: type[_H], handle: Any = None) -> _H:
+    def __new__(cls: type[_H], handle: Handle | None = None) -> _H:
         self = object.__new__(cls)
         if handle is not None:
             if not isinstance(handle, cls._family()):
@@ -34,7 +38,7 @@ class Handle:
         return self
 
     @classmethod
-    def _of(cls: type[_H], core: Any) -> _H:
+    def _of(cls: type[_H], core: Contents) -> _H:
         self = object.__new__(cls)
         self._core = core
         return self
@@ -56,7 +60,7 @@ class Handle:
     def __bool__(self) -> bool:
         return self._core is not None
 
-    def _live(self, error_class: str) -> Any:
+    def _live(self, error_class: str) -> Contents:
         """Return the object that the handle refers to.
 
         Raises
@@ -85,7 +89,7 @@ class Handle:
         return self.handle
 
     @classmethod
-    def fromhandle(cls, handle: int) -> Any:
+    def fromhandle(cls, handle: int) -> AnyHandle:
         """Return the object of a handle of this process."""
         self = cls()
         if handle:
@@ -97,7 +101,7 @@ class Handle:
     py2f = toint
     fromint = f2py = fromhandle
 
-    def _reduced(self, name: str) -> Any:
+    def _reduced(self, name: str) -> tuple[object, ...]:
         """Return the pickled form of a constant or of another handle of it."""
         same = constant(name)
         return (constant, (name,)) if self is same else (type(self), (same,))

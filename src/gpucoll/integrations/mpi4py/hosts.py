@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpucoll import config
 
+if TYPE_CHECKING:
+    from gpucoll import Communicator
 
-def colour_of_host(comm: Any) -> int:
+
+def colour_of_host(comm: Communicator) -> int:
     """Return the lowest rank on this rank's host."""
     everyone = comm.all_gather_object(_host())
     return int(everyone.index(everyone[comm.rank]))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpucoll.integrations.mpi4py.constants import MAX_INFO_KEY, MAX_INFO_VAL
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.handles import Handle
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+Items: TypeAlias = "Info | Mapping[str, str] | Iterable[tuple[str, str]]"
+"""Keys and values."""
 
 
 class Info(Handle):
@@ -19,20 +26,20 @@ class Info(Handle):
         return items
 
     @classmethod
-    def Create(cls, items: Any = None) -> Any:
+    def Create(cls, items: Items | None = None) -> Self:
         self = cls._of({})
         if items is not None:
             self.update(items)
         return self
 
     @classmethod
-    def Create_env(cls, args: Any = None) -> Any:
+    def Create_env(cls, args: Sequence[str] | None = None) -> Self:
         return cls._of({})
 
-    def Dup(self) -> Any:
+    def Dup(self) -> Self:
         return type(self)._of(dict(self._items))
 
-    def copy(self) -> Any:
+    def copy(self) -> Self:
         return self.Dup() if self else type(self)()
 
     def Free(self) -> None:
@@ -83,7 +90,7 @@ class Info(Handle):
     def items(self) -> list[tuple[str, str]]:
         return list(self._items.items()) if self else []
 
-    def update(self, items: Any = (), **more: str) -> None:
+    def update(self, items: Items = (), **more: str) -> None:
         if self._core is None:
             raise KeyError("INFO_NULL has no keys")
         pairs = items.items() if hasattr(items, "items") else items
@@ -130,7 +137,7 @@ class Info(Handle):
             raise KeyError(key)
         self.Delete(key)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None or self._core is INFO_ENV._core:
             return self._reduced("INFO_ENV" if self else "INFO_NULL")
         return type(self).Create, (self.items(),)
@@ -152,7 +159,7 @@ class Errhandler(Handle):
         if not any(self is item for item in (ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL)):
             self._core = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None:
             return self._reduced("ERRHANDLER_NULL")
         if self._core in PREDEFINED:

@@ -6,10 +6,13 @@ Lists of numbers and the counts of a message must be whole numbers, as in mpi4py
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import Unchecked
 
 
-def integer(given: Any) -> int:
+def integer(given: Unchecked) -> int:
     """Convert a number to an int, dropping its fraction as C does.
 
     Raises

@@ -7,7 +7,7 @@ way in and out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py import objects, operations
@@ -20,33 +20,43 @@ from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.intracommunicator import Intracomm, made_by_members
 from gpucoll.integrations.mpi4py.job import job
 from gpucoll.integrations.mpi4py.object_calls import private_of as private_of_any
-from gpucoll.integrations.mpi4py.operations import SUM, Op, python_function
+from gpucoll.integrations.mpi4py.operations import SUM, ObjectOp, Op, python_function
 from gpucoll.integrations.mpi4py.specifications import Simple
-from gpucoll.integrations.mpi4py.state import State
+from gpucoll.integrations.mpi4py.state import AnyComm, State
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpucoll import Communicator, Message
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import AnyObject, AnyResult, Unchecked
+    from gpucoll.integrations.mpi4py.infos import Info
+    from gpucoll.integrations.mpi4py.requests import AnyWork
+    from gpucoll.integrations.mpi4py.typing import BufSpec
 
 
 class _Message:
     """A message whose source is given as a rank of the other group."""
 
-    def __init__(self, found: Any, remote: Sequence[int]) -> None:
+    def __init__(self, found: Message, remote: Sequence[int]) -> None:
         self._found = found
         self.source = remote.index(found.source)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the message
         return getattr(self._found, name)
 
 
 class _Work:
     """A work whose message is given with a rank of the other group."""
 
-    def __init__(self, work: Any, remote: Sequence[int]) -> None:
+    def __init__(self, work: AnyWork, remote: Sequence[int]) -> None:
         self._work, self._remote = work, remote
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the work
         return getattr(self._work, name)
 
     @property
-    def message(self) -> Any:
+    def message(self) -> _Message | None:
         """The received message; None for a send, and before the receive has ended."""
         found = self._work.message
         return None if found is None else _Message(found, self._remote)
@@ -63,11 +73,11 @@ class OtherGroup:
         The other group's ranks in `whole`.
     """
 
-    def __init__(self, whole: Any, remote: Sequence[int]) -> None:
+    def __init__(self, whole: AnyComm, remote: Sequence[int]) -> None:
         self.whole, self._remote = whole, tuple(remote)
         self.world_size = len(self._remote)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # of the communicator
         return getattr(self.whole, name)
 
     def _rank(self, number: int) -> int:
@@ -79,23 +89,25 @@ class OtherGroup:
             )
         return self._remote[number]
 
-    def send(self, x: Any, dest: int, *given: Any, **named: Any) -> Any:
+    def send(self, x: AnyArray, dest: int, *given: object, **named: object) -> AnyResult:
         """Send to a rank of the other group."""
         return self.whole.send(x, self._rank(dest), *given, **named)
 
-    def recv(self, out: Any = None, source: int = ANY_SOURCE, tag: int = -1, **named: Any) -> Any:
+    def recv(
+        self, out: AnyArray = None, source: int = ANY_SOURCE, tag: int = -1, **named: object
+    ) -> AnyResult:
         """Receive from a rank of the other group."""
         got = self.whole.recv(out, self._rank(source), tag, **named)
         if named.get("async_op"):
             return _Work(got, self._remote)
         return (got[0], _Message(got[1], self._remote)) if named.get("info") else got
 
-    def probe(self, source: int, tag: int, *, wait: bool = True) -> Any:
+    def probe(self, source: int, tag: int, *, wait: bool = True) -> _Message | None:
         """Look for a message from the other group."""
         found = self.whole.probe(self._rank(source), tag, wait=wait)
         return None if found is None else _Message(found, self._remote)
 
-    def of_others(self, value: Any) -> list[Any]:
+    def of_others(self, value: AnyObject) -> list[AnyObject]:
         """Send an object to all ranks of both groups; return those of the other group."""
         everyone = self.whole.all_gather_object(value)
         return [everyone[rank] for rank in self._remote]
@@ -127,7 +139,7 @@ class Intercomm(Comm):
     remote_size = property(Get_remote_size)
     remote_group = property(Get_remote_group)
 
-    def Dup(self, info: Any = None) -> Any:
+    def Dup(self, info: Info | None = None) -> Self:
         state, others = self._state, self._others
         try:
             whole = others.whole.duplicate()
@@ -137,7 +149,7 @@ class Intercomm(Comm):
             _between(whole, others._remote, state.ranks, state.remote, state.next_context("dup"))
         )
 
-    def Merge(self, high: bool = False) -> Any:
+    def Merge(self, high: bool = False) -> Comm:
         """Merge both groups into one communicator; the group that passes `high` comes second."""
         state, others = self._state, self._others
         theirs = self._exchanged((bool(high), min(state.ranks)))[0]
@@ -150,13 +162,13 @@ class Intercomm(Comm):
 
     # --- objects ----------------------------------------------------------------------------------
 
-    def _exchanged(self, value: Any) -> list[Any]:
+    def _exchanged(self, value: AnyObject) -> list[AnyObject]:
         try:
             return self._others.of_others(value)
         except GpucollError as error:
             raise self._failed(error) from None
 
-    def _root(self, root: Any) -> int:
+    def _root(self, root: Unchecked) -> int:
         number = integer(root)
         if number not in (ROOT, PROC_NULL) and not 0 <= number < self._others.world_size:
             raise argument_error(
@@ -166,48 +178,48 @@ class Intercomm(Comm):
             )
         return number
 
-    def bcast(self, obj: Any, root: int = 0) -> Any:
+    def bcast(self, obj: AnyObject, root: int = 0) -> AnyObject:
         """Send the root's object to the other group."""
         number = self._root(root)
         values = self._exchanged(obj if number == ROOT else None)
         return values[number] if number >= 0 else None
 
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+    def gather(self, sendobj: AnyObject, root: int = 0) -> list[AnyObject] | None:
         """Send the objects of one group to the root in the other."""
         number = self._root(root)
         values = self._exchanged(sendobj if number >= 0 else None)
         return values if number == ROOT else None
 
-    def scatter(self, sendobj: Any, root: int = 0) -> Any:
+    def scatter(self, sendobj: AnyObject, root: int = 0) -> AnyObject:
         """Send each rank of one group one of the objects of the root in the other."""
         number = self._root(root)
         values = self._exchanged(self._for_each(sendobj) if number == ROOT else None)
         return values[number][self.rank] if number >= 0 else None
 
-    def allgather(self, sendobj: Any) -> list[Any]:
+    def allgather(self, sendobj: AnyObject) -> list[AnyObject]:
         """Return the objects of the other group."""
         return self._exchanged(sendobj)
 
-    def alltoall(self, sendobj: Any) -> list[Any]:
+    def alltoall(self, sendobj: AnyObject) -> list[AnyObject]:
         """Send one object to each rank of the other group; return those that arrived."""
         return [items[self.rank] for items in self._exchanged(self._for_each(sendobj))]
 
-    def _for_each(self, values: Any) -> list[Any]:
+    def _for_each(self, values: AnyObject) -> list[AnyObject]:
         given = [None] * self.remote_size if values is None else list(values)
         if len(given) != self.remote_size:
             raise ValueError(f"expecting {self.remote_size} items, got {len(given)}")
         return given
 
-    def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
+    def reduce(self, sendobj: AnyObject, op: ObjectOp = SUM, root: int = 0) -> AnyObject:
         """Reduce the objects of the other group; return the result on the root."""
         function, values = python_function(op), self.gather(sendobj, root)
         return None if values is None else objects.reduce_all(values, function)
 
-    def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
+    def allreduce(self, sendobj: AnyObject, op: ObjectOp = SUM) -> AnyObject:
         """Reduce the objects of the other group; return the result."""
         return objects.reduce_all(self.allgather(sendobj), python_function(op))
 
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
+    def Allreduce(self, sendbuf: BufSpec, recvbuf: BufSpec, op: Op = SUM) -> None:
         """Reduce the arrays of the other group into `recvbuf`."""
         received = Simple(recvbuf, True)
         operations.check(op, received.datatype)
@@ -236,7 +248,11 @@ for _form in ("Iallreduce", "Allreduce_init"):
 
 
 def _between(
-    whole: Any, places: Sequence[int], ranks: Sequence[int], remote: Sequence[int], context: str
+    whole: Communicator,
+    places: Sequence[int],
+    ranks: Sequence[int],
+    remote: Sequence[int],
+    context: str,
 ) -> State:
     """Return the state of an intercommunicator.
 
@@ -259,7 +275,7 @@ def _between(
 
 
 def create(
-    self: Intracomm, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0
+    self: Intracomm, local_leader: int, peer_comm: Comm, remote_leader: int, tag: int = 0
 ) -> Intercomm:
     """Connect this group with another, whose leader this one's leader reaches by `peer_comm`."""
     ranks, theirs = list(self._state.ranks), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py import reductions
@@ -14,11 +14,21 @@ from gpucoll.integrations.mpi4py.communicator import Comm, kinds, refuses
 from gpucoll.integrations.mpi4py.constants import UNDEFINED
 from gpucoll.integrations.mpi4py.errors import argument_error, as_mpis, refused
 from gpucoll.integrations.mpi4py.groups import Group
-from gpucoll.integrations.mpi4py.infos import INFO_NULL
+from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
 from gpucoll.integrations.mpi4py.job import job, waiting_s
 from gpucoll.integrations.mpi4py.meetings import meet
-from gpucoll.integrations.mpi4py.shapes import Cart, DistGraph, Graph, compute_dims
+from gpucoll.integrations.mpi4py.shapes import (
+    Cart,
+    DistGraph,
+    Graph,
+    Topology,
+    Weights,
+    compute_dims,
+)
 from gpucoll.integrations.mpi4py.state import State
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
 
 
 def made_by_members(context: str, members: Sequence[int]) -> State | None:
@@ -44,7 +54,7 @@ _SPAWN = (
 class Intracomm(Comm):
     """A communicator of one group of ranks."""
 
-    def Create_group(self, group: Group, tag: int = 0) -> Any:
+    def Create_group(self, group: Group, tag: int = 0) -> Comm:
         """Make a communicator of a group. Only the group's members call it."""
         members = group._ranks
         if not set(members) <= set(self._state.ranks):
@@ -56,15 +66,17 @@ class Intracomm(Comm):
         cls,
         group: Group,
         stringtag: str = "org.mpi4py",
-        info: Any = INFO_NULL,
-        errhandler: Any = None,
-    ) -> Any:
+        info: Info = INFO_NULL,
+        errhandler: Errhandler | None = None,
+    ) -> Comm:
         """Make a communicator of a group. Only the group's members call it."""
         return kinds[""]._of_state(made_by_members(stringtag, group._ranks))
 
     # --- topologies -------------------------------------------------------------------------------
 
-    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> Comm:
         """Make a communicator of ranks in a grid; ranks beyond the grid get COMM_NULL."""
         topology = Cart(dims, periods)
         if topology.size > self.size:
@@ -76,7 +88,7 @@ class Intracomm(Comm):
 
     def Create_graph(
         self, index: Sequence[int], edges: Sequence[int], reorder: bool = False
-    ) -> Any:
+    ) -> Comm:
         """Make a communicator with a graph that every rank passes in full."""
         topology = Graph(index, edges)
         if topology.size > self.size:
@@ -87,11 +99,11 @@ class Intracomm(Comm):
         self,
         sources: Sequence[int],
         destinations: Sequence[int],
-        sourceweights: Any = None,
-        destweights: Any = None,
-        info: Any = INFO_NULL,
+        sourceweights: Weights = None,
+        destweights: Weights = None,
+        info: Info = INFO_NULL,
         reorder: bool = False,
-    ) -> Any:
+    ) -> Comm:
         """Make a communicator with a graph of which each rank passes its own neighbours."""
         topology = DistGraph(sources, destinations, sourceweights, destweights)
         return self._with_topology(topology, self.size, "dist_graph")
@@ -101,14 +113,14 @@ class Intracomm(Comm):
         sources: Sequence[int],
         degrees: Sequence[int],
         destinations: Sequence[int],
-        weights: Any = None,
-        info: Any = INFO_NULL,
+        weights: Weights = None,
+        info: Info = INFO_NULL,
         reorder: bool = False,
-    ) -> Any:
+    ) -> Comm:
         """Make a communicator with a graph of which any rank may pass any edges."""
         ends = [source for source, n in zip(sources, degrees, strict=True) for _ in range(n)]
         is_weighted = isinstance(weights, list | tuple)
-        values = list(weights) if is_weighted else [1] * len(ends)
+        values = list(weights) if isinstance(weights, list | tuple) else [1] * len(ends)
         edges = [edge for part in self._all(list(zip(ends, destinations, values, strict=True)))
                  for edge in part]  # fmt: skip
         me = self.rank
@@ -122,16 +134,16 @@ class Intracomm(Comm):
         )
         return self._with_topology(topology, self.size, "dist_graph")
 
-    def _all(self, value: Any) -> list[Any]:
+    def _all(self, value: AnyObject) -> list[AnyObject]:
         return self.allgather(value)
 
-    def _with_topology(self, topology: Any, size: int, kind: str) -> Any:
+    def _with_topology(self, topology: Topology, size: int, kind: str) -> Comm:
         made = Comm.Split(self, 0 if self.rank < size else UNDEFINED, self.rank)
         if made:
             made._core.topology = topology
         return self._of_state(made._core, kind)
 
-    def Cart_map(self, dims: Sequence[int], periods: Any = None) -> int:
+    def Cart_map(self, dims: Sequence[int], periods: Sequence[bool] | None = None) -> int:
         """Return the rank that this one would have in a grid."""
         return self.rank if self.rank < Cart(dims, periods).size else UNDEFINED
 
@@ -142,7 +154,7 @@ class Intracomm(Comm):
     Create_intercomm: Any
     """Defined in `intercommunicators`."""
 
-    def Spawn(self, *_: Any, **__: Any) -> NoReturn:
+    def Spawn(self, *_: object, **__: object) -> NoReturn:
         """Refuse. In a thread whose error might go unnoticed, end the job instead."""
         try:
             refused("Spawn", _SPAWN)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gpucoll
 from gpucoll import GpucollError, config
@@ -15,6 +15,9 @@ from gpucoll.integrations.mpi4py.constants import THREAD_MULTIPLE
 from gpucoll.integrations.mpi4py.errors import as_mpis
 from gpucoll.integrations.mpi4py.options import rc
 from gpucoll.integrations.mpi4py.state import State, close_all
+
+if TYPE_CHECKING:
+    from gpucoll import Communicator
 
 _IDLE_S = 86_400.0
 """The default deadline of a call, in seconds. Programs for MPI expect to wait without limit."""
@@ -99,7 +102,7 @@ class Job:
             self.abort(self.abort_status)
         self.end()
 
-    def _alone(self) -> Any:
+    def _alone(self) -> Communicator:
         if self.is_finalized:
             raise gpucoll.StateError("MPI was finalized")
         return gpucoll.init(
@@ -107,7 +110,7 @@ class Job:
         )
 
 
-def _not_yet() -> Any:
+def _not_yet() -> NoReturn:
     raise gpucoll.StateError("MPI is not initialized: call MPI.Init() first")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +14,19 @@ from gpucoll.integrations.mpi4py.requests import After, Finished, Request
 from gpucoll.integrations.mpi4py.specifications import Simple
 from gpucoll.integrations.mpi4py.status import Status
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import AnyObject
+    from gpucoll.integrations.mpi4py.communicator import Comm
+    from gpucoll.integrations.mpi4py.typing import BufSpec
+
 
 class Core:
     """A message's bytes (None if from PROC_NULL), its source and its tag."""
 
-    def __init__(self, data: Any, source: int, tag: int) -> None:
+    def __init__(self, data: AnyArray | None, source: int, tag: int) -> None:
         self.data, self.source, self.tag = data, source, tag
 
 
@@ -26,7 +34,7 @@ class Message(Handle):
     """A message that was taken from the queue and can be received once."""
 
     @classmethod
-    def holding(cls, data: Any, source: int, tag: int) -> Any:
+    def holding(cls, data: AnyArray | None, source: int, tag: int) -> Self:
         """Return a message of these bytes."""
         return cls._of(Core(np.asarray(data).reshape(-1).view(np.uint8), source, tag))
 
@@ -40,22 +48,22 @@ class Message(Handle):
 
     @classmethod
     def Probe(
-        cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
-    ) -> Any:
+        cls, comm: Comm, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Self:
         """Wait for a message and take it."""
         return cls(comm.Mprobe(source, tag, status))
 
     @classmethod
     def Iprobe(
-        cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None
-    ) -> Any:
+        cls, comm: Comm, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Self | None:
         """Take a message if there is one."""
         found = comm.Improbe(source, tag, status)
         return None if found is None else cls(found)
 
     probe, iprobe = Probe, Iprobe
 
-    def Recv(self, buf: Any, status: Status | None = None) -> None:
+    def Recv(self, buf: BufSpec, status: Status | None = None) -> None:
         """Receive the message into an array."""
         core = self._live("ERR_REQUEST")
         self._fill(status)
@@ -75,14 +83,14 @@ class Message(Handle):
         if finish is not None:
             finish()
 
-    def Irecv(self, buf: Any) -> Request:
+    def Irecv(self, buf: BufSpec) -> Request:
         """Receive the message into an array; the request is complete at once."""
         status = Status()
         is_null = self._live("ERR_REQUEST").data is None
         self.Recv(buf, status)
         return _done(status, None, is_null)
 
-    def recv(self, status: Status | None = None) -> Any:
+    def recv(self, status: Status | None = None) -> AnyObject:
         """Receive the object in the message."""
         core = self._live("ERR_REQUEST")
         self._fill(status)
@@ -104,7 +112,7 @@ class Message(Handle):
         """Free it unless it is null."""
         self._end()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None:
             return self._reduced("MESSAGE_NULL")
         if self._core is MESSAGE_NO_PROC._core:
@@ -119,14 +127,14 @@ class _Taken(Finished):
         self.source, self.tag, self.size_bytes = status.source, status.tag, status.count
 
     @property
-    def message(self) -> Any:  # type: ignore[override]
+    def message(self) -> Self:  # type: ignore[override]
         """The received message."""
         return self
 
 
-def _done(status: Status, value: Any, is_null: bool) -> Request:
+def _done(status: Status, value: AnyObject, is_null: bool) -> Request:
     work = Finished() if is_null else _Taken(status)
-    return Request._started(work, After(loads=lambda _: value, is_null=is_null))  # type: ignore[no-any-return]
+    return Request._started(work, After(loads=lambda _: value, is_null=is_null))
 
 
 MESSAGE_NULL = Message()

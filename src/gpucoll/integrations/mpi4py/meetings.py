@@ -11,10 +11,13 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gpucoll
 from gpucoll.integrations.mpi4py.job import job
+
+if TYPE_CHECKING:
+    from gpucoll import Communicator
 
 _PAUSE_S = 1e-4
 _inboxes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -43,7 +46,7 @@ class MessageStore:
         _inboxes[self._name][key] = value
         self._tell(key, value)
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> str | None:
         """Return a key's value; None if it has not arrived yet."""
         _take_all()
         return _inboxes[self._name].get(key)
@@ -96,7 +99,7 @@ def _take_all() -> None:
                 _inboxes[name][key] = value
 
 
-def meet(context: str, members: Sequence[int], timeout_s: float) -> Any:
+def meet(context: str, members: Sequence[int], timeout_s: float) -> Communicator:
     """Return gpucoll's communicator of some processes. Only these processes call this."""
     mine = job.world.rank
     whole = f"{context}:{','.join(map(str, members))}"

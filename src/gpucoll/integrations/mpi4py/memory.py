@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,18 @@ from gpucoll.integrations.mpi4py.errors import (
 from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.type_maps import Bytes
 
+if TYPE_CHECKING:
+    from typing_extensions import CapsuleType
+
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.integrations.mpi4py.infos import Info
+    from gpucoll.integrations.mpi4py.typing import Buffer
+    from gpucoll.types import AnyScalar
+
+AnyBuffer: TypeAlias = Any
+"""An object that the program passed as memory: a `typing.Buffer`, if valid, or None or BOTTOM."""
+Index: TypeAlias = Any
+"""Whatever NumPy takes as an index."""
 _HOST_KINDS = (1, 3, 11)
 """DLPack's numbers of the kinds of memory that a CPU can read: its own, and pinned."""
 
@@ -35,7 +47,7 @@ class Memory(NamedTuple):
     """The array as it was passed, if it is on a GPU."""
 
 
-def is_buffer(given: Any) -> bool:
+def is_buffer(given: AnyBuffer) -> bool:
     """Return whether an object has memory: by the buffer protocol or DLPack, or on a GPU."""
     try:
         memoryview(given)
@@ -46,7 +58,7 @@ def is_buffer(given: Any) -> bool:
     return True
 
 
-def memory_of(given: Any, writable: bool) -> Memory:
+def memory_of(given: AnyBuffer, writable: bool) -> Memory:
     """Return the memory of a buffer.
 
     Raises
@@ -79,7 +91,7 @@ def memory_of(given: Any, writable: bool) -> Memory:
     return _of_dlpack(given, writable)
 
 
-def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
+def _of_array(array: npt.NDArray[np.generic], writable: bool) -> Memory:
     if writable and not array.flags.writeable:
         raise _layout_error("the array is read-only, but the call writes to it")
     if not array.dtype.isnative:
@@ -97,7 +109,7 @@ def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
     return Memory(data, lambda: datatype_of_dtype(dtype))
 
 
-def _of_view(view: memoryview, given: Any, writable: bool) -> Memory:
+def _of_view(view: memoryview, given: object, writable: bool) -> Memory:
     if writable and view.readonly:
         raise _layout_error(f"{type(given).__name__} is read-only, but the call writes to it")
     if not view.contiguous:
@@ -112,7 +124,7 @@ def _of_view(view: memoryview, given: Any, writable: bool) -> Memory:
     return Memory(data, lambda: BYTE if code == "B" else datatype_of_code(code))
 
 
-def _of_dlpack(given: Any, writable: bool) -> Memory:
+def _of_dlpack(given: AnyBuffer, writable: bool) -> Memory:
     capsule = given.__dlpack__()
     array = np.from_dlpack(_Given(given, capsule))
     if not array.size:
@@ -132,13 +144,14 @@ def _of_dlpack(given: Any, writable: bool) -> Memory:
 class _Given:
     """A DLPack producer whose capsule has been taken already."""
 
-    def __init__(self, given: Any, capsule: Any) -> None:
-        self._device, self._capsule = given.__dlpack_device__(), capsule
+    def __init__(self, given: AnyBuffer, capsule: CapsuleType) -> None:
+        self._device: tuple[int, int] = given.__dlpack_device__()
+        self._capsule = capsule
 
-    def __dlpack_device__(self) -> Any:
+    def __dlpack_device__(self) -> tuple[int, int]:
         return self._device
 
-    def __dlpack__(self, stream: Any = None) -> Any:
+    def __dlpack__(self, stream: object = None) -> CapsuleType:
         return self._capsule
 
 
@@ -147,17 +160,17 @@ class _Keeping(np.ndarray[Any, np.dtype[np.uint8]]):
 
     owner: Any = None
 
-    def __array_finalize__(self, source: Any) -> None:
+    def __array_finalize__(self, source: object) -> None:
         if source is not None:
             self.owner = getattr(source, "owner", None)
 
 
-def _of_gpu(given: Any, typestr: str) -> Memory:
+def _of_gpu(given: AnyArray, typestr: str) -> Memory:
     dtype = np.dtype(typestr or str(given.dtype).rpartition(".")[2])
     return Memory(None, lambda: datatype_of_dtype(dtype), given)
 
 
-def datatype_of_dtype(dtype: np.dtype[Any]) -> Datatype:
+def datatype_of_dtype(dtype: np.dtype[np.generic]) -> Datatype:
     """Return the datatype of a NumPy dtype."""
     code = dtype.char if dtype.kind not in "SU" else dtype.str[1:]
     return datatype_of_code(code)
@@ -173,7 +186,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     ``buffer(b)`` is a view of the bytes of `b`. Without an argument it is empty.
     """
 
-    def __new__(cls, buf: Any = None) -> buffer:
+    def __new__(cls, buf: Buffer | None = None) -> buffer:
         if buf is None:
             return np.empty(0, np.uint8).view(cls)
         return cls.frombuffer(buf)
@@ -186,7 +199,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         return (np.zeros if clear else np.empty)(nbytes, np.uint8).view(buffer)
 
     @staticmethod
-    def frombuffer(obj: Any, readonly: bool = False) -> buffer:
+    def frombuffer(obj: AnyBuffer, readonly: bool = False) -> buffer:
         data = memory_of(obj, False).data
         if data is None:
             raise TypeError("the array is on a GPU")
@@ -204,11 +217,11 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         kind = ctypes.c_uint8 * nbytes
         return buffer.frombuffer(np.ctypeslib.as_array(kind.from_address(address)), readonly)
 
-    def __getitem__(self, item: Any) -> Any:
-        found = super().__getitem__(item)
+    def __getitem__(self, item: Index) -> AnyScalar:
+        found: AnyScalar = super().__getitem__(item)
         return int(found) if isinstance(found, np.uint8) else found
 
-    def __setitem__(self, item: Any, value: Any) -> None:
+    def __setitem__(self, item: Index, value: AnyBuffer) -> None:
         """Write a number to each byte, or copy the bytes of a buffer of the same length."""
         if not self.flags.writeable:
             raise TypeError("buffer is read-only")
@@ -218,7 +231,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
                 raise ValueError("slice length does not match buffer")
         super().__setitem__(item, value)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[AnyScalar]:
         return iter(self.tobytes())
 
     def __bool__(self) -> bool:
@@ -229,7 +242,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         return self.ctypes.data if self.size else 0
 
     @property
-    def obj(self) -> Any:
+    def obj(self) -> Buffer:
         return self.base if self.size else None
 
     @property
@@ -240,12 +253,12 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     def format(self) -> str:
         return "B"
 
-    def cast(self, format: str, shape: Any = None) -> memoryview:
+    def cast(self, format: str, shape: Sequence[int] | None = None) -> memoryview:
         view: Any = memoryview(self.view(np.ndarray).data)
         cast: memoryview = view.cast(format) if shape is None else view.cast(format, shape)
         return cast
 
-    def tobytes(self, order: Any = None) -> bytes:
+    def tobytes(self, order: str | None = None) -> bytes:
         return self.view(np.ndarray).tobytes()
 
     def toreadonly(self) -> buffer:
@@ -255,7 +268,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         """Release the memory, as far as NumPy can."""
 
 
-def Get_address(location: Any) -> int:
+def Get_address(location: AnyBuffer) -> int:
     """Return the address of a buffer's memory."""
     if location is BOTTOM:
         return 0
@@ -265,7 +278,7 @@ def Get_address(location: Any) -> int:
     return int(data.ctypes.data)
 
 
-def Alloc_mem(size: int, info: Any = None) -> buffer:
+def Alloc_mem(size: int, info: Info | None = None) -> buffer:
     """Allocate `size` bytes of memory."""
     return buffer.allocate(size)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -21,8 +21,14 @@ from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import waiting_s
 from gpucoll.integrations.mpi4py.matched import MESSAGE_NO_PROC, Message
 from gpucoll.integrations.mpi4py.requests import After, Finished, Prequest, Request, truncated
-from gpucoll.integrations.mpi4py.specifications import Finish, Simple
+from gpucoll.integrations.mpi4py.specifications import AnySpec, Finish, Simple
 from gpucoll.integrations.mpi4py.status import Status
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
+    from gpucoll.integrations.mpi4py.state import AnyComm
+    from gpucoll.integrations.mpi4py.typing import Buffer, BufSpec
 
 _array = np.ndarray
 _bytes = np.dtype(np.uint8)
@@ -30,13 +36,13 @@ _NULL = After(is_null=True)
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
-def sent_bytes(buf: Any) -> Any:
+def sent_bytes(buf: AnySpec) -> AnyArray:
     """Return the data to send for a buffer: bytes, or an array on a GPU."""
     row = Simple(buf, False).row()
     return row.view(np.uint8) if isinstance(row, np.ndarray) else row
 
 
-def received_bytes(buf: Any) -> tuple[Any, Finish | None]:
+def received_bytes(buf: AnySpec) -> tuple[AnyArray, Finish | None]:
     """Return where to receive a message, and the function to call afterwards."""
     row, finish = Simple(buf, True).target()
     return (row.view(np.uint8) if isinstance(row, np.ndarray) else row), finish
@@ -53,7 +59,7 @@ class Messages:
 
     # --- blocking ---------------------------------------------------------------------------------
 
-    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+    def Send(self, buf: BufSpec, dest: int, tag: int = 0) -> None:
         """Send; return when `buf` may be reused."""
         if type(buf) is _array and buf.flags.c_contiguous and buf.ndim and buf.dtype.isnative:
             try:
@@ -67,16 +73,20 @@ class Messages:
 
     Rsend = Send
 
-    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+    def Ssend(self, buf: BufSpec, dest: int, tag: int = 0) -> None:
         """Send; return when the message has been received."""
         self.Issend(buf, dest, tag).Wait()
 
-    def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+    def Bsend(self, buf: BufSpec, dest: int, tag: int = 0) -> None:
         """Send a copy; return at once."""
         self.Ibsend(buf, dest, tag)
 
     def Recv(
-        self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+        self,
+        buf: BufSpec,
+        source: int = ANY_SOURCE,
+        tag: int = ANY_TAG,
+        status: Status | None = None,
     ) -> None:
         """Receive."""
         if (
@@ -103,10 +113,10 @@ class Messages:
 
     def Sendrecv(
         self,
-        sendbuf: Any,
+        sendbuf: BufSpec,
         dest: int,
         sendtag: int = 0,
-        recvbuf: Any = None,
+        recvbuf: BufSpec | None = None,
         source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG,
         status: Status | None = None,
@@ -119,7 +129,7 @@ class Messages:
 
     def Sendrecv_replace(
         self,
-        buf: Any,
+        buf: BufSpec,
         dest: int,
         sendtag: int = 0,
         source: int = ANY_SOURCE,
@@ -131,7 +141,7 @@ class Messages:
 
     # --- started ----------------------------------------------------------------------------------
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+    def Isend(self, buf: BufSpec, dest: int, tag: int = 0) -> Request:
         """Start a send."""
         if type(buf) is _array and buf.flags.c_contiguous and buf.ndim and buf.dtype.isnative:
             try:
@@ -148,16 +158,16 @@ class Messages:
 
     Irsend = Isend
 
-    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+    def Issend(self, buf: BufSpec, dest: int, tag: int = 0) -> Request:
         """Start a send that is complete when the message has been received."""
         return self._start_send(buf, dest, tag, synchronous=True)
 
-    def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+    def Ibsend(self, buf: BufSpec, dest: int, tag: int = 0) -> Request:
         """Start sending a copy; the request is complete at once."""
         data = None if dest == PROC_NULL else sent_bytes(buf)
         return self._send_copy(data if data is None else data.copy(), dest, tag)
 
-    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+    def Irecv(self, buf: BufSpec, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """Start a receive."""
         if (
             type(buf) is _array
@@ -178,7 +188,7 @@ class Messages:
                 request._takes = self._recv, source, tag
                 return request
         if source == PROC_NULL:
-            return Request._started(Finished(), _NULL)  # type: ignore[no-any-return]
+            return Request._started(Finished(), _NULL)
         source, tag = self._check(source, tag, may_be_any=True)
         row, finish = received_bytes(buf)
         certifies = not isinstance(row, np.ndarray)
@@ -186,10 +196,10 @@ class Messages:
 
     def Isendrecv(
         self,
-        sendbuf: Any,
+        sendbuf: BufSpec,
         dest: int,
         sendtag: int = 0,
-        recvbuf: Any = None,
+        recvbuf: BufSpec | None = None,
         source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG,
     ) -> Request:
@@ -199,7 +209,7 @@ class Messages:
 
     def Isendrecv_replace(
         self,
-        buf: Any,
+        buf: BufSpec,
         dest: int,
         sendtag: int = 0,
         source: int = ANY_SOURCE,
@@ -210,9 +220,9 @@ class Messages:
         receive = self.Irecv(buf, source, recvtag)
         return _Both.of(receive, self._start_send(data, dest, sendtag))
 
-    def _start_send(self, buf: Any, dest: int, tag: int, synchronous: bool = False) -> Request:
+    def _start_send(self, buf: AnySpec, dest: int, tag: int, synchronous: bool = False) -> Request:
         if dest == PROC_NULL:
-            return Request._started(Finished(), _NULL)  # type: ignore[no-any-return]
+            return Request._started(Finished(), _NULL)
         dest, tag = self._check(dest, tag)
         row = sent_bytes(buf)
         is_on_gpu = not isinstance(row, np.ndarray)
@@ -221,9 +231,9 @@ class Messages:
             work = self._send(row, dest, tag, async_op=True, **named)
         except GpucollError as error:
             raise self._failed(error) from None
-        return Request._started(work, After(certifies=True) if is_on_gpu else None)  # type: ignore[no-any-return]
+        return Request._started(work, After(certifies=True) if is_on_gpu else None)
 
-    def _start_recv(self, row: Any, source: int, tag: int, after: After) -> Request:
+    def _start_recv(self, row: AnyArray | None, source: int, tag: int, after: After) -> Request:
         try:
             work = self._recv(row, source, tag, async_op=True)
         except GpucollError as error:
@@ -232,7 +242,7 @@ class Messages:
         request._takes = self._recv, source, tag
         return request
 
-    def _send_copy(self, data: Any, dest: int, tag: int) -> Request:
+    def _send_copy(self, data: AnyArray | None, dest: int, tag: int) -> Request:
         """Send bytes that the caller does not reuse, and keep them until they are sent."""
         request = self._start_send(data, dest, tag)
         kept = self._state.buffered
@@ -240,9 +250,9 @@ class Messages:
             with contextlib.suppress(ValueError):  # another thread has just removed it
                 kept.remove(work)
         kept.append(request._core)
-        return Request._started(Finished(), _NULL if dest == PROC_NULL else None)  # type: ignore[no-any-return]
+        return Request._started(Finished(), _NULL if dest == PROC_NULL else None)
 
-    def _check(self, peer: Any, tag: Any, may_be_any: bool = False) -> tuple[int, int]:
+    def _check(self, peer: Unchecked, tag: Unchecked, may_be_any: bool = False) -> tuple[int, int]:
         """Return rank and tag as ints; raise if either is out of range."""
         peer, tag = integer(peer), integer(tag)
         size = self._state.comm.world_size
@@ -254,14 +264,15 @@ class Messages:
 
     # --- buffered sends ---------------------------------------------------------------------------
 
-    def Attach_buffer(self, buf: Any) -> None:
+    def Attach_buffer(self, buf: Buffer | None) -> None:
         """Keep a buffer until it is detached. Buffered sends do not use it: they make copies."""
         self._state.attached = buf
 
-    def Detach_buffer(self) -> Any:
+    def Detach_buffer(self) -> Buffer | None:
         """Wait until all buffered sends are done; return the attached buffer."""
         self.Flush_buffer()
-        found, self._state.attached = self._state.attached, None
+        found: Buffer | None = self._state.attached
+        self._state.attached = None
         return found
 
     def Flush_buffer(self) -> None:
@@ -278,28 +289,28 @@ class Messages:
 
     # --- persistent requests ----------------------------------------------------------------------
 
-    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+    def Send_init(self, buf: BufSpec, dest: int, tag: int = 0) -> Prequest:
         """Prepare a send."""
         return self._prepared(self.Isend, buf, dest, tag)
 
-    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+    def Ssend_init(self, buf: BufSpec, dest: int, tag: int = 0) -> Prequest:
         """Prepare a synchronous send."""
         return self._prepared(self.Issend, buf, dest, tag)
 
-    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+    def Bsend_init(self, buf: BufSpec, dest: int, tag: int = 0) -> Prequest:
         """Prepare a buffered send."""
         return self._prepared(self.Ibsend, buf, dest, tag)
 
     Rsend_init = Send_init
 
-    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
+    def Recv_init(self, buf: BufSpec, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         """Prepare a receive."""
         return self._prepared(self.Irecv, buf, source, tag)
 
-    def _prepared(self, start: Callable[..., Request], *given: Any) -> Prequest:
+    def _prepared(self, start: Callable[..., Request], *given: object) -> Prequest:
         return Prequest._of(lambda: start(*given))
 
-    def Psend_init(self, *_: Any, **__: Any) -> Prequest:
+    def Psend_init(self, *_: object, **__: object) -> Prequest:
         """Refuse partitioned communication."""
         refused("partitioned communication", "send each part with its own Send_init")
 
@@ -365,17 +376,19 @@ class Messages:
             return None
         made = Message.holding(*found)
         made._fill(status)
-        return cast(Message, made)
+        return made
 
 
-def _found(comm: Any, source: int, tag: int, waits: bool) -> Any:
+def _found(comm: AnyComm, source: int, tag: int, waits: bool) -> gpucoll.Message | None:
     """Return the message that a receive would get; None if there is none and `waits` is False.
 
     While another thread is in a call, this one cannot wait in gpucoll, so it polls.
     """
+    message: gpucoll.Message | None
     if waits:
         try:
-            return comm.probe(source, tag)
+            message = comm.probe(source, tag)
+            return message
         except gpucoll.StateError:
             if comm.is_closed:
                 raise
@@ -391,7 +404,9 @@ def _found(comm: Any, source: int, tag: int, waits: bool) -> Any:
     return message
 
 
-def _received(comm: Any, source: int, tag: int, waits: bool) -> tuple[Any, int, int] | None:
+def _received(
+    comm: AnyComm, source: int, tag: int, waits: bool
+) -> tuple[AnyArray, int, int] | None:
     """Receive the message that a probe finds; return its data, source and tag."""
     while (message := _found(comm, source, tag, waits)) is not None:
         try:
@@ -405,17 +420,17 @@ def _received(comm: Any, source: int, tag: int, waits: bool) -> tuple[Any, int, 
 class _Both:
     """The work of several requests; it is complete when all are."""
 
-    def __init__(self, requests: tuple[Any, ...]) -> None:
+    def __init__(self, requests: tuple[Request, ...]) -> None:
         self._requests = requests
         self._works = [request._core for request in requests]
 
     @staticmethod
-    def of(*requests: Any) -> Request:
+    def of(*requests: Request) -> Request:
         """Return a request for several; its status is that of the first."""
-        return cast(Request, Request._started(_Both(requests)))
+        return Request._started(_Both(requests))
 
     @property
-    def message(self) -> Any:
+    def message(self) -> gpucoll.Message | None:
         """The message that the first request received."""
         return getattr(self._works[0], "message", None)
 

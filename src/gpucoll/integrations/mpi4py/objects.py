@@ -6,13 +6,17 @@ The first row has room for a small pickle. A second exchange follows only if a p
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.integrations.mpi4py.pickles import pickle
+
+if TYPE_CHECKING:
+    from gpucoll import Communicator
+    from gpucoll.calls.given import AnyObject
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -22,13 +26,13 @@ _HEAD = 16
 _ROOM = ROW - _HEAD
 
 
-def dumped(value: Any) -> Bytes:
+def dumped(value: AnyObject) -> Bytes:
     """Pickle an object into an array of bytes."""
     data = pickle.dumps(value)
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 
-def loaded(data: Bytes) -> Any:
+def loaded(data: Bytes) -> AnyObject:
     """Unpickle an array of bytes."""
     return pickle.loads(data.data) if len(data) else None
 
@@ -45,7 +49,7 @@ def _lengths(rows: Bytes) -> tuple[list[int], int]:
     return [int(length) for length in heads[:, 0]], int(heads[:, 1].max())
 
 
-def bcast(comm: Any, value: Any, root: int) -> Any:
+def bcast(comm: Communicator, value: AnyObject, root: int) -> AnyObject:
     row = np.zeros(ROW, np.uint8)
     data = dumped(value) if comm.rank == root else None
     if data is not None:
@@ -61,7 +65,7 @@ def bcast(comm: Any, value: Any, root: int) -> Any:
     return loaded(comm.broadcast(rest, root, out=rest))
 
 
-def allgather(comm: Any, value: Any) -> list[Any]:
+def allgather(comm: Communicator, value: AnyObject) -> list[AnyObject]:
     data = dumped(value)
     rows, lengths, largest = _all_rows(comm, data)
     if largest <= _ROOM:
@@ -69,7 +73,7 @@ def allgather(comm: Any, value: Any) -> list[Any]:
     return _apart(comm.all_gather(data, counts=lengths), lengths)
 
 
-def gather(comm: Any, value: Any, root: int) -> list[Any] | None:
+def gather(comm: Communicator, value: AnyObject, root: int) -> list[AnyObject] | None:
     data = dumped(value)
     rows, lengths, largest = _all_rows(comm, data)
     if largest > _ROOM:
@@ -78,7 +82,7 @@ def gather(comm: Any, value: Any, root: int) -> list[Any] | None:
     return _from_rows(rows, lengths) if comm.rank == root else None
 
 
-def scatter(comm: Any, values: Sequence[Any] | None, root: int) -> Any:
+def scatter(comm: Communicator, values: Sequence[AnyObject] | None, root: int) -> AnyObject:
     rows = None
     parts: list[Bytes] = []
     if comm.rank == root:
@@ -93,7 +97,7 @@ def scatter(comm: Any, values: Sequence[Any] | None, root: int) -> Any:
     return loaded(comm.scatter(whole, root, counts="auto", out=out))
 
 
-def alltoall(comm: Any, values: Sequence[Any]) -> list[Any]:
+def alltoall(comm: Communicator, values: Sequence[AnyObject]) -> list[AnyObject]:
     parts = _dumped_for_each(comm, values)
     rows = comm.all_to_all(_rows_of(parts))
     lengths, largest = _lengths(rows)
@@ -106,8 +110,8 @@ def alltoall(comm: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def neighbour_exchange(
-    comm: Any, values: Sequence[Any], destinations: list[int], sources: list[int]
-) -> list[Any]:
+    comm: Communicator, values: Sequence[AnyObject], destinations: list[int], sources: list[int]
+) -> list[AnyObject]:
     """Send one object along each edge; return those that arrived, by edge."""
     outgoing: list[list[Any]] = [[] for _ in range(comm.world_size)]
     for value, rank in zip(values, destinations, strict=True):
@@ -117,19 +121,21 @@ def neighbour_exchange(
     return [next(incoming[rank]) if rank >= 0 else None for rank in sources]
 
 
-def reduce_all(values: list[Any], function: Any) -> Any:
+def reduce_all(
+    values: list[AnyObject], function: Callable[[AnyObject, AnyObject], AnyObject]
+) -> AnyObject:
     """Reduce objects from the first to the last."""
     return functools.reduce(function, values)
 
 
-def _dumped_for_each(comm: Any, values: Any) -> list[Bytes]:
+def _dumped_for_each(comm: Communicator, values: AnyObject) -> list[Bytes]:
     given = [None] * comm.world_size if values is None else list(values)
     if len(given) != comm.world_size:
         raise ValueError(f"expecting {comm.world_size} items, one for each rank; got {len(given)}")
     return [dumped(value) for value in given]
 
 
-def _all_rows(comm: Any, data: Bytes) -> tuple[Bytes, list[int], int]:
+def _all_rows(comm: Communicator, data: Bytes) -> tuple[Bytes, list[int], int]:
     row = np.zeros((1, ROW), np.uint8)
     _fill(row[0], data, len(data))
     rows = comm.all_gather(row)
@@ -144,10 +150,10 @@ def _rows_of(parts: list[Bytes]) -> Bytes:
     return rows
 
 
-def _from_rows(rows: Bytes, lengths: list[int]) -> list[Any]:
+def _from_rows(rows: Bytes, lengths: list[int]) -> list[AnyObject]:
     return [loaded(row[_HEAD : _HEAD + length]) for row, length in zip(rows, lengths, strict=True)]
 
 
-def _apart(whole: Bytes, lengths: list[int]) -> list[Any]:
+def _apart(whole: Bytes, lengths: list[int]) -> list[AnyObject]:
     ends = np.cumsum([0, *lengths])
     return [loaded(whole[ends[n] : ends[n + 1]]) for n in range(len(lengths))]

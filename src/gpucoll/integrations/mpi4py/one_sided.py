@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,14 @@ from gpucoll.integrations.mpi4py.errors import argument_error, refused
 from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.operations import SUM, Op
 from gpucoll.integrations.mpi4py.requests import Finished, Request
-from gpucoll.integrations.mpi4py.specifications import Simple
+from gpucoll.integrations.mpi4py.specifications import Row, Simple
+
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
+    from gpucoll.integrations.mpi4py.groups import Group
+    from gpucoll.integrations.mpi4py.handles import Contents
+    from gpucoll.integrations.mpi4py.typing import BufSpec, TargetSpec
 
 _POSTED, _COMPLETE = 1, 2
 """Tags of the window's own messages."""
@@ -25,7 +32,7 @@ _POSTED, _COMPLETE = 1, 2
 class _Target:
     """Items of a datatype in a rank's memory, at a displacement in that rank's unit."""
 
-    def __init__(self, core: Any, rank: int, origin: Simple, given: Any) -> None:
+    def __init__(self, core: Contents, rank: int, origin: Simple, given: TargetSpec | None) -> None:
         place, count, datatype = 0, origin.count, origin.datatype
         if isinstance(given, list | tuple):
             if len(given) > 3:
@@ -34,7 +41,7 @@ class _Target:
             place = 0 if parts[0] is None else operator.index(parts[0])
             count = count if parts[1] is None else operator.index(parts[1])
             datatype = datatype if parts[2] is None else as_datatype(parts[2])
-        elif hasattr(given, "__index__"):
+        elif given is not None and hasattr(given, "__index__"):
             place = operator.index(given)
         elif given is not None:
             raise ValueError(f"target: expecting integral or list/tuple; got {given!r}")
@@ -48,10 +55,11 @@ class _Target:
                 "ERR_RMA_RANGE",
             )
 
-    def get(self) -> Any:
-        return self.part.get(self.map, self.offset, self.count)
+    def get(self) -> Row:
+        row: Row = self.part.get(self.map, self.offset, self.count)
+        return row
 
-    def put(self, row: Any) -> None:
+    def put(self, row: AnyArray) -> None:
         row = np.ascontiguousarray(row)
         if row.nbytes > self.count * self.map.size:
             raise argument_error(
@@ -66,7 +74,9 @@ class OneSided:
 
     _live: Callable[[str], Any]
 
-    def _target(self, origin: Any, rank: Any, target: Any, writable: bool) -> Any:
+    def _target(
+        self, origin: BufSpec, rank: Unchecked, target: TargetSpec | None, writable: bool
+    ) -> tuple[Simple, _Target] | None:
         """Return the origin's specification and the target; None if there is no target."""
         core, number = self._live("ERR_WIN"), integer(rank)
         if number == PROC_NULL:
@@ -84,19 +94,21 @@ class OneSided:
         with self._live("ERR_WIN").accumulating(rank):
             yield
 
-    def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
+    def Put(self, origin: BufSpec, target_rank: int, target: TargetSpec | None = None) -> None:
         """Write to a rank's memory."""
         both = self._target(origin, target_rank, target, False)
         if both is not None:
             both[1].put(both[0].row())
 
-    def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
+    def Get(self, origin: BufSpec, target_rank: int, target: TargetSpec | None = None) -> None:
         """Read a rank's memory."""
         both = self._target(origin, target_rank, target, True)
         if both is not None:
             _fill(both[0], both[1].get())
 
-    def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM) -> None:
+    def Accumulate(
+        self, origin: BufSpec, target_rank: int, target: TargetSpec | None = None, op: Op = SUM
+    ) -> None:
         """Combine data with a rank's memory, atomically with respect to other accumulations."""
         both = self._target(origin, target_rank, target, False)
         if both is not None:
@@ -104,7 +116,12 @@ class OneSided:
                 _combine(both[0], both[1], op)
 
     def Get_accumulate(
-        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
+        self,
+        origin: BufSpec,
+        result: BufSpec,
+        target_rank: int,
+        target: TargetSpec | None = None,
+        op: Op = SUM,
     ) -> None:
         """Combine data with a rank's memory; return its former contents in `result`."""
         both = self._target(origin, target_rank, target, False)
@@ -114,14 +131,19 @@ class OneSided:
             _fill(Simple(result, True), before)
 
     def Fetch_and_op(
-        self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = SUM
+        self, origin: BufSpec, result: BufSpec, target_rank: int, target_disp: int = 0, op: Op = SUM
     ) -> None:
         """Combine one element with a rank's memory; return its former value in `result`."""
         _check_single(origin=origin, result=result, rank=target_rank)
         self.Get_accumulate(origin, result, target_rank, integer(target_disp), op)
 
     def Compare_and_swap(
-        self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0
+        self,
+        origin: BufSpec,
+        compare: BufSpec,
+        result: BufSpec,
+        target_rank: int,
+        target_disp: int = 0,
     ) -> None:
         """Replace one element if it equals `compare`; return its former value in `result`."""
         _check_single(origin=origin, compare=compare, result=result, rank=target_rank)
@@ -135,39 +157,44 @@ class OneSided:
                 target.put(given.row())
         _fill(Simple(result, True), before)
 
-    def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+    def Rput(self, origin: BufSpec, target_rank: int, target: TargetSpec | None = None) -> Request:
         """Write to a rank's memory; the request is complete at once."""
         self.Put(origin, target_rank, target)
-        return Request._started(Finished())  # type: ignore[no-any-return]
+        return Request._started(Finished())
 
-    def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+    def Rget(self, origin: BufSpec, target_rank: int, target: TargetSpec | None = None) -> Request:
         """Read a rank's memory; the request is complete at once."""
         self.Get(origin, target_rank, target)
-        return Request._started(Finished())  # type: ignore[no-any-return]
+        return Request._started(Finished())
 
     def Raccumulate(
-        self, origin: Any, target_rank: int, target: Any = None, op: Op = SUM
+        self, origin: BufSpec, target_rank: int, target: TargetSpec | None = None, op: Op = SUM
     ) -> Request:
         """Accumulate; the request is complete at once."""
         self.Accumulate(origin, target_rank, target, op)
-        return Request._started(Finished())  # type: ignore[no-any-return]
+        return Request._started(Finished())
 
     def Rget_accumulate(
-        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = SUM
+        self,
+        origin: BufSpec,
+        result: BufSpec,
+        target_rank: int,
+        target: TargetSpec | None = None,
+        op: Op = SUM,
     ) -> Request:
         """Get and accumulate; the request is complete at once."""
         self.Get_accumulate(origin, result, target_rank, target, op)
-        return Request._started(Finished())  # type: ignore[no-any-return]
+        return Request._started(Finished())
 
     # --- epochs between some ranks ----------------------------------------------------------------
 
-    def Post(self, group: Any, assertion: int = 0) -> None:
+    def Post(self, group: Group, assertion: int = 0) -> None:
         """Expose this rank's memory to the ranks of a group until `Wait`."""
         core = self._live("ERR_WIN")
         core.posted_to = core.ranks_of(group)
         core.tokens += [core.comm.isend(None, rank, _POSTED) for rank in core.posted_to]
 
-    def Start(self, group: Any, assertion: int = 0) -> None:
+    def Start(self, group: Group, assertion: int = 0) -> None:
         """Wait until the ranks of a group have called `Post`."""
         core = self._live("ERR_WIN")
         core.started_on = core.ranks_of(group)
@@ -197,7 +224,7 @@ class OneSided:
         return self.Wait()
 
 
-def _fill(into: Simple, row: Any) -> None:
+def _fill(into: Simple, row: AnyArray) -> None:
     """Write elements to a buffer of this rank."""
     target, finish = into.target()
     data = np.ascontiguousarray(row).view(np.uint8)
@@ -209,7 +236,7 @@ def _fill(into: Simple, row: Any) -> None:
         finish()
 
 
-def _combine(origin: Simple, target: _Target, op: Any) -> Any:
+def _combine(origin: Simple, target: _Target, op: Op) -> Row:
     """Combine the origin with the target; return the target's former contents."""
     operations.check(op, target.datatype)
     if op._core.user is not None:
@@ -225,7 +252,7 @@ def _combine(origin: Simple, target: _Target, op: Any) -> Any:
     return before
 
 
-def _check_single(rank: Any, origin: Any, **others: Any) -> None:
+def _check_single(rank: Unchecked, origin: BufSpec, **others: BufSpec) -> None:
     if integer(rank) == PROC_NULL:
         return
     first = Simple(origin, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,18 @@ from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.memory import buffer
 from gpucoll.integrations.mpi4py.specifications import Simple
 
-Row = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import AnyObject
+    from gpucoll.integrations.mpi4py.typing import BufSpec
+
+Row: TypeAlias = npt.NDArray[Any]
+"""Elements of any dtype: np.generic has neither fields nor arithmetic."""
 _NATIVE = set("?bhilqBHILQefdFD")
 """dtypes that gpucoll reduces."""
+
+ObjectOp: TypeAlias = "Op | Callable[[AnyObject, AnyObject], AnyObject]"
+"""An operation, or a function of two Python objects."""
 
 
 class Core:
@@ -27,9 +36,9 @@ class Core:
         self,
         name: str,
         native: str | None,
-        function: Callable[[Any, Any], Any],
+        function: Callable[[AnyObject, AnyObject], AnyObject],
         on_rows: Callable[[Row, Row], Row] | None = None,
-        user: Callable[..., Any] | None = None,
+        user: Callable[..., AnyObject] | None = None,
         commute: bool = True,
     ) -> None:
         self.name, self.native, self.function = name, native, function
@@ -42,13 +51,13 @@ class Op(Handle):
     _native: str | None = None
     """The name of gpucoll's op; None if the reduction must be done here."""
 
-    def __new__(cls, op: Any = None) -> Op:
+    def __new__(cls, op: Op | None = None) -> Op:
         self = super().__new__(cls, op)
         self._native = op._native if op is not None else None
         return self
 
     @classmethod
-    def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
+    def Create(cls, function: Callable[..., AnyObject], commute: bool = False) -> Op:
         """Make an operation of ``function(inbuf, inoutbuf, datatype)``, which writes `inoutbuf`."""
         if not callable(function):
             raise TypeError(f"expecting a function, got {type(function).__name__}")
@@ -57,7 +66,7 @@ class Op(Handle):
         )
         return cls._of(core)
 
-    def __call__(self, x: Any, y: Any) -> Any:
+    def __call__(self, x: AnyObject, y: AnyObject) -> AnyObject:
         return self._live("ERR_OP").function(x, y)
 
     def Free(self) -> None:
@@ -81,7 +90,7 @@ class Op(Handle):
     def is_predefined(self) -> bool:
         return self._core is None or self._core.user is None
 
-    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+    def Reduce_local(self, inbuf: BufSpec, inoutbuf: BufSpec) -> None:
         """Write ``inbuf op inoutbuf`` to `inoutbuf`, on this rank only."""
         left, right = Simple(inbuf, False), Simple(inoutbuf, True)
         if left.datatype != right.datatype and left.map.dtype != right.map.dtype:
@@ -95,7 +104,7 @@ class Op(Handle):
         if finish is not None:
             finish()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None:
             return self._reduced("OP_NULL")
         if self._core.user is None:
@@ -106,7 +115,7 @@ class Op(Handle):
         return f"<Op {self._core.name if self._core else 'OP_NULL'}>"
 
 
-def native_name(op: Any, x: Any, fewest: int) -> str | None:
+def native_name(op: Op, x: AnyArray, fewest: int) -> str | None:
     """Return the name of gpucoll's op; None if the reduction must be done here.
 
     Parameters
@@ -128,7 +137,7 @@ def native_name(op: Any, x: Any, fewest: int) -> str | None:
     return name if dtype.char in _NATIVE or dtype.kind == "V" else None
 
 
-def check(op: Any, datatype: Datatype) -> None:
+def check(op: Op, datatype: Datatype) -> None:
     """Raise if an operation does not support a datatype."""
     if not isinstance(op, Op):
         raise type_error(f"expecting Op, got {type(op).__name__}", "ERR_OP")
@@ -144,7 +153,7 @@ def check(op: Any, datatype: Datatype) -> None:
         raise argument_error(f"{core.name} does not support {type_map.dtype}", "ERR_OP")
 
 
-def combine(op: Any, left: Row, right: Row, datatype: Datatype) -> Row:
+def combine(op: Op, left: Row, right: Row, datatype: Datatype) -> Row:
     """Return ``left op right``; `right` may be overwritten."""
     core = op._live("ERR_OP")
     if core.user is not None:
@@ -159,7 +168,7 @@ def combine(op: Any, left: Row, right: Row, datatype: Datatype) -> Row:
         return core.on_rows(left, right).astype(left.dtype)  # type: ignore[no-any-return]
 
 
-def fold(op: Any, rows: list[Row], datatype: Datatype) -> Row:
+def fold(op: Op, rows: list[Row], datatype: Datatype) -> Row:
     """Reduce several rows, from the first to the last."""
     result = rows[0].copy()
     for row in rows[1:]:
@@ -167,12 +176,12 @@ def fold(op: Any, rows: list[Row], datatype: Datatype) -> Row:
     return result
 
 
-def python_function(op: Any) -> Callable[[Any, Any], Any]:
+def python_function(op: object) -> Callable[[AnyObject, AnyObject], AnyObject]:
     """Return the function of two objects for an operation or a function of the program."""
     if isinstance(op, Op):
         return op._live("ERR_OP").function  # type: ignore[no-any-return]
     if callable(op):
-        return op  # type: ignore[no-any-return]
+        return op
     raise TypeError(f"expecting an Op or a function, got {type(op).__name__}")
 
 
@@ -180,12 +189,12 @@ def _is_pair(datatype: Datatype) -> bool:
     return datatype._core is not None and "pair" in datatype._core.parameters
 
 
-def _packed_pair(datatype: Datatype) -> np.dtype[Any]:
+def _packed_pair(datatype: Datatype) -> np.dtype[np.generic]:
     fields = datatype._core.parameters["pair"].fields
     return np.dtype([("value", fields["value"][0]), ("index", fields["index"][0])])
 
 
-def _located(beats: Callable[[Any, Any], Any]) -> Callable[[Row, Row], Row]:
+def _located(beats: Callable[[Row, Row], Row]) -> Callable[[Row, Row], Row]:
     def on_rows(left: Row, right: Row) -> Row:
         a, b = left["value"], right["value"]
         takes_right = beats(b, a) | ((a == b) & (right["index"] < left["index"]))
@@ -194,8 +203,10 @@ def _located(beats: Callable[[Any, Any], Any]) -> Callable[[Row, Row], Row]:
     return on_rows
 
 
-def _located_objects(beats: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    def function(left: Any, right: Any) -> Any:
+def _located_objects(
+    beats: Callable[[AnyObject, AnyObject], AnyObject],
+) -> Callable[[AnyObject, AnyObject], AnyObject]:
+    def function(left: AnyObject, right: AnyObject) -> AnyObject:
         (u, i), (v, j) = left, right
         if beats(u, v):
             return u, i

@@ -37,16 +37,16 @@ class Rc:
     backend: str = "auto"
     device: Any = None
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         self(**options)
 
-    def __call__(self, **options: Any) -> None:
+    def __call__(self, **options: object) -> None:
         for name in options:
             self._check(name)
         for name, value in options.items():
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._check(name)
         super().__setattr__(name, value)
 
@@ -90,7 +90,7 @@ def settle() -> None:
             setattr(rc, name, value == "yes")
 
 
-def _read(text: str, is_number: bool) -> Any:
+def _read(text: str, is_number: bool) -> str | int:
     if is_number and text.strip().isdecimal():
         return int(text)
     word = text.lower()

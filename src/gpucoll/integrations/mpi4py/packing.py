@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpucoll.integrations.mpi4py.datatypes import Datatype
 from gpucoll.integrations.mpi4py.errors import argument_error
-from gpucoll.integrations.mpi4py.memory import memory_of
+from gpucoll.integrations.mpi4py.memory import AnyBuffer, memory_of
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.mpi4py.communicator import Comm
+    from gpucoll.integrations.mpi4py.type_maps import Bytes
+    from gpucoll.integrations.mpi4py.typing import Buffer
 
 
-def _data(given: Any, writable: bool) -> Any:
+def _data(given: AnyBuffer, writable: bool) -> Bytes:
     data = memory_of(given, writable).data
     if data is None:
         raise argument_error(
@@ -20,12 +25,14 @@ def _data(given: Any, writable: bool) -> Any:
     return data
 
 
-def _count(self: Datatype, data: Any) -> int:
+def _count(self: Datatype, data: Bytes) -> int:
     extent = self._map().extent
     return len(data) // extent if extent > 0 else 0
 
 
-def Pack(self: Datatype, inbuf: Any, outbuf: Any, position: int, comm: Any = None) -> int:
+def Pack(
+    self: Datatype, inbuf: Buffer, outbuf: Buffer, position: int, comm: Comm | None = None
+) -> int:
     """Pack items into another buffer, without gaps; return the position after them."""
     source, into = _data(inbuf, False), _data(outbuf, True)
     packed = self._map().pack(source, 0, _count(self, source))
@@ -37,7 +44,9 @@ def Pack(self: Datatype, inbuf: Any, outbuf: Any, position: int, comm: Any = Non
     return end
 
 
-def Unpack(self: Datatype, inbuf: Any, position: int, outbuf: Any, comm: Any = None) -> int:
+def Unpack(
+    self: Datatype, inbuf: Buffer, position: int, outbuf: Buffer, comm: Comm | None = None
+) -> int:
     """Unpack items that `Pack` has written; return the position after them."""
     source, into = _data(inbuf, False), _data(outbuf, True)
     end = position + _count(self, into) * self._map().size
@@ -49,12 +58,12 @@ def Unpack(self: Datatype, inbuf: Any, position: int, outbuf: Any, comm: Any = N
     return end
 
 
-def Pack_size(self: Datatype, count: int, comm: Any = None) -> int:
+def Pack_size(self: Datatype, count: int, comm: Comm | None = None) -> int:
     """Return the packed size of `count` items, in bytes."""
     return count * self._map().size
 
 
-def _swapped(self: Datatype, row: Any, count: int) -> Any:
+def _swapped(self: Datatype, row: Bytes, count: int) -> Bytes:
     dtype = self._map().element
     if dtype is None:
         raise argument_error(
@@ -63,7 +72,9 @@ def _swapped(self: Datatype, row: Any, count: int) -> Any:
     return row.view(dtype).byteswap().view(np.uint8) if np.little_endian else row
 
 
-def Pack_external(self: Datatype, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
+def Pack_external(
+    self: Datatype, datarep: str, inbuf: Buffer, outbuf: Buffer, position: int
+) -> int:
     """Pack items in the byte order of external32; return the position after them."""
     end = Pack(self, inbuf, outbuf, position)
     into = _data(outbuf, True)
@@ -71,7 +82,9 @@ def Pack_external(self: Datatype, datarep: str, inbuf: Any, outbuf: Any, positio
     return end
 
 
-def Unpack_external(self: Datatype, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
+def Unpack_external(
+    self: Datatype, datarep: str, inbuf: Buffer, position: int, outbuf: Buffer
+) -> int:
     """Unpack items in the byte order of external32; return the position after them."""
     into, source = _data(outbuf, True), _data(inbuf, False)
     end = position + _count(self, into) * self._map().size

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle as _pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from gpucoll.integrations.mpi4py.memory import buffer
+from gpucoll.integrations.mpi4py.memory import AnyBuffer, buffer
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyObject
 
 _THRESHOLD = 1 << 18
 
@@ -28,7 +31,7 @@ class Pickle:
     def __init__(
         self,
         dumps: Callable[..., bytes] | None = None,
-        loads: Callable[..., Any] | None = None,
+        loads: Callable[..., AnyObject] | None = None,
         protocol: int | None = None,
         threshold: int | None = None,
     ) -> None:
@@ -56,21 +59,21 @@ class Pickle:
     def THRESHOLD(self, threshold: int | None) -> None:
         self._threshold = _THRESHOLD if threshold is None else threshold
 
-    def dumps(self, obj: Any) -> bytes:
+    def dumps(self, obj: AnyObject) -> bytes:
         """Convert an object to bytes."""
         if self.PROTOCOL is None:
             return self._dumps(obj)
         return self._dumps(obj, self.PROTOCOL)
 
-    def loads(self, data: Any) -> Any:
+    def loads(self, data: AnyBuffer) -> AnyObject:
         """Convert bytes to an object."""
         return self._loads(data)
 
-    def dumps_oob(self, obj: Any) -> tuple[bytes, list[Any]]:
+    def dumps_oob(self, obj: AnyObject) -> tuple[bytes, list[buffer]]:
         """Convert an object to bytes, and return the large buffers in it separately."""
         buffers: list[Any] = []
 
-        def is_within(item: Any) -> bool:
+        def is_within(item: AnyBuffer) -> bool:
             shown = buffer.frombuffer(item, readonly=True)
             if shown.nbytes < self.THRESHOLD:
                 return True
@@ -80,7 +83,7 @@ class Pickle:
         protocol = max(self.PROTOCOL or _pickle.HIGHEST_PROTOCOL, 5)
         return self._dumps(obj, protocol, buffer_callback=is_within), buffers
 
-    def loads_oob(self, data: Any, buffers: Any) -> Any:
+    def loads_oob(self, data: AnyBuffer, buffers: Iterable[AnyBuffer]) -> AnyObject:
         """Restore an object from the results of `dumps_oob`."""
         return self._loads(data, buffers=buffers)
 

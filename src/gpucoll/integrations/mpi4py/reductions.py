@@ -6,21 +6,36 @@ gpucoll has no kernel. Rows are reduced in rank order.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.integrations.mpi4py import operations
-from gpucoll.integrations.mpi4py.calls import Call, block_counts, checked_root, in_place, together
+from gpucoll.integrations.mpi4py.calls import (
+    Call,
+    Ranks,
+    block_counts,
+    checked_root,
+    in_place,
+    together,
+)
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.operations import SUM, Op
 from gpucoll.integrations.mpi4py.specifications import Finish, Simple
 
-Row = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.integrations.mpi4py.datatypes import Datatype
+    from gpucoll.integrations.mpi4py.typing import BufSpec, BufSpecB, InPlace
+
+Row = npt.NDArray[np.generic]
 
 
-def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Call:
+def reduce(
+    comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpec | None, op: Op = SUM, root: int = 0
+) -> Call:
     root = checked_root(comm, root)
     if comm.rank == root:
         x, out, finish, datatype = _both(sendbuf, recvbuf, op)
@@ -41,7 +56,7 @@ def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -
     return Call("gather", (_bytes(x), root), {"out": made}, together(fold, finish))
 
 
-def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+def allreduce(comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
     name = operations.native_name(op, x, comm.size)
     if name is not None:
@@ -49,7 +64,7 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     return _folded(comm, x, out, finish, datatype, op, range(comm.size))
 
 
-def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+def scan(comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
     name = operations.native_name(op, x, 1)
     if name is not None:
@@ -57,7 +72,7 @@ def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     return _folded(comm, x, out, finish, datatype, op, range(comm.rank + 1))
 
 
-def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+def exscan(comm: Ranks, sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
     name = operations.native_name(op, x, 1)
     if name is not None and comm.rank == 0:  # MPI leaves rank 0's buffer unchanged
@@ -67,7 +82,9 @@ def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     return _folded(comm, x, out, finish, datatype, op, range(comm.rank))
 
 
-def reduce_scatter_block(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+def reduce_scatter_block(
+    comm: Ranks, sendbuf: BufSpecB | InPlace, recvbuf: BufSpec | BufSpecB, op: Op = SUM
+) -> Call:
     if in_place(sendbuf):
         whole = Simple(recvbuf, True, comm.size)
         share = whole.count * whole.map.n_elements
@@ -79,7 +96,11 @@ def reduce_scatter_block(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) ->
 
 
 def reduce_scatter(
-    comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM
+    comm: Ranks,
+    sendbuf: BufSpec | InPlace,
+    recvbuf: BufSpec,
+    recvcounts: Sequence[int] | None = None,
+    op: Op = SUM,
 ) -> Call:
     whole = Simple(recvbuf if in_place(sendbuf) else sendbuf, in_place(sendbuf))
     if recvcounts is None:
@@ -105,7 +126,14 @@ def reduce_scatter(
     return _scattered(comm, sendbuf, recvbuf, op, elements, whole.row())
 
 
-def _scattered(comm: Any, sendbuf: Any, recvbuf: Any, op: Op, counts: list[int], x: Any) -> Call:
+def _scattered(
+    comm: Ranks,
+    sendbuf: BufSpec | InPlace,
+    recvbuf: BufSpec,
+    op: Op,
+    counts: list[int],
+    x: AnyArray,
+) -> Call:
     received = Simple(recvbuf, True)
     operations.check(op, received.datatype)
     mine, finish = counts[comm.rank], None
@@ -137,7 +165,9 @@ def _scattered(comm: Any, sendbuf: Any, recvbuf: Any, op: Op, counts: list[int],
     return Call("all_to_all", (_bytes(x),), named, together(fold, finish))
 
 
-def _both(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, Any, Finish | None, Any]:
+def _both(
+    sendbuf: BufSpec | InPlace, recvbuf: BufSpec, op: Op
+) -> tuple[AnyArray, AnyArray, Finish | None, Datatype]:
     """Return the data to send, the place of the result, the function to call then, the datatype."""
     received = Simple(recvbuf, True)
     operations.check(op, received.datatype)
@@ -167,7 +197,7 @@ def _bytes(row: Row) -> Row:
     return np.ascontiguousarray(row).view(np.uint8)
 
 
-def _gathered_rows(comm: Any, x: Row) -> tuple[list[Row], Row]:
+def _gathered_rows(comm: Ranks, x: Row) -> tuple[list[Row], Row]:
     """Return one row for each rank, and the bytes that hold them all."""
     made = np.empty(len(x) * comm.size, x.dtype)
     rows = [made[n * len(x) : (n + 1) * len(x)] for n in range(comm.size)]
@@ -175,7 +205,7 @@ def _gathered_rows(comm: Any, x: Row) -> tuple[list[Row], Row]:
 
 
 def _folded(
-    comm: Any, x: Row, out: Row, finish: Finish | None, datatype: Any, op: Op, ranks: range
+    comm: Ranks, x: Row, out: Row, finish: Finish | None, datatype: Datatype, op: Op, ranks: range
 ) -> Call:
     """Gather the rows of all ranks, and reduce those of some ranks here."""
     rows, made = _gathered_rows(comm, x)

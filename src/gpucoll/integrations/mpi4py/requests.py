@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gpucoll
 from gpucoll import GpucollError
@@ -12,7 +12,14 @@ from gpucoll.integrations.mpi4py.errors import Exception, MismatchError, as_mpis
 from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.status import Status
 
-Requests = Sequence[Any]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpucoll.calls.given import AnyObject
+
+Requests: TypeAlias = "Sequence[Request]"
+AnyWork: TypeAlias = Any
+"""gpucoll's Work, or an object that stands for one: `Finished`, or the works of two messages."""
 
 
 class Finished:
@@ -55,7 +62,7 @@ class After:
     def __init__(
         self,
         finish: Callable[[], None] | None = None,
-        loads: Callable[[Any], Any] | None = None,
+        loads: Callable[[AnyObject], AnyObject] | None = None,
         is_null: bool = False,
         certifies: bool = False,
     ) -> None:
@@ -67,29 +74,29 @@ class Request(Handle):
     """A call that was started; its `_core` is gpucoll's Work."""
 
     _after: After | None = None
-    _takes: tuple[Any, int, int] | None = None
+    _takes: tuple[Callable[..., AnyWork], int, int] | None = None
     """The method, source and tag of a receive, with which a message that was too large is
     removed."""
 
-    def __new__(cls, request: Any = None) -> Any:
+    def __new__(cls, request: Request | None = None) -> Self:
         self = super().__new__(cls, request)
         if request is not None:
             self._after, self._takes = request._after, request._takes
         return self
 
     @classmethod
-    def _started(cls, work: Any, after: After | None = None) -> Any:
+    def _started(cls, work: AnyWork, after: After | None = None) -> Self:
         self = object.__new__(cls)
         self._core, self._after = work, after
         return self
 
     # --- what waiting is made of ------------------------------------------------------------------
 
-    def _waitable(self) -> Any:
+    def _waitable(self) -> AnyWork:
         """Return the work to wait for; None if there is none."""
         return self._core
 
-    def _conclude(self, status: Status | None) -> Any:
+    def _conclude(self, status: Status | None) -> AnyObject:
         """Wait, finish, fill the status; return the object of a lower-case receive."""
         work, after = self._core, self._after
         if work is None:
@@ -111,7 +118,7 @@ class Request(Handle):
             after.finish()
         return None if after.loads is None else after.loads(result)
 
-    def _fill(self, status: Status | None, work: Any) -> None:
+    def _fill(self, status: Status | None, work: AnyWork) -> None:
         if status is None:
             return
         message = getattr(work, "message", None)
@@ -148,15 +155,15 @@ class Request(Handle):
         """Return whether the request is complete."""
         return self._test(status)[0]
 
-    def wait(self, status: Status | None = None) -> Any:
+    def wait(self, status: Status | None = None) -> AnyObject:
         """Wait until the request is complete; return what an `irecv` received."""
         return self._conclude(status)
 
-    def test(self, status: Status | None = None) -> tuple[bool, Any]:
+    def test(self, status: Status | None = None) -> tuple[bool, AnyObject]:
         """Return whether the request is complete, and what an `irecv` received."""
         return self._test(status)
 
-    def _test(self, status: Status | None) -> tuple[bool, Any]:
+    def _test(self, status: Status | None) -> tuple[bool, AnyObject]:
         work = self._waitable()
         if work is not None and not work.done():
             return False, None
@@ -203,7 +210,7 @@ class Request(Handle):
         """Release the handle unless it is null."""
         self._core = None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None:
             return self._reduced("REQUEST_NULL")
         raise ValueError("a request cannot be pickled")
@@ -227,7 +234,7 @@ class Request(Handle):
         return True
 
     @classmethod
-    def waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> list[Any]:
+    def waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> list[AnyObject]:
         """Wait until all are complete; return what each has received."""
         _resize(statuses, len(requests))
         results, failure = [], None
@@ -246,7 +253,7 @@ class Request(Handle):
         return Request.waitany(requests, status)[0]
 
     @classmethod
-    def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, Any]:
+    def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, AnyObject]:
         """Wait until one is complete; return its index, and what it has received."""
         places = _active(requests)
         if not places:
@@ -256,12 +263,14 @@ class Request(Handle):
         return places[first], requests[places[first]]._conclude(status)
 
     @classmethod
-    def Waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+    def Waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> list[int] | None:
         """Wait until one or more are complete; return their indices, or None if there are none."""
         return Request.waitsome(requests, statuses)[0]
 
     @classmethod
-    def waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+    def waitsome(
+        cls, requests: Requests, statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[AnyObject] | None]:
         """Wait until one or more are complete; return their indices, and what they received."""
         places = _active(requests)
         if places:
@@ -274,7 +283,9 @@ class Request(Handle):
         return bool(Request.testall(requests, statuses)[0])
 
     @classmethod
-    def testall(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+    def testall(
+        cls, requests: Requests, statuses: list[Status] | None = None
+    ) -> tuple[bool, list[AnyObject] | None]:
         """Return whether all are complete, and if so what each has received."""
         if not all([requests[place]._waitable().done() for place in _active(requests)]):  # noqa: C419  # each is asked
             return False, None
@@ -286,7 +297,9 @@ class Request(Handle):
         return Request.testany(requests, status)[:2]
 
     @classmethod
-    def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
+    def testany(
+        cls, requests: Requests, status: Status | None = None
+    ) -> tuple[int, bool, AnyObject]:
         """Return the index of a complete one, whether there is one, and what it has received."""
         places = _active(requests)
         if not places:
@@ -299,12 +312,14 @@ class Request(Handle):
         return UNDEFINED, False, None
 
     @classmethod
-    def Testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+    def Testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> list[int] | None:
         """Return the indices of those that are complete; None if there is nothing to wait for."""
         return Request.testsome(requests, statuses)[0]
 
     @classmethod
-    def testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+    def testsome(
+        cls, requests: Requests, statuses: list[Status] | None = None
+    ) -> tuple[list[int] | None, list[AnyObject] | None]:
         """Return the indices of those that are complete, and what they have received."""
         places = _active(requests)
         if not places:
@@ -337,7 +352,9 @@ class Request(Handle):
         return UNDEFINED, False
 
     @classmethod
-    def Get_status_some(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+    def Get_status_some(
+        cls, requests: Requests, statuses: list[Status] | None = None
+    ) -> list[int] | None:
         """Return the indices of those that are complete, and keep them."""
         places = _active(requests)
         if not places:
@@ -358,7 +375,7 @@ class Prequest(Request):
 
     _running: Request | None = None
 
-    def __new__(cls, request: Any = None) -> Any:
+    def __new__(cls, request: Request | None = None) -> Self:
         self = super().__new__(cls, request)
         self._running = getattr(request, "_running", None)
         return self
@@ -371,12 +388,12 @@ class Prequest(Request):
         self._running = start()
 
     @classmethod
-    def Startall(cls, requests: Requests) -> None:
+    def Startall(cls, requests: Sequence[Prequest]) -> None:
         """Start several calls."""
         for request in requests:
             request.Start()
 
-    def _waitable(self) -> Any:
+    def _waitable(self) -> AnyWork:
         return None if self._running is None else self._running._core
 
     def Cancel(self) -> None:
@@ -387,14 +404,14 @@ class Prequest(Request):
 
     cancel = Cancel
 
-    def _conclude(self, status: Status | None) -> Any:
+    def _conclude(self, status: Status | None) -> AnyObject:
         running, self._running = self._running, None
         if running is not None:
             return running._conclude(status)
         _clear(status)
         return None
 
-    def _fill(self, status: Status | None, work: Any) -> None:
+    def _fill(self, status: Status | None, work: AnyWork) -> None:
         if self._running is not None:
             self._running._fill(status, work)
 
@@ -403,7 +420,7 @@ class Prequest(Request):
         self._conclude(status)
         return True
 
-    def Pready(self, *_: Any) -> None:
+    def Pready(self, *_: object) -> None:
         """Refuse, as `Psend_init` does."""
         refused("partitioned communication", "send each part with its own Send_init")
 
@@ -411,7 +428,11 @@ class Prequest(Request):
 
 
 def truncated(
-    error: GpucollError, receive: Any, source: int, tag: int, status: Status | None = None
+    error: GpucollError,
+    receive: Callable[..., AnyWork],
+    source: int,
+    tag: int,
+    status: Status | None = None,
 ) -> Exception:
     """Remove a message that was too large for its receive; return the error to raise."""
     if "shape" not in str(error):
@@ -438,7 +459,7 @@ def _clear(status: Status | None) -> None:
         status.clear()
 
 
-def _resize(statuses: Any, length: int) -> None:
+def _resize(statuses: list[Status] | None, length: int) -> None:
     """Make a list of statuses long enough, as mpi4py does."""
     if statuses is not None:
         missing = [Status() for _ in range(length - len(statuses))]
@@ -446,7 +467,7 @@ def _resize(statuses: Any, length: int) -> None:
             statuses.extend(missing)
 
 
-def _at(statuses: Any, place: int) -> Status | None:
+def _at(statuses: list[Status] | None, place: int) -> Status | None:
     """Return the status to fill; a tuple may have fewer entries than there are requests."""
     return statuses[place] if statuses is not None and place < len(statuses) else None
 

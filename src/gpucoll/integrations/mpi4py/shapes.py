@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypeGuard
 
 from gpucoll.integrations.mpi4py.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL, WEIGHTS_EMPTY
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.integers import integer
+
+Weights: TypeAlias = Sequence[int] | int | None
+"""A weight for each edge, or UNWEIGHTED, WEIGHTS_EMPTY or None."""
 
 
 class Topology(Protocol):
@@ -34,7 +37,7 @@ class Cart:
 
     number, kind = CART, "cart"
 
-    def __init__(self, dims: Sequence[int], periods: Any = None) -> None:
+    def __init__(self, dims: Sequence[int], periods: Sequence[bool] | bool | None = None) -> None:
         self.dims = tuple(int(n) for n in ([dims] if isinstance(dims, int) else dims))
         if min(self.dims, default=1) < 1:
             raise argument_error(f"a grid of {list(self.dims)} has no ranks", "ERR_DIMS")
@@ -115,7 +118,13 @@ class DistGraph:
 
     number, kind = DIST_GRAPH, "dist_graph"
 
-    def __init__(self, sources: Any, destinations: Any, incoming: Any, outgoing: Any) -> None:
+    def __init__(
+        self,
+        sources: Sequence[int] | None,
+        destinations: Sequence[int] | None,
+        incoming: Weights,
+        outgoing: Weights,
+    ) -> None:
         self.sources, self.destinations = list(sources or []), list(destinations or [])
         for given, edges in ((incoming, self.sources), (outgoing, self.destinations)):
             n_weights = 0 if given == WEIGHTS_EMPTY else len(given) if _is_list(given) else None
@@ -134,11 +143,11 @@ class DistGraph:
         return self.sources, self.destinations
 
 
-def _is_list(given: Any) -> bool:
+def _is_list(given: object) -> TypeGuard[list[int] | tuple[int, ...]]:
     return isinstance(given, list | tuple)
 
 
-def dimensions(dims: Any) -> list[int]:
+def dimensions(dims: int | Sequence[int]) -> list[int]:
     """Return numbers of ranks along dimensions; an int gives the number of dimensions."""
     return [0] * dims if isinstance(dims, int) else [int(n) for n in dims]
 

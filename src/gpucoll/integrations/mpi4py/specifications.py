@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucoll.integrations.mpi4py.datatypes import Datatype, as_datatype
 from gpucoll.integrations.mpi4py.errors import argument_error, refused, type_error
-from gpucoll.integrations.mpi4py.memory import is_buffer, memory_of
+from gpucoll.integrations.mpi4py.memory import AnyBuffer, is_buffer, memory_of
 from gpucoll.integrations.mpi4py.type_maps import TypeMap
 
-Row = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from gpucoll.arrays.library import AnyArray
+    from gpucoll.calls.given import Unchecked
+    from gpucoll.integrations.mpi4py.typing import TypeSpec
+
+Row = npt.NDArray[np.generic]
 Finish = Callable[[], None]
+AnySpec: TypeAlias = Any
+"""A specification as the program gave it: if valid, one of `typing.BufSpec` to `BufSpecW`."""
 
 
-def _is_pair(given: Any) -> bool:
+def _is_pair(given: Unchecked) -> bool:
     return isinstance(given, tuple | list)
 
 
-def _parts(message: Any, pair: type | tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
+def _parts(
+    message: AnySpec, pair: type | tuple[type, ...]
+) -> tuple[Unchecked, Unchecked, Unchecked, Unchecked]:
     """Return buffer, count, displacement and datatype; each is None if it was not given."""
     if isinstance(message, list | tuple):
         if len(message) == 2:
@@ -48,7 +57,7 @@ def _parts(message: Any, pair: type | tuple[type, ...]) -> tuple[Any, Any, Any, 
     )
 
 
-def _two(pair: Any) -> tuple[Any, Any]:
+def _two(pair: Unchecked) -> tuple[Unchecked, Unchecked]:
     if len(pair) != 2:
         raise argument_error(f"message: expecting (count, displacement), got {pair!r}")
     return pair[0], pair[1]
@@ -57,7 +66,7 @@ def _two(pair: Any) -> tuple[Any, Any]:
 class _Base:
     """Memory, and the datatype as which it is read."""
 
-    def __init__(self, data: Any, datatype: Any, writable: bool) -> None:
+    def __init__(self, data: AnyBuffer, datatype: TypeSpec | None, writable: bool) -> None:
         memory = memory_of(data, writable)
         self.data = memory.data
         self.gpu_array = memory.gpu_array
@@ -114,7 +123,7 @@ class Simple(_Base):
         The number of blocks; a count that is not given is that of one block.
     """
 
-    def __init__(self, message: Any, writable: bool, blocks: int = 1) -> None:
+    def __init__(self, message: AnySpec, writable: bool, blocks: int = 1) -> None:
         data, count, displacement, datatype = _parts(message, (tuple, list))
         super().__init__(data, datatype, writable)
         self.offset = self._offset(displacement)
@@ -136,7 +145,7 @@ class Simple(_Base):
         if self.datatype._core is None and not self.count:
             self.datatype = as_datatype("B")
 
-    def _offset(self, displacement: Any) -> int:
+    def _offset(self, displacement: Unchecked) -> int:
         place = 0 if displacement is None else operator.index(displacement)
         if place < 0:
             raise argument_error(f"message: negative displacement {place}")
@@ -149,7 +158,7 @@ class Simple(_Base):
             )
         return place * extent
 
-    def row(self, blocks: int = 1) -> Any:
+    def row(self, blocks: int = 1) -> AnyArray:
         """Return the elements of all blocks in one row, as a view if possible."""
         n_items = self.count * blocks
         if self.gpu_array is not None:
@@ -158,7 +167,7 @@ class Simple(_Base):
         assert self.data is not None
         return self.map.pack(self.data, self.offset, n_items)
 
-    def target(self, blocks: int = 1) -> tuple[Any, Finish | None]:
+    def target(self, blocks: int = 1) -> tuple[AnyArray, Finish | None]:
         """Return where to write elements, and the function to call afterwards."""
         n_items = self.count * blocks
         if self.gpu_array is not None:
@@ -170,7 +179,7 @@ class Simple(_Base):
             return row, None
         return row, lambda: type_map.unpack(row, data, offset)
 
-    def _gpu_row(self, n_items: int) -> Any:
+    def _gpu_row(self, n_items: int) -> AnyArray:
         array, size = self.gpu_array, _gpu_size(self.gpu_array)
         wanted, begin = n_items * self.map.n_elements, self.offset // max(self.map.extent, 1)
         if not self.map.is_dense or self.map.element is None:
@@ -185,7 +194,7 @@ class Simple(_Base):
 class Vector(_Base):
     """A buffer with a count and a displacement for each of several blocks."""
 
-    def __init__(self, message: Any, writable: bool, blocks: int) -> None:
+    def __init__(self, message: AnySpec, writable: bool, blocks: int) -> None:
         data, counts, displacements, datatype = _parts(message, tuple)
         super().__init__(data, datatype, writable)
         if counts is None:
@@ -230,7 +239,7 @@ class Vector(_Base):
         assert self.data is not None
         return self.map.pack(self.data, offset, count)
 
-    def row(self) -> Any:
+    def row(self) -> AnyArray:
         """Return the elements of all blocks in one row."""
         if self.is_one_row:
             return self._whole()
@@ -239,7 +248,7 @@ class Vector(_Base):
         blocks = [self.block(number) for number in range(len(self.counts))]
         return np.concatenate(blocks) if blocks else np.empty(0, self.map.dtype)
 
-    def target(self) -> tuple[Any, Finish | None]:
+    def target(self) -> tuple[AnyArray, Finish | None]:
         """Return where to write all blocks, and the function to call afterwards."""
         if self.is_one_row:
             return self._whole(), None
@@ -256,7 +265,7 @@ class Vector(_Base):
                 assert self.data is not None
                 self.map.unpack(part, self.data, self.displacements[number] * self.map.extent)
 
-    def _whole(self) -> Any:
+    def _whole(self) -> AnyArray:
         first = next((place for count, place in zip(self.counts, self.displacements, strict=True)
                       if count), 0)  # fmt: skip
         total, offset = sum(self.counts), first * self.map.extent
@@ -271,7 +280,7 @@ class Vector(_Base):
 class Typed:
     """A buffer with a count, a displacement in bytes and a datatype for each of several blocks."""
 
-    def __init__(self, message: Any, writable: bool, blocks: int) -> None:
+    def __init__(self, message: AnySpec, writable: bool, blocks: int) -> None:
         if not _is_pair(message):
             raise type_error("message: expecting list/tuple")
         if len(message) == 2:
@@ -320,7 +329,7 @@ class Typed:
             begin += size
 
 
-def numbers(given: Any, length: int, what: str) -> list[int]:
+def numbers(given: Unchecked, length: int, what: str) -> list[int]:
     """Return one int for each block; a single number is repeated."""
     if not hasattr(given, "__len__") or getattr(given, "ndim", 1) == 0:
         return [operator.index(given)] * length
@@ -329,17 +338,17 @@ def numbers(given: Any, length: int, what: str) -> list[int]:
     return [operator.index(item) for item in _listed(given)]
 
 
-def _listed(given: Sequence[Any]) -> Sequence[Any]:
+def _listed(given: Sequence[Unchecked]) -> Sequence[AnyArray]:
     tolist = getattr(given, "tolist", None)
     return given if tolist is None else tolist()
 
 
-def _gpu_size(array: Any) -> int:
+def _gpu_size(array: AnyArray) -> int:
     shape = array.shape
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _flat(array: Any) -> Any:
+def _flat(array: AnyArray) -> AnyArray:
     if getattr(array, "ndim", len(array.shape)) == 1:
         return array
     reshape = getattr(array, "reshape", None) or getattr(array, "ravel", None)

@@ -7,13 +7,15 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gpucoll
 from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py.errors import as_mpis
 from gpucoll.integrations.mpi4py.infos import ERRORS_RETURN
 
+AnyComm: TypeAlias = Any
+"""gpucoll's communicator; for an intercommunicator `OtherGroup`, which stands for one."""
 _open: weakref.WeakSet[State] = weakref.WeakSet()
 
 
@@ -33,11 +35,11 @@ class State:
     """
 
     def __init__(
-        self, make: Callable[[], Any], ranks: Sequence[int], rank: int, context: str
+        self, make: Callable[[], AnyComm], ranks: Sequence[int], rank: int, context: str
     ) -> None:
         self._make = make
         self._making = threading.RLock()
-        self._comm: Any = None
+        self._comm: AnyComm = None
         self.ranks, self.rank, self.size = tuple(ranks), rank, len(ranks)
         self.context = context
         self.remote: tuple[int, ...] = ()
@@ -60,7 +62,7 @@ class State:
         _open.add(self)
 
     @property
-    def comm(self) -> Any:
+    def comm(self) -> AnyComm:
         """Gpucoll's communicator."""
         if self._comm is None:
             # otherwise threads that need it at the same time would each make one
@@ -125,5 +127,5 @@ def close_all() -> None:
             state.close(at_end=True)
 
 
-def _closed() -> Any:
+def _closed() -> AnyComm:
     raise gpucoll.StateError("this communicator was freed, or MPI was finalized")

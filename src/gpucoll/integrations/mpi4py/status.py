@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED
-from gpucoll.integrations.mpi4py.datatypes import BYTE
+from gpucoll.integrations.mpi4py.datatypes import BYTE, Datatype
 
 
 class Status:
@@ -53,14 +51,14 @@ class Status:
     def Set_error(self, error: int) -> None:
         self.error = error
 
-    def Get_count(self, datatype: Any = BYTE) -> int:
+    def Get_count(self, datatype: Datatype = BYTE) -> int:
         """Return the number of items of a datatype; UNDEFINED if it is not whole."""
         size = datatype.Get_size()
         if size == 0:
             return 0 if self._bytes == 0 else UNDEFINED
         return self._bytes // size if self._bytes % size == 0 else UNDEFINED
 
-    def Get_elements(self, datatype: Any) -> int:
+    def Get_elements(self, datatype: Datatype) -> int:
         """Return the number of basic elements."""
         type_map = datatype._map()
         if type_map.element is None:
@@ -69,7 +67,7 @@ class Status:
         item = type_map.element.itemsize
         return self._bytes // item if self._bytes % item == 0 else UNDEFINED
 
-    def Set_elements(self, datatype: Any, count: int) -> None:
+    def Set_elements(self, datatype: Datatype, count: int) -> None:
         self._bytes = count * datatype.Get_size()
 
     def Is_cancelled(self) -> bool:
@@ -97,7 +95,7 @@ class Status:
         self.fill(state["source"], state["tag"], state["count"])
         self.error, self._cancelled = state["error"], bool(state["cancelled"])
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (), self.__getstate__()
 
     def __eq__(self, other: object) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -11,12 +11,21 @@ from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py import objects
 from gpucoll.integrations.mpi4py.calls import Call
 from gpucoll.integrations.mpi4py.collectives import add_forms
-from gpucoll.integrations.mpi4py.communicator import kinds
+from gpucoll.integrations.mpi4py.communicator import Comm, kinds
 from gpucoll.integrations.mpi4py.constants import CART, DIST_GRAPH, GRAPH
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.intracommunicator import Intracomm
 from gpucoll.integrations.mpi4py.shapes import Cart
-from gpucoll.integrations.mpi4py.specifications import Simple, Typed, Vector
+from gpucoll.integrations.mpi4py.specifications import AnySpec, Row, Simple, Typed, Vector
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpucoll.calls.given import AnyObject
+    from gpucoll.integrations.mpi4py.typing import BufSpecB
+
+
+_T = TypeVar("_T")
 
 
 class Topocomm(Intracomm):
@@ -24,7 +33,7 @@ class Topocomm(Intracomm):
 
     _topology_number = 0
 
-    def __new__(cls, comm: Any = None) -> Any:
+    def __new__(cls, comm: Comm | None = None) -> Self:
         self = super().__new__(cls, comm)
         topology = None if self._core is None else self._core.topology
         if self._core is not None and (
@@ -46,11 +55,11 @@ class Topocomm(Intracomm):
     outdegree = property(lambda self: len(self._neighbours()[1]))
     degrees = property(lambda self: (self.indegree, self.outdegree))
 
-    def neighbor_allgather(self, sendobj: Any) -> list[Any]:
+    def neighbor_allgather(self, sendobj: AnyObject) -> list[AnyObject]:
         """Send an object to all neighbours; return theirs."""
         return self.neighbor_alltoall([sendobj] * self.outdegree)
 
-    def neighbor_alltoall(self, sendobj: list[Any]) -> list[Any]:
+    def neighbor_alltoall(self, sendobj: list[AnyObject]) -> list[AnyObject]:
         """Send an object to each neighbour; return theirs."""
         sources, destinations = self._neighbours()
         values, ends = list(sendobj), destinations
@@ -62,7 +71,7 @@ class Topocomm(Intracomm):
             raise self._failed(error) from None
 
 
-def _crossed(items: list[Any]) -> list[Any]:
+def _crossed(items: list[_T]) -> list[_T]:
     """Swap the two items of each dimension.
 
     Data sent down arrives from above. If both neighbours are the same rank, its item that was sent
@@ -71,7 +80,9 @@ def _crossed(items: list[Any]) -> list[Any]:
     return [items[place ^ 1] for place in range(len(items))]
 
 
-def _exchange(comm: Any, sent: list[Any], sizes: list[int], spread: Any) -> Call:
+def _exchange(
+    comm: Topocomm, sent: list[Row], sizes: list[int], spread: Callable[[int, Row], None]
+) -> Call:
     """Send bytes along each edge, by an all_to_all with empty blocks between other ranks."""
     sources, destinations = comm._neighbours()
     if comm._state.topology.number == CART:
@@ -103,7 +114,9 @@ def _exchange(comm: Any, sent: list[Any], sizes: list[int], spread: Any) -> Call
     return Call("all_to_all", (whole,), named, finish)
 
 
-def _received(comm: Any, recvbuf: Any, is_vector: bool) -> tuple[list[int], Any]:
+def _received(
+    comm: Topocomm, recvbuf: AnySpec, is_vector: bool
+) -> tuple[list[int], Callable[[int, Row], None]]:
     """Return the bytes that arrive along each edge, and the function that puts them in place."""
     n_edges = comm.indegree
     if is_vector:
@@ -117,7 +130,7 @@ def _received(comm: Any, recvbuf: Any, is_vector: bool) -> tuple[list[int], Any]
         begins = [one.offset + n * one.count * type_map.extent for n in range(n_edges)]
         one.check_reach(one.offset, one.count * n_edges, "what comes")
 
-    def spread(edge: int, part: Any) -> None:
+    def spread(edge: int, part: Row) -> None:
         if len(part):
             assert memory is not None
             type_map.unpack(part, memory, begins[edge])
@@ -125,17 +138,17 @@ def _received(comm: Any, recvbuf: Any, is_vector: bool) -> tuple[list[int], Any]
     return [count * type_map.size for count in counts], spread
 
 
-def neighbor_allgather(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def neighbor_allgather(comm: Topocomm, sendbuf: BufSpecB, recvbuf: BufSpecB) -> Call:
     sizes, spread = _received(comm, recvbuf, False)
     return _exchange(comm, [Simple(sendbuf, False).row()] * comm.outdegree, sizes, spread)
 
 
-def neighbor_allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def neighbor_allgatherv(comm: Topocomm, sendbuf: BufSpecB, recvbuf: BufSpecB) -> Call:
     sizes, spread = _received(comm, recvbuf, True)
     return _exchange(comm, [Simple(sendbuf, False).row()] * comm.outdegree, sizes, spread)
 
 
-def neighbor_alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def neighbor_alltoall(comm: Topocomm, sendbuf: BufSpecB, recvbuf: BufSpecB) -> Call:
     sizes, spread = _received(comm, recvbuf, False)
     n_edges = comm.outdegree
     row = Simple(sendbuf, False, max(n_edges, 1)).row(n_edges)
@@ -144,17 +157,17 @@ def neighbor_alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
     return _exchange(comm, parts, sizes, spread)
 
 
-def neighbor_alltoallv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def neighbor_alltoallv(comm: Topocomm, sendbuf: BufSpecB, recvbuf: BufSpecB) -> Call:
     sizes, spread = _received(comm, recvbuf, True)
     sent = Vector(sendbuf, False, comm.outdegree)
     return _exchange(comm, [sent.block(n) for n in range(comm.outdegree)], sizes, spread)
 
 
-def neighbor_alltoallw(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
+def neighbor_alltoallw(comm: Topocomm, sendbuf: BufSpecB, recvbuf: BufSpecB) -> Call:
     received = Typed(recvbuf, True, comm.indegree)
     sent = Typed(sendbuf, False, comm.outdegree)
 
-    def spread(edge: int, part: Any) -> None:
+    def spread(edge: int, part: Row) -> None:
         if len(part):
             received.maps[edge].unpack(part, received.data, received.displacements[edge])
 
@@ -198,7 +211,7 @@ class Cartcomm(Topocomm):
         """Return the ranks to receive from and to send to; PROC_NULL beyond an edge."""
         return self._cart.shifted(self.rank, direction, disp)
 
-    def Sub(self, remain_dims: Sequence[bool]) -> Any:
+    def Sub(self, remain_dims: Sequence[bool]) -> Comm:
         """Split into grids that keep some of the dimensions."""
         cart = self._cart
         keeps = [bool(item) for item in
@@ -256,7 +269,7 @@ class Distgraphcomm(Topocomm):
         graph = self._state.topology
         return len(graph.sources), len(graph.destinations), graph.is_weighted
 
-    def Get_dist_neighbors(self) -> tuple[list[int], list[int], Any]:
+    def Get_dist_neighbors(self) -> tuple[list[int], list[int], tuple[list[int], list[int]] | None]:
         graph = self._state.topology
         weights = graph.weights if graph.is_weighted else None
         return list(graph.sources), list(graph.destinations), weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ class TypeMap:
     """
 
     runs: Offsets
-    element: np.dtype[Any] | None
+    element: np.dtype[np.generic] | None
     lb: int
     extent: int
     alignment: int = 1
@@ -55,7 +54,7 @@ class TypeMap:
         return len(self.runs) == 1 and self.runs[0, 0] == 0 and self.extent == self.size
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """The dtype of the packed data."""
         return np.dtype(np.uint8) if self.element is None else self.element
 
@@ -72,14 +71,14 @@ class TypeMap:
         low = self.true_lb + min(0, last)
         return low, self.true_lb + self.true_extent + max(0, last)
 
-    def pack(self, memory: Bytes, offset: int, count: int) -> npt.NDArray[Any]:
+    def pack(self, memory: Bytes, offset: int, count: int) -> npt.NDArray[np.generic]:
         """Return the elements of `count` items from `offset` on, as a view if they are dense."""
         if self.is_dense:
             return memory[offset : offset + count * self.size].view(self.dtype)
         unit, places = self._places(offset, count)
         return _in_units(memory, unit)[places].view(np.uint8).view(self.dtype)
 
-    def unpack(self, packed: npt.NDArray[Any], memory: Bytes, offset: int) -> None:
+    def unpack(self, packed: npt.NDArray[np.generic], memory: Bytes, offset: int) -> None:
         """Write all of the packed elements to their places."""
         data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
         if not len(data):
@@ -93,8 +92,8 @@ class TypeMap:
         _in_units(memory, unit)[places[: len(values)]] = values
 
     def _places(
-        self, offset: int, count: int, unit: np.dtype[Any] | None = None
-    ) -> tuple[np.dtype[Any], Offsets]:
+        self, offset: int, count: int, unit: np.dtype[np.generic] | None = None
+    ) -> tuple[np.dtype[np.generic], Offsets]:
         """Return the largest unit that divides all runs, and the place of each unit."""
         if unit is None:
             step = int(np.gcd.reduce(np.append(self.runs, (self.extent, offset))))
@@ -103,7 +102,7 @@ class TypeMap:
         items = (offset + np.arange(count, dtype=np.int64) * self.extent) // unit.itemsize
         return unit, (items[:, None] + one).reshape(-1)
 
-    def moved(self, displacements: Any, blocklengths: Any) -> Offsets:
+    def moved(self, displacements: npt.ArrayLike, blocklengths: npt.ArrayLike) -> Offsets:
         """Return the runs of blocks of items at byte displacements."""
         parts = []
         lengths = np.broadcast_to(np.asarray(blocklengths, np.int64), np.shape(displacements))
@@ -119,13 +118,13 @@ class TypeMap:
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
 
-def basic_map(dtype: np.dtype[Any]) -> TypeMap:
+def basic_map(dtype: np.dtype[np.generic]) -> TypeMap:
     """Return the map of a basic type."""
     return TypeMap(np.array([[0, dtype.itemsize]]), dtype, 0, dtype.itemsize, dtype.alignment)
 
 
 def merged_map(
-    runs: Offsets, elements: list[np.dtype[Any] | None], lb: int, extent: int, alignment: int
+    runs: Offsets, elements: list[np.dtype[np.generic] | None], lb: int, extent: int, alignment: int
 ) -> TypeMap:
     """Return a map in which adjacent runs are merged."""
     runs = runs[runs[:, 1] > 0]
@@ -146,5 +145,5 @@ def _spread(runs: Offsets) -> Offsets:
     return found
 
 
-def _in_units(memory: Bytes, unit: np.dtype[Any]) -> npt.NDArray[Any]:
+def _in_units(memory: Bytes, unit: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     return memory[: len(memory) // unit.itemsize * unit.itemsize].view(unit)

@@ -21,7 +21,7 @@ class SupportsBuffer(Protocol):
 class SupportsDLPack(Protocol):
     """Has memory through DLPack."""
 
-    def __dlpack__(self, /, *, stream: Any = None) -> Any: ...
+    def __dlpack__(self, /, *, stream: object = None) -> object: ...
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
@@ -30,7 +30,7 @@ class SupportsCAI(Protocol):
     """Has memory on a GPU through the CUDA array interface."""
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    def __cuda_array_interface__(self) -> dict[str, object]: ...
 
 
 Buffer: TypeAlias = SupportsBuffer | SupportsDLPack | SupportsCAI

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from gpucoll.integrations.mpi4py.errors import ArgumentError, argument_error
 from gpucoll.integrations.mpi4py.type_maps import Bytes, TypeMap, basic_map
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.mpi4py.specifications import Row
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,10 +26,10 @@ class Part(Protocol):
 
     size: int
 
-    def get(self, type_map: TypeMap, offset: int, count: int) -> Any:
+    def get(self, type_map: TypeMap, offset: int, count: int) -> Row:
         """Return a copy of the elements of items, from a byte offset on."""
 
-    def put(self, row: Any, type_map: TypeMap, offset: int) -> None:
+    def put(self, row: Row, type_map: TypeMap, offset: int) -> None:
         """Write elements to their places."""
 
 
@@ -36,11 +39,11 @@ class MappedPart:
     def __init__(self, data: Bytes) -> None:
         self.data, self.size = data, len(data)
 
-    def get(self, type_map: TypeMap, offset: int, count: int) -> Any:
+    def get(self, type_map: TypeMap, offset: int, count: int) -> Row:
         """Return a copy of the elements of items, from a byte offset on."""
         return type_map.pack(self.data, offset, count).copy()
 
-    def put(self, row: Any, type_map: TypeMap, offset: int) -> None:
+    def put(self, row: Row, type_map: TypeMap, offset: int) -> None:
         """Write elements to their places."""
         if type_map.is_dense:  # copy bytes, since the place may not be aligned
             data = row.view(np.uint8)
@@ -63,14 +66,14 @@ class PeerPart:
     def __init__(self, pid: int, address: int, size: int) -> None:
         self._pid, self._address, self.size = pid, address, size
 
-    def get(self, type_map: TypeMap, offset: int, count: int) -> Any:
+    def get(self, type_map: TypeMap, offset: int, count: int) -> Row:
         """Return a copy of the elements of items, from a byte offset on."""
         low, high = type_map.span(count)
         block = np.empty(high - low, np.uint8)
         self._move("process_vm_readv", block, offset + low)
         return type_map.pack(block, -low, count)
 
-    def put(self, row: Any, type_map: TypeMap, offset: int) -> None:
+    def put(self, row: Row, type_map: TypeMap, offset: int) -> None:
         """Write elements to their places, run by run, so that the gaps stay untouched."""
         data = row.view(np.uint8)
         if type_map.is_dense:

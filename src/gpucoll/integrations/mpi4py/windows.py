@@ -7,13 +7,13 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from gpucoll import DeadlineError, GpucollError
-from gpucoll.integrations.mpi4py.attributes import HasAttributes
+from gpucoll.integrations.mpi4py.attributes import Attribute, HasAttributes
 from gpucoll.integrations.mpi4py.communicator import refuses
 from gpucoll.integrations.mpi4py.constants import (
     BOTTOM,
@@ -39,6 +39,15 @@ from gpucoll.integrations.mpi4py.memory import buffer, memory_of
 from gpucoll.integrations.mpi4py.one_sided import OneSided
 from gpucoll.integrations.mpi4py.window_memory import MappedPart, Part, PeerPart, shows
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from gpucoll import Communicator
+    from gpucoll.calls.given import AnyObject
+    from gpucoll.integrations.mpi4py.groups import Group
+    from gpucoll.integrations.mpi4py.intracommunicator import Intracomm
+    from gpucoll.integrations.mpi4py.typing import Bottom, Buffer
+
 _ALIGNED = 4096
 _SLICE_S = 1e-4
 _TOKEN_BYTES = 16
@@ -48,7 +57,13 @@ class Core:
     """The state of a window: the memory of all ranks, in one shared block or in separate places."""
 
     def __init__(
-        self, comm: Any, flavor: int, units: list[int], parts: list[Part], file: int, memory: Any
+        self,
+        comm: Intracomm,
+        flavor: int,
+        units: list[int],
+        parts: list[Part],
+        file: int,
+        memory: Buffer | Bottom,
     ) -> None:
         self.comm, self.flavor, self.units, self.parts = comm, flavor, units, parts
         self.file, self.memory = file, memory
@@ -62,7 +77,7 @@ class Core:
         self.errhandler: Any = comm._core.errhandler
         self._accumulating = threading.Lock()
 
-    def ranks_of(self, group: Any) -> list[int]:
+    def ranks_of(self, group: Group) -> list[int]:
         """Return the ranks in this window of a group's members."""
         members = self.comm._state.ranks
         return [members.index(rank) for rank in group._ranks]
@@ -84,22 +99,26 @@ class Win(Handle, HasAttributes, OneSided):
 
     @classmethod
     def Allocate_shared(
-        cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
-    ) -> Any:
+        cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm | None = None
+    ) -> Self:
         """Make memory that all ranks of a communicator share; all must be on one host."""
         return cls._allocated(WIN_FLAVOR_SHARED, size, disp_unit, info, comm)
 
     @classmethod
     def Allocate(
-        cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
-    ) -> Any:
+        cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm | None = None
+    ) -> Self:
         """Make memory for one-sided calls; all ranks must be on one host."""
         return cls._allocated(WIN_FLAVOR_ALLOCATE, size, disp_unit, info, comm)
 
     @classmethod
     def Create(
-        cls, memory: Any, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
-    ) -> Any:
+        cls,
+        memory: Buffer | Bottom,
+        disp_unit: int = 1,
+        info: Info = INFO_NULL,
+        comm: Intracomm | None = None,
+    ) -> Self:
         """Expose this rank's memory to the other ranks; all must be on one host."""
         memory = None if memory is BOTTOM else memory  # BOTTOM has no memory either
         own, data = _duplicate(comm), memory_of(memory, memory is not None).data
@@ -127,7 +146,9 @@ class Win(Handle, HasAttributes, OneSided):
         return cls._made(Core(own, WIN_FLAVOR_CREATE, units, parts, kept, memory), info)
 
     @classmethod
-    def _allocated(cls, flavor: int, size: int, disp_unit: int, info: Any, comm: Any) -> Any:
+    def _allocated(
+        cls, flavor: int, size: int, disp_unit: int, info: Info, comm: Intracomm | None
+    ) -> Self:
         size = integer(size)
         if size < 0:
             raise argument_error(f"size must be 0 or more; got {size}", "ERR_SIZE")
@@ -150,7 +171,7 @@ class Win(Handle, HasAttributes, OneSided):
         return cls._made(Core(own, flavor, units, parts, kept, memory), info)
 
     @classmethod
-    def _made(cls, core: Core, info: Any) -> Any:
+    def _made(cls, core: Core, info: Info) -> Self:
         core.info = dict(info.items()) if info else {}
         return cls._of(core)
 
@@ -234,7 +255,7 @@ class Win(Handle, HasAttributes, OneSided):
 
     # --- what it is -------------------------------------------------------------------------------
 
-    def Get_attr(self, keyval: int) -> Any:
+    def Get_attr(self, keyval: int) -> Attribute:
         core = self._live("ERR_WIN")
         known = {
             WIN_BASE: core.own.data.ctypes.data if core.own.size else 0,
@@ -250,8 +271,9 @@ class Win(Handle, HasAttributes, OneSided):
     flavor = property(lambda self: self.Get_attr(WIN_CREATE_FLAVOR))
     model = property(lambda self: self.Get_attr(WIN_MODEL))
 
-    def Get_group(self) -> Any:
-        return self._live("ERR_WIN").comm.Get_group()
+    def Get_group(self) -> Group:
+        group: Group = self._live("ERR_WIN").comm.Get_group()
+        return group
 
     group = property(Get_group)
     group_size = property(lambda self: self._live("ERR_WIN").comm.size)
@@ -266,15 +288,15 @@ class Win(Handle, HasAttributes, OneSided):
     name = property(Get_name, Set_name)
 
     def Get_info(self) -> Info:
-        return Info.Create(self._live("ERR_WIN").info)  # type: ignore[no-any-return]
+        return Info.Create(self._live("ERR_WIN").info)
 
-    def Set_info(self, info: Any) -> None:
+    def Set_info(self, info: Info) -> None:
         self._live("ERR_WIN").info = dict(info.items())
 
     info = property(Get_info, Set_info)
 
     @classmethod
-    def Create_errhandler(cls, errhandler_fn: Any) -> Errhandler:
+    def Create_errhandler(cls, errhandler_fn: Callable[[Win, int], object]) -> Errhandler:
         return Errhandler._of(errhandler_fn)
 
     def Call_errhandler(self, errorcode: int) -> None:
@@ -290,7 +312,7 @@ class Win(Handle, HasAttributes, OneSided):
     def Set_errhandler(self, errhandler: Errhandler) -> None:
         self._live("ERR_WIN").errhandler = errhandler._core
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         if self._core is None:
             return self._reduced("WIN_NULL")
         raise ValueError("a window cannot be pickled")
@@ -301,14 +323,16 @@ for _name in ("Create_dynamic", "Attach", "Detach"):
 WIN_NULL = Win()
 
 
-def _duplicate(comm: Any) -> Any:
+def _duplicate(comm: Intracomm | None) -> Intracomm:
     """Return a duplicate for the window."""
     if comm is None or not comm:
         raise argument_error("a window needs a communicator", "ERR_COMM")
     return comm.Dup()
 
 
-def _gathered(own: Any, disp_unit: int, value: Any) -> tuple[list[int], list[Any]]:
+def _gathered(
+    own: Intracomm, disp_unit: int, value: AnyObject
+) -> tuple[list[int], list[AnyObject]]:
     """Return the units and values of all ranks; raise if they are on several hosts."""
     ours = own._state.comm
     host = colour_of_host(ours)
@@ -322,7 +346,7 @@ def _gathered(own: Any, disp_unit: int, value: Any) -> tuple[list[int], list[Any
 
 
 @contextlib.contextmanager
-def _shared_file(comm: Any, size: int) -> Iterator[int]:
+def _shared_file(comm: Communicator, size: int) -> Iterator[int]:
     """Yield anonymous memory that all ranks have opened; rank 0 creates it."""
     file = -1
     if comm.rank == 0:

@@ -49,10 +49,10 @@ class RankActor:
         run: Run,
         rank: int,
         store: Store,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> Outcome:
         """Call a function as one rank of a run."""
         return call(run, rank, store, function, args, kwargs)
@@ -96,7 +96,7 @@ class Store:
         """Set a key."""
         self._ask("set", key, value)
 
-    def get(self, key: str) -> Any:
+    def get(self, key: str) -> str | None:
         """Return a key's value; None if it is not set."""
         return self._ask("get", key)
 
@@ -108,12 +108,15 @@ class Store:
         """Return the run's secret."""
         return self.key
 
-    def _ask(self, method: str, *args: str) -> Any:
+    def _ask(self, method: str, *args: str) -> str | None:
         import ray
 
         try:
-            return ray.get(getattr(self.actor, method).remote(*args), timeout=_ANSWER_S)
+            answer: str | None = ray.get(
+                getattr(self.actor, method).remote(*args), timeout=_ANSWER_S
+            )
         except ray.exceptions.RayActorError as error:
             raise AbortedError(
                 "the driver has ended the run, and with it the store through which ranks meet"
             ) from error
+        return answer

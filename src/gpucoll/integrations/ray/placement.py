@@ -6,15 +6,29 @@ import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gpucoll import ArgumentError, ArgumentTypeError, DeadlineError, LaunchError, __version__
 from gpucoll.integrations.ray.actors import RankActor, Station
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from typing_extensions import NotRequired
 
 __all__ = ["Placed", "Placement"]
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _WHO = "gpucoll.integrations.ray"
+
+
+class ActorOptions(TypedDict):
+    """Ray's options for each actor."""
+
+    num_cpus: float
+    num_gpus: float
+    resources: dict[str, float]
+    runtime_env: NotRequired[dict[str, object]]
 
 
 @dataclass(frozen=True)
@@ -49,8 +63,8 @@ class Placement:
     def __init__(
         self,
         world_size: int | None,
-        options: Mapping[str, Any],
-        group: Any,
+        options: ActorOptions,
+        group: PlacementGroup | None,
         strategy: str,
         ready_s: float,
     ) -> None:
@@ -61,7 +75,7 @@ class Placement:
         self._is_own = group is None
         self._options = options
         self.world_size = _world_size(world_size, group)
-        self._group = self._made(strategy) if self._is_own else group
+        self._group: PlacementGroup = self._made(strategy) if self._is_own else group
         try:
             self._wait_for_room()
         except BaseException:
@@ -72,7 +86,7 @@ class Placement:
         """Start an actor on every bundle; return them ordered by node, when all are running."""
         return _in_order(self._started(range(self.world_size)))
 
-    def start_beside(self, kind: type) -> Any:
+    def start_beside(self, kind: type) -> ActorHandle:
         """Start an actor that takes no resources of the cluster."""
         return self._ray.remote(num_cpus=0)(kind).remote()
 
@@ -92,7 +106,7 @@ class Placement:
         free = {*range(self.world_size)} - {worker.bundle for worker in kept}
         return _in_order([*kept, *self._started(sorted(free))])
 
-    def kill(self, actor: Any) -> None:
+    def kill(self, actor: ActorHandle) -> None:
         """End an actor's process."""
         with contextlib.suppress(Exception):  # Ray may have been shut down
             self._ray.kill(actor, no_restart=True)
@@ -105,7 +119,7 @@ class Placement:
             with contextlib.suppress(Exception):  # Ray may have been shut down
                 remove_placement_group(self._group)
 
-    def _made(self, strategy: str) -> Any:
+    def _made(self, strategy: str) -> PlacementGroup:
         """Return a placement group for all actors, once the cluster has reserved its resources."""
         from ray.util.placement_group import placement_group
 
@@ -150,7 +164,7 @@ class Placement:
                 self.kill(actor)
             raise
 
-    def _described(self, actors: Mapping[int, Any]) -> list[Placed]:
+    def _described(self, actors: Mapping[int, ActorHandle]) -> list[Placed]:
         """Return the actors of these bundles when all of them are running."""
         deadline = time.monotonic() + self._ready_s
         answers = {bundle: actor.describe.remote() for bundle, actor in actors.items()}
@@ -177,7 +191,7 @@ class Placement:
         return placed
 
 
-def _world_size(world_size: int | None, group: Any) -> int:
+def _world_size(world_size: int | None, group: PlacementGroup | None) -> int:
     if group is None:
         if world_size is None:
             raise ArgumentError(f"{_WHO}: give world_size or placement_group")
@@ -195,7 +209,7 @@ def _world_size(world_size: int | None, group: Any) -> int:
     return int(world_size or bundles)
 
 
-def _bundle(options: Mapping[str, Any]) -> dict[str, float]:
+def _bundle(options: ActorOptions) -> dict[str, float]:
     """Return the resources of one actor, as a bundle."""
     takes = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
     bundle = {name: value for name, value in takes.items() if value}

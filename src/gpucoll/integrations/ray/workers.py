@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gpucoll import ArgumentTypeError, StateError
 from gpucoll.integrations.engine import arguments
 from gpucoll.integrations.engine.collection import Collection
 from gpucoll.integrations.engine.outcome import Outcome, lost, without_result
-from gpucoll.integrations.engine.rank_call import Run
+from gpucoll.integrations.engine.rank_call import InitOptions, Run
 from gpucoll.integrations.ray.actors import KeyActor, Store
-from gpucoll.integrations.ray.placement import Placed, Placement
+from gpucoll.integrations.ray.placement import ActorOptions, Placed, Placement
+
+if TYPE_CHECKING:
+    import ray
+    from ray.util.placement_group import PlacementGroup
+    from typing_extensions import Unpack
+
+    from gpucoll.calls.given import AnyObject
 
 __all__ = ["Workers", "run"]
 
@@ -20,18 +27,30 @@ _WHO = "gpucoll.integrations.ray"
 _READY_S = 120.0
 
 
+class WorkersOptions(TypedDict, total=False):
+    """Further arguments of `Workers`."""
+
+    num_cpus: float
+    num_gpus: float
+    resources: Mapping[str, float] | None
+    placement_group: PlacementGroup | None
+    strategy: str
+    runtime_env: Mapping[str, object] | None
+    ready_s: float
+
+
 def run(
-    function: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    function: Callable[..., object],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     world_size: int | None = None,
-    init: Mapping[str, Any] | None = None,
+    init: InitOptions | None = None,
     elastic: bool = False,
     timeout_s: float | None = None,
     grace_s: float = 5.0,
-    **workers: Any,
-) -> list[Any]:
+    **workers: Unpack[WorkersOptions],
+) -> list[AnyObject]:
     """Call ``function(comm, *args, **kwargs)`` on each of `world_size` new actors.
 
     Combines `Workers` and `Workers.run`; `workers` are further arguments of `Workers`.
@@ -91,15 +110,19 @@ class Workers:
         num_cpus: float = 1,
         num_gpus: float = 0,
         resources: Mapping[str, float] | None = None,
-        placement_group: Any = None,
+        placement_group: PlacementGroup | None = None,
         strategy: str = "PACK",
-        runtime_env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, object] | None = None,
         ready_s: float = _READY_S,
     ) -> None:
         arguments.check_world_size(_WHO, world_size)
         arguments.check_seconds(_WHO, "ready_s", ready_s, may_be_none=False)
         self._ray: Any = arguments.load("ray", "ray", _WHO)
-        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
+        options: ActorOptions = {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "resources": dict(resources or {}),
+        }
         if runtime_env is not None:
             options["runtime_env"] = dict(runtime_env)
         self._workers: list[Placed] = []
@@ -120,15 +143,15 @@ class Workers:
 
     def run(
         self,
-        function: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        function: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         *,
-        init: Mapping[str, Any] | None = None,
+        init: InitOptions | None = None,
         elastic: bool = False,
         timeout_s: float | None = None,
         grace_s: float = 5.0,
-    ) -> list[Any]:
+    ) -> list[AnyObject]:
         """Call ``function(comm, *args, **kwargs)`` on each worker, with a new communicator.
 
         Parameters
@@ -213,8 +236,12 @@ class Workers:
             self._keys = self._placement.start_beside(KeyActor)
 
     def _start(
-        self, about: Run, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[Any, int]:
+        self,
+        about: Run,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> dict[ray.ObjectRef, int]:
         """Start the function on every worker; return the rank of each reference."""
         head = str(self._ray.get_runtime_context().gcs_address)
         store = Store(self._keys, about.secret, head.rpartition(":")[0].strip("[]") or None)
@@ -234,7 +261,7 @@ class Workers:
             raise
         return pending
 
-    def _collect(self, pending: dict[Any, int], collection: Collection) -> None:
+    def _collect(self, pending: dict[ray.ObjectRef, int], collection: Collection) -> None:
         """Wait for the ranks to end; when time is over, end those that have not."""
         try:
             while pending and collection.left_s != 0:
@@ -244,7 +271,7 @@ class Workers:
         finally:
             self._end(pending)
 
-    def _outcome(self, reference: Any, rank: int) -> Outcome:
+    def _outcome(self, reference: ray.ObjectRef, rank: int) -> Outcome:
         """Return the outcome of a rank that has ended."""
         where = str(self._workers[rank].station)
         try:
@@ -257,7 +284,7 @@ class Workers:
             return without_result(rank, where, f"has no result that Ray can return: {text}")
         return outcome
 
-    def _end(self, pending: Mapping[Any, int]) -> None:
+    def _end(self, pending: Mapping[ray.ObjectRef, int]) -> None:
         """Kill the workers of ranks that have not ended; the next run replaces them."""
         for rank in pending.values():
             self._placement.kill(self._workers[rank].actor)

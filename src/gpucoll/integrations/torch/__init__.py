@@ -8,7 +8,7 @@ that `import torch` stays quick.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpucoll.integrations.torch.registration import register
 
@@ -28,7 +28,8 @@ _MODULES = {
 register()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    kind: type = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return kind

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
 
 from gpucoll import GpucollError, StateError
-from gpucoll.integrations.torch.calls import DONE, Calls, Tensors
+from gpucoll.integrations.torch.calls import DONE, AnyOptions, Calls, Lists, Tensors
 from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
 from gpucoll.integrations.torch.tensors import (
     Outputs,
@@ -22,12 +22,21 @@ from gpucoll.integrations.torch.tensors import (
 )
 from gpucoll.integrations.torch.works import Work
 
+if TYPE_CHECKING:
+    import datetime
+
 
 class BlockMovements(Calls):
     """gather, scatter and all_to_all."""
 
     def gather(
-        self, outputs: Any, inputs: Any, opts: Any = None, *, root: Any = None, timeout: Any = None
+        self,
+        outputs: Lists,
+        inputs: Tensors | torch.Tensor,
+        opts: AnyOptions = None,
+        *,
+        root: int | None = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Gather every rank's tensor into a list of the root's."""
         x = one(inputs, "gather")
@@ -48,7 +57,13 @@ class BlockMovements(Calls):
         return self._run(is_async, limit_s, blocks, call, mine, root, out=out, written=written)
 
     def scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, *, root: Any = None, timeout: Any = None
+        self,
+        outputs: Tensors | torch.Tensor,
+        inputs: Lists,
+        opts: AnyOptions = None,
+        *,
+        root: int | None = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Give each rank a block of the root's list."""
         out = one(outputs, "scatter")
@@ -67,7 +82,12 @@ class BlockMovements(Calls):
         )
 
     def alltoall(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None, *, timeout: Any = None
+        self,
+        outputs: Tensors,
+        inputs: Tensors,
+        opts: AnyOptions = None,
+        *,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Give block s of the list to rank s."""
         outputs = self._blocks("all_to_all", "output", outputs)
@@ -89,13 +109,13 @@ class BlockMovements(Calls):
 
     def all_to_all_single(
         self,
-        output: Any,
-        input: Any,
+        output: torch.Tensor,
+        input: torch.Tensor,
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
-        opts: Any = None,
+        opts: AnyOptions = None,
         *,
-        timeout: Any = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Send rows of one tensor to the ranks, split by row counts or into equal parts."""
         is_async, limit_s = self._timing(opts, c10d.AllToAllOptions, timeout)

@@ -6,20 +6,23 @@ import contextlib
 import datetime
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 import gpucoll
-from gpucoll import Communicator, GpucollError, StateError
+from gpucoll import Communicator, GpucollError, ReduceOp, StateError
 from gpucoll.integrations.torch.batches import BATCHED, Batches
 from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
 from gpucoll.integrations.torch.exchanges import Exchanges
 from gpucoll.integrations.torch.options import Options
 from gpucoll.integrations.torch.tensors import Outputs
-from gpucoll.integrations.torch.works import Finished, Work, seconds
+from gpucoll.integrations.torch.works import Finished, Started, Work, seconds
+
+if TYPE_CHECKING:
+    from gpucoll.calls.given import AnyResult
 
 _NUMBERED = {
     hash(op): name
@@ -40,12 +43,18 @@ _NO_TIMEOUT = c10d.AllreduceOptions().timeout
 DONE = Finished([])
 """What a blocking call returns."""
 Tensors = list[torch.Tensor]
+Lists: TypeAlias = Any
+"""The tensors of all ranks: a list, or a list that contains this list."""
+AnyOptions: TypeAlias = Any
+"""torch's options of a call; or, from some of torch's functions, the root or the timeout itself."""
+AnyOp: TypeAlias = Any
+"""A reduce op of torch's, which has two classes of them; None for a sum."""
 
 
 class Calls(dist.ProcessGroup):
     """What all calls of a process group share."""
 
-    def __init__(self, comm: Communicator, store: Any, options: Options) -> None:
+    def __init__(self, comm: Communicator, store: dist.Store, options: Options) -> None:
         super().__init__(comm.rank, comm.world_size)
         self.comm = comm
         self.options = options
@@ -63,10 +72,10 @@ class Calls(dist.ProcessGroup):
         is_async: bool,
         limit_s: float | None,
         outputs: Tensors,
-        call: Callable[..., Any],
-        *given: Any,
+        call: Callable[..., AnyResult],
+        *given: object,
         written: Outputs | None = None,
-        **named: Any,
+        **named: object,
     ) -> Work:
         """Run a collective, or start it. A second thread's call is queued, as in other backends."""
         fills = None if written is None else written.fill
@@ -89,14 +98,15 @@ class Calls(dist.ProcessGroup):
     def _begin(
         self,
         outputs: Tensors,
-        call: Callable[..., Any],
-        *given: Any,
+        call: Callable[..., Started],
+        x: torch.Tensor,
+        *given: int,
         written: Outputs | None = None,
     ) -> Work:
         """Start a message."""
-        call = partial(call, *given, async_op=True, timeout_s=self._timeout_s)
+        call = partial(call, x, *given, async_op=True, timeout_s=self._timeout_s)
         try:
-            if given[0].device.type in BATCHED:
+            if x.device.type in BATCHED:
                 works = self._batches.begin(call)
             else:
                 works = (call(),)
@@ -137,7 +147,7 @@ class Calls(dist.ProcessGroup):
         return self._as_one(works, [x for work in works for x in work.result()])
 
     def _each(
-        self, call: Callable[..., Work], outputs: Tensors, inputs: Tensors, opts: Any
+        self, call: Callable[..., Work], outputs: Tensors, inputs: Tensors, opts: AnyOptions
     ) -> Work:
         if len(outputs) != len(inputs):
             raise ArgumentError(
@@ -150,7 +160,7 @@ class Calls(dist.ProcessGroup):
     def _as_one(self, works: Sequence[Work], outputs: Tensors) -> Work:
         return Work([_Inner(work) for work in works], outputs) if works else Finished(outputs)
 
-    def _blocks(self, call: str, which: str, lists: Any) -> Tensors:
+    def _blocks(self, call: str, which: str, lists: Lists) -> Tensors:
         """Return the blocks of all ranks. torch gives either the list or a list that contains it.
 
         Raises
@@ -168,18 +178,26 @@ class Calls(dist.ProcessGroup):
 
     # --- torch's options --------------------------------------------------------------------------
 
-    def _read(self, opts: Any, kind: Any = None) -> tuple[Any, bool, float | None]:
+    def _read(
+        self, opts: AnyOptions, kind: type[AnyOptions] = c10d.AllreduceOptions
+    ) -> tuple[str | ReduceOp, bool, float | None]:
         """Return a reduction's op, whether it is asynchronous, and its deadline."""
         opts = kind() if opts is None else opts
         return operation_of(opts.reduceOp), opts.asyncOp, self._limit(opts.timeout)
 
-    def _timing(self, opts: Any, kind: Any, timeout: Any = None) -> tuple[bool, float | None]:
+    def _timing(
+        self, opts: AnyOptions, kind: type[AnyOptions], timeout: datetime.timedelta | None = None
+    ) -> tuple[bool, float | None]:
         if not isinstance(opts, kind):
             return True, self._limit(opts if timeout is None else timeout)
         return opts.asyncOp, self._limit(opts.timeout)
 
     def _rooted(
-        self, opts: Any, kind: Any, root: Any, timeout: Any
+        self,
+        opts: AnyOptions,
+        kind: type[AnyOptions],
+        root: int | None,
+        timeout: datetime.timedelta | None,
     ) -> tuple[int, bool, float | None]:
         """Return a movement's root, whether it is asynchronous, and its deadline."""
         if isinstance(opts, kind):
@@ -216,11 +234,11 @@ class _Inner:
     def exception(self) -> BaseException | None:
         return self._work.exception()
 
-    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+    def add_done_callback(self, function: Callable[[object], object]) -> None:
         self._work.add_done_callback(function)
 
 
-def operation_of(op: Any) -> Any:
+def operation_of(op: AnyOp) -> str | ReduceOp:
     """Return gpucoll's name of a reduce op of torch's."""
     if op is None:
         return "sum"

@@ -12,7 +12,12 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpucoll.integrations.torch.works import Started
 
 _IDLE_S = 10.0
 """A thread that has had nothing to do for this long ends."""
@@ -29,7 +34,7 @@ class _Threads:
         self._running: set[threading.Thread] = set()
         self._is_ending = False
 
-    def add(self, future: Any) -> None:
+    def add(self, future: torch.futures.Future[None]) -> None:
         """Complete a future in one of these threads."""
         self._ended.put(future)
         self._see_that_one_is_free()
@@ -54,7 +59,7 @@ class _Threads:
         with self._lock:
             self._running.discard(threading.current_thread())
 
-    def _next(self) -> Any:
+    def _next(self) -> torch.futures.Future[None] | None:
         """Wait for a future and mark this thread as busy; None if this thread is to end."""
         while True:
             with contextlib.suppress(queue.Empty):
@@ -85,12 +90,12 @@ _threads = _Threads()
 atexit.register(_threads.end)
 
 
-def complete_after(works: Sequence[Any], future: Any) -> None:
+def complete_after(works: Sequence[Started], future: torch.futures.Future[None]) -> None:
     """Set a future's result to None when all works have ended, whether they succeeded or failed."""
     call_after(works, lambda: _threads.add(future))
 
 
-def call_after(works: Sequence[Any], function: Callable[[], object]) -> None:
+def call_after(works: Sequence[Started], function: Callable[[], object]) -> None:
     """Call a short function when all works have ended, in the thread that notices the last end."""
     lock, left = threading.Lock(), [len(works)]
 

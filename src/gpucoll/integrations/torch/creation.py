@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gpucoll
 from gpucoll import GpucollError
@@ -14,8 +14,13 @@ from gpucoll.integrations.torch.options import checked
 from gpucoll.integrations.torch.process_group import ProcessGroup
 from gpucoll.integrations.torch.works import seconds
 
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
-def create(given: Any, pg_options: Any) -> ProcessGroup:
+
+def create(
+    given: dist.distributed_c10d._DistributedBackendOptions, pg_options: object
+) -> ProcessGroup:
     """Return a process group for some ranks, which meet through torch's store.
 
     Parameters
@@ -53,7 +58,7 @@ def create(given: Any, pg_options: Any) -> ProcessGroup:
     return group
 
 
-def _check_no_other(given: Any) -> None:
+def _check_no_other(given: dist.distributed_c10d._DistributedBackendOptions) -> None:
     """Raise if the user named another backend for some kind of device.
 
     A group written in Python replaces torch's whole group, so every call would go to gpucoll. torch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch._C._distributed_c10d import _register_work
@@ -35,8 +34,10 @@ def install() -> torch.library.Library:
     return library
 
 
-def _add(library: torch.library.Library, op: Any, kernel: Callable[..., Any]) -> None:
-    def run(keys: Any, *args: Any, **named: Any) -> Any:
+def _add(
+    library: torch.library.Library, op: torch._ops.OpOverload, kernel: Callable[..., object]
+) -> None:
+    def run(keys: torch._C.DispatchKeySet, *args: object, **named: object) -> object:
         *_, group = args  # both ops have the group, or its name, as the last argument
         keys &= _BELOW
         if keys.highestPriorityTypeId() in _SERVED:  # tensors on the meta device have no data

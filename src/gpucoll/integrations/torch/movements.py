@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
 
-from gpucoll.integrations.torch.calls import Calls, Tensors
+from gpucoll.integrations.torch.calls import AnyOptions, Calls, Lists, Tensors
 from gpucoll.integrations.torch.errors import ArgumentError, DeadlineError
 from gpucoll.integrations.torch.tensors import Outputs, check_alike, flat_input, moved, one, packs
 from gpucoll.integrations.torch.works import Work
+
+if TYPE_CHECKING:
+    import datetime
 
 _PAUSES_S = (20e-6, 1e-3)
 """First and longest pause between two queries of a stream, in seconds."""
@@ -21,7 +24,12 @@ class Movements(Calls):
     """The calls that move tensors to every rank."""
 
     def broadcast(
-        self, tensors: Any, opts: Any = None, *, root: Any = None, timeout: Any = None
+        self,
+        tensors: Tensors | torch.Tensor,
+        opts: AnyOptions = None,
+        *,
+        root: int | None = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Copy the root's tensor to all ranks."""
         x = one(tensors, "broadcast")
@@ -31,7 +39,12 @@ class Movements(Calls):
         return self._run(is_async, limit_s, [x], call, shown, root, out=shown, written=written)
 
     def allgather(
-        self, outputs: Any, inputs: Any, opts: Any = None, *, timeout: Any = None
+        self,
+        outputs: Lists,
+        inputs: Tensors | torch.Tensor,
+        opts: AnyOptions = None,
+        *,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Gather every rank's tensor into a list of tensors."""
         x = one(inputs, "allgather")
@@ -49,7 +62,9 @@ class Movements(Calls):
             given["out"] = [written.flat(block) for block in shown]
         return self._run(is_async, limit_s, blocks, call, mine, written=written, **given)
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: AnyOptions = None
+    ) -> Work:
         """Gather every rank's tensor into one."""
         is_async, limit_s = self._timing(opts, c10d.AllgatherOptions)
         check_alike("all_gather_into_tensor", [output], [input])
@@ -60,13 +75,13 @@ class Movements(Calls):
         return self._run(is_async, limit_s, [output], call, mine, out=target, written=written)
 
     def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: AnyOptions = None
     ) -> Work:
         """Gather several tensors of every rank, each into one tensor, as one call."""
         return self._each(self.all_gather_single, outputs, inputs, opts)
 
     def allgather_coalesced(
-        self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
+        self, outputs: list[Tensors], inputs: Tensors, opts: AnyOptions = None
     ) -> Work:
         """Gather several tensors of every rank, into one list for each rank."""
         if len(outputs) != self.comm.world_size or any(len(x) != len(inputs) for x in outputs):
@@ -80,7 +95,9 @@ class Movements(Calls):
         ]
         return self._as_one(works, [x for row in outputs for x in row])
 
-    def barrier(self, opts: Any = None, *, timeout: Any = None) -> Work:
+    def barrier(
+        self, opts: AnyOptions = None, *, timeout: datetime.timedelta | None = None
+    ) -> Work:
         """Wait until every rank has called it. On a GPU, first wait for the current stream."""
         is_async, limit_s = self._timing(opts, c10d.BarrierOptions, timeout)
         device = getattr(opts, "device", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,11 @@ from gpucoll.integrations.torch.options import Options
 from gpucoll.integrations.torch.reductions import Reductions
 from gpucoll.integrations.torch.tensors import Outputs, moved, one
 from gpucoll.integrations.torch.works import Work, seconds
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from gpucoll.integrations.torch.calls import Tensors
 
 _log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -44,19 +49,19 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
         The communicator, for calling gpucoll directly on the same ranks.
     """
 
-    def __init__(self, comm: Communicator, store: Any, options: Options) -> None:
+    def __init__(self, comm: Communicator, store: dist.Store, options: Options) -> None:
         super().__init__(comm, store, options)
         self._name = self._desc = ""
 
     # --- messages ---------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, destination: int, tag: int = 0) -> Work:
+    def send(self, tensors: Tensors | torch.Tensor, destination: int, tag: int = 0) -> Work:
         """Send one tensor to a rank."""
         x = moved(one(tensors, "send"))
         x = x if x.is_contiguous() else x.contiguous()
         return self._begin([], self.comm.send, x, destination, tag)
 
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
+    def recv(self, tensors: Tensors | torch.Tensor, source: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank."""
         x = one(tensors, "recv")
         written = Outputs()
@@ -64,7 +69,7 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
             [x], self.comm.recv, written.flat(moved(x)), source, tag, written=written
         )
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: Tensors | torch.Tensor, tag: int = 0) -> Work:
         """Receive one tensor from the first rank that sends one."""
         return self.recv(tensors, gpucoll.ANY_SOURCE, tag)
 
@@ -102,7 +107,7 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
         """Return the description."""
         return self._desc
 
-    def get_group_store(self) -> Any:
+    def get_group_store(self) -> dist.Store:
         """Return the store by which the ranks met."""
         return self._store
 

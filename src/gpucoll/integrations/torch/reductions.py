@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
 
 import gpucoll
-from gpucoll import GpucollError
+from gpucoll import Compression, GpucollError, ReduceOp
 from gpucoll.integrations.torch import sparse
-from gpucoll.integrations.torch.calls import DONE, Calls, Tensors, operation_of
+from gpucoll.integrations.torch.calls import (
+    DONE,
+    AnyOp,
+    AnyOptions,
+    Calls,
+    Lists,
+    Tensors,
+    operation_of,
+)
 from gpucoll.integrations.torch.errors import as_torchs
 from gpucoll.integrations.torch.tensors import (
     Outputs,
@@ -24,12 +32,20 @@ from gpucoll.integrations.torch.tensors import (
 )
 from gpucoll.integrations.torch.works import Finished, Work
 
+if TYPE_CHECKING:
+    import datetime
+
 
 class Reductions(Calls):
     """The calls that reduce over the ranks."""
 
     def allreduce(
-        self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: Any = None
+        self,
+        tensors: Tensors | torch.Tensor,
+        opts: AnyOptions = None,
+        *,
+        op: AnyOp = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Reduce one tensor in place."""
         x = tensors[0] if type(tensors) is list and len(tensors) == 1 else one(tensors, "allreduce")
@@ -59,14 +75,16 @@ class Reductions(Calls):
             is_async, limit_s, [x], call, shown, operation, out=shown, written=written, **more
         )
 
-    def _compressing(self, x: torch.Tensor, operation: Any) -> dict[str, Any]:
+    def _compressing(
+        self, x: torch.Tensor, operation: str | ReduceOp
+    ) -> dict[str, str | Compression]:
         if self._compression is None or operation not in ("sum", "avg"):
             return {}
         if x.dtype != torch.float32 or x.nbytes < self.options.compression_from_bytes:
             return {}
         return {"compression": self._compression}
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: AnyOptions = None) -> Work:
         """Reduce several tensors in place, as one call."""
         check_alike("allreduce_coalesced", tensors)
         operation, is_async, limit_s = self._read(opts, c10d.AllreduceCoalescedOptions)
@@ -81,12 +99,12 @@ class Reductions(Calls):
 
     def reduce(
         self,
-        tensors: Any,
-        opts: Any = None,
+        tensors: Tensors | torch.Tensor,
+        opts: AnyOptions = None,
         *,
-        root: Any = None,
-        op: Any = None,
-        timeout: Any = None,
+        root: int | None = None,
+        op: AnyOp = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Reduce one tensor to the root; there the result replaces it."""
         x = one(tensors, "reduce")
@@ -106,7 +124,13 @@ class Reductions(Calls):
         )
 
     def reduce_scatter(
-        self, outputs: Any, inputs: Any, opts: Any = None, *, op: Any = None, timeout: Any = None
+        self,
+        outputs: Tensors | torch.Tensor,
+        inputs: Lists,
+        opts: AnyOptions = None,
+        *,
+        op: AnyOp = None,
+        timeout: datetime.timedelta | None = None,
     ) -> Work:
         """Reduce a list of blocks, one for each rank."""
         out = one(outputs, "reduce_scatter")
@@ -130,7 +154,9 @@ class Reductions(Calls):
             is_async, limit_s, [out], self.comm.reduce_scatter, shown, operation, **given
         )
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: AnyOptions = None
+    ) -> Work:
         """Reduce one tensor; each rank gets its part of the result."""
         operation, is_async, limit_s = self._read(opts, c10d.ReduceScatterOptions)
         check_alike("reduce_scatter_tensor", [output], [input])
@@ -144,7 +170,7 @@ class Reductions(Calls):
         )
 
     def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: AnyOptions = None
     ) -> Work:
         """Reduce several tensors as one call; each rank gets its parts."""
         opts = c10d.ReduceScatterOptions() if opts is None else opts

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 NAME = "gpucoll"
 DEVICES = ["cpu", "cuda"]
@@ -27,7 +30,9 @@ def register() -> None:
         Backend.register_backend(NAME, _create, extended_api=True, devices=DEVICES)
 
 
-def _create(given: Any, pg_options: Any) -> Any:
+def _create(
+    given: dist.distributed_c10d._DistributedBackendOptions, pg_options: object
+) -> dist.ProcessGroup:
     """Make a process group; torch calls this on the group's ranks only."""
     with _without_collection():
         from gpucoll.integrations.torch.creation import create

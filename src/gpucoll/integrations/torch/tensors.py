@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from gpucoll.integrations.torch.errors import ArgumentError, ArgumentTypeError
+
+if TYPE_CHECKING:
+    from gpucoll import ReduceOp
 
 _PACKED_BYTES = 1 << 20
 """Lists up to this size are packed: copying 1 MiB takes less time than passing a list's
@@ -40,7 +43,7 @@ def moved(x: torch.Tensor) -> torch.Tensor:
     return x if as_bytes is None else x.view(as_bytes)
 
 
-def reduced(x: torch.Tensor, operation: Any) -> torch.Tensor:
+def reduced(x: torch.Tensor, operation: str | ReduceOp) -> torch.Tensor:
     """Return a view that autograd does not track, with a dtype that gpucoll can reduce.
 
     Raises

@@ -24,7 +24,7 @@ _SMALL_BYTES = 64 << 10
 class Started(Protocol):
     """A work of gpucoll."""
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> object:
         """Wait until the call is done, or raise its error."""
 
     def done(self) -> bool:
@@ -32,6 +32,9 @@ class Started(Protocol):
 
     def exception(self) -> BaseException | None:
         """Return its error; None if there is none."""
+
+    def add_done_callback(self, function: Callable[[object], object]) -> None:
+        """Call ``function(work)`` when the call has ended."""
 
 
 class Work(TorchWork):
@@ -106,7 +109,7 @@ class Work(TorchWork):
                 return as_torchs(error) if isinstance(error, GpucollError) else error
         return None
 
-    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+    def add_done_callback(self, function: Callable[[Work], object]) -> None:
         """Call ``function(work)`` when the call has succeeded or failed. It must not wait."""
 
         def call() -> None:
@@ -125,7 +128,7 @@ class Work(TorchWork):
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the outputs; if the call fails, the future raises its error.
 
         For GPU tensors the future is complete at once, and the stream that takes its value waits,
