@@ -22,7 +22,7 @@ from gpucoll.group.world.diagnosis import WorldDiagnosis
 from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.failures import BROKEN
 from gpucoll.group.world.news import WorldNews
-from gpucoll.group.world.parts import Part, check_agreement
+from gpucoll.group.world.parts import HostPart, check_agreement
 from gpucoll.group.world.schedules import Schedule
 from gpucoll.group.world.state import WorldState
 from gpucoll.transport.shared.layout import EVENT_ABORT
@@ -146,7 +146,7 @@ class WorldCall:
 
         It raises the same errors as `exchange`.
         """
-        self._exchange(Part(digest, described, "", b""), PartKind.NOTHING)
+        self._exchange(HostPart(digest, described, "", b""), PartKind.NOTHING)
         return b""
 
     def exchange(self, part: bytes, digest: int, described: str) -> list[bytes]:
@@ -168,15 +168,15 @@ class WorldCall:
         DeadlineError, PeerLostError, AbortedError
             The call cannot be completed any more.
         """
-        return self._exchange(Part(digest, described, "", part))
+        return self._exchange(HostPart(digest, described, "", part))
 
     def fail(self, error: MismatchError) -> None:
         """Tell the other hosts that the ranks of this host did not agree."""
         if self.leads and not self._has_exchanged:
             with contextlib.suppress(GpucollError):  # the first error is the one to raise
-                self._exchange(Part(0, self.name, str(error), b""))
+                self._exchange(HostPart(0, self.name, str(error), b""))
 
-    def _exchange(self, part: Part, kind: PartKind = PartKind.FURTHER) -> list[bytes]:
+    def _exchange(self, part: HostPart, kind: PartKind = PartKind.FURTHER) -> list[bytes]:
         group = self._group
         assert group.links is not None
         self._has_exchanged = True
@@ -187,7 +187,7 @@ class WorldCall:
         self._round += 1
         key = self._number, self._round
         encoded = group.links.exchange(key, part.encode(), self._look)
-        parts = [Part.decode(data) for data in encoded]
+        parts = [HostPart.decode(data) for data in encoded]
         check_agreement(parts, group.hosts, rank_of(group.rank, group.world_size))
         return [part.data for part in parts]
 
@@ -221,7 +221,7 @@ class WorldCall:
         self._has_announced = True
         word: bytes | MismatchError | None = None
         if self.leads:
-            part = Part(exchanges.digest, self.name, "", b"")
+            part = HostPart(exchanges.digest, self.name, "", b"")
             word = self.tried(lambda: b"".join(self._exchange(part)))
         self.deliver(Collective.BARRIER, NO_ROOT, word)
         raise AbortedError(

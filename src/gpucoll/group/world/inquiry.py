@@ -28,7 +28,7 @@ ANSWERING_S: Final = 0.5
 _SHOWN: Final = 8
 
 
-class Answer(NamedTuple):
+class CallAnswer(NamedTuple):
     """What one rank has called under the number in question."""
 
     rank: int
@@ -40,16 +40,16 @@ class Answer(NamedTuple):
     """Completes "rank 1 is ...", if it has not made the call."""
 
 
-def answers_of(members: Members, sequence: int) -> list[Answer]:
+def answers_of(members: Members, sequence: int) -> list[CallAnswer]:
     """Return what the ranks of this host have called."""
     whereabouts, found = Whereabouts(members), []
     for place in range(members.world_size):
         header, rank = members.enqueued_header(place, sequence), members.number(place)
         if difference(header & 0xFFFFFFFF, sequence) < 0:
-            found.append(Answer(rank, -1, "", whereabouts.standing_of(place).text))
+            found.append(CallAnswer(rank, -1, "", whereabouts.standing_of(place).text))
         else:
             called = describe_enqueued(members, place, sequence) or "a call since"
-            found.append(Answer(rank, header >> 32 & 0xFFFFFFFF, called, ""))
+            found.append(CallAnswer(rank, header >> 32 & 0xFFFFFFFF, called, ""))
     return found
 
 
@@ -78,13 +78,13 @@ class Inquiry:
         self.sequence = sequence
         self._hosts = hosts
         self._names = names
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, CallAnswer] = {}
         self._due_s = time.monotonic() + ANSWERING_S
 
     def hear(self, answers: Sequence[Any]) -> None:
         """Take the answers of a host."""
         for said in answers:
-            answer = Answer(*said)
+            answer = CallAnswer(*said)
             self._answers[answer.rank] = answer
 
     @property

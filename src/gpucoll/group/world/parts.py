@@ -18,7 +18,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
-class Part:
+class HostPart:
     """One host's part in an exchange.
 
     Attributes
@@ -44,15 +44,15 @@ class Part:
         return b"".join((_LENGTH.pack(len(facts)), facts, self.data))
 
     @staticmethod
-    def decode(encoded: bytes) -> Part:
+    def decode(encoded: bytes) -> HostPart:
         """Return the part that was encoded."""
         (length,) = _LENGTH.unpack_from(encoded)
         end = _LENGTH.size + length
         digest, described, failed = json.loads(encoded[_LENGTH.size : end])
-        return Part(digest, described, failed, encoded[end:])
+        return HostPart(digest, described, failed, encoded[end:])
 
 
-def check_agreement(parts: Sequence[Part], hosts: Hosts, who: str) -> None:
+def check_agreement(parts: Sequence[HostPart], hosts: Hosts, who: str) -> None:
     """Raise MismatchError unless all hosts made the same call; it names the odd ones first."""
     failed = [host for host, part in enumerate(parts) if part.failed]
     if failed:
@@ -71,7 +71,7 @@ def check_agreement(parts: Sequence[Part], hosts: Hosts, who: str) -> None:
     )
 
 
-def _by_call(parts: Sequence[Part], hosts: Hosts) -> dict[tuple[str, int], list[int]]:
+def _by_call(parts: Sequence[HostPart], hosts: Hosts) -> dict[tuple[str, int], list[int]]:
     """Return, by call, the ranks of the hosts whose own ranks agreed on it."""
     found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for host, part in enumerate(parts):
@@ -80,7 +80,7 @@ def _by_call(parts: Sequence[Part], hosts: Hosts) -> dict[tuple[str, int], list[
     return found
 
 
-def _disagreement_on(host: int, parts: Sequence[Part], hosts: Hosts, who: str) -> str:
+def _disagreement_on(host: int, parts: Sequence[HostPart], hosts: Hosts, who: str) -> str:
     """Return a host's disagreement, worded for a rank of another host."""
     leader = rank_of(hosts.leader_of(host), hosts.world_size)
     others = "".join(

@@ -26,7 +26,7 @@ from gpucoll.transport.tcp.stream_words import (
     StreamStatus,
 )
 
-__all__ = ["Call", "CallEndedError", "SecureLink"]
+__all__ = ["CallEndedError", "SecureCall", "SecureLink"]
 
 PIECE_BYTES = 128 << 10
 """How much is sent at once; less than scratch memory takes (see above)."""
@@ -110,7 +110,7 @@ class SecureLink:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + self.begin
 
 
-class Call:
+class SecureCall:
     """A running schedule, by the same rules as in `gpucoll.transport.tcp.stream_loop`."""
 
     def __init__(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpucoll.transport.tcp.secure_call import Call, CallEndedError, SecureLink
+from gpucoll.transport.tcp.secure_call import CallEndedError, SecureCall, SecureLink
 from gpucoll.transport.tcp.stream_plan import plan_streams
 from gpucoll.transport.tcp.stream_words import (
     HEADER_BYTES,
@@ -53,7 +53,7 @@ class SecureStreams(Streams):
             start = int(address) - HEADER_BYTES - base
             memory = whole[start : start + HEADER_BYTES + SCRATCH_BYTES]
             self._connections.append(SecureLink(connection, memory))
-        self._call: Call | None = None
+        self._call: SecureCall | None = None
 
     def _proceed(self) -> int:
         if not self._state.begun:
@@ -62,7 +62,7 @@ class SecureStreams(Streams):
                 return status
             header = self._state.words[State.header : State.abort].tobytes()
             lists = self._rows.tolist(), self._plan.tolist(), self._state.words.tolist()
-            self._call = Call(*lists, header)
+            self._call = SecureCall(*lists, header)
             for link, words in zip(self._connections, self._links.tolist(), strict=True):
                 link.begin_call(words[Link.send_row], words[Link.receive_row])
         assert self._call is not None
@@ -74,7 +74,7 @@ class SecureStreams(Streams):
             self._state.first_send = self._call.first_open(Plan.send_done)
             self._state.first_receive = self._call.first_open(Plan.receive_done)
 
-    def _run_slice(self, call: Call) -> int:
+    def _run_slice(self, call: SecureCall) -> int:
         end_ns = time.monotonic_ns() + call.state[State.slice_ns]
         deadline_ns, abort = call.state[State.deadline_ns], call.state[State.abort]
         while True:
@@ -102,7 +102,7 @@ class SecureStreams(Streams):
                     return _AGAIN
                 self._wait(call, min(end_ns, deadline_ns) - time_ns)
 
-    def _turn(self, call: Call, link: SecureLink) -> bool:
+    def _turn(self, call: SecureCall, link: SecureLink) -> bool:
         link.wants = 0
         try:
             moved = call.send_some(link)
@@ -116,7 +116,7 @@ class SecureStreams(Streams):
             raise
         return call.receive_some(link) or moved
 
-    def _wait(self, call: Call, duration_ns: int) -> None:
+    def _wait(self, call: SecureCall, duration_ns: int) -> None:
         if call.idle <= YIELDS:
             os.sched_yield()
             return
