@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.backends.choice import HOST_ARRAYS
-from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.backend import BlockMaker
 from gpucoll.backends.mpi.library import Library, native_operation
 from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.words import FUNCTIONS, Move, MpiWords

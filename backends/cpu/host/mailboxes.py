@@ -1,15 +1,21 @@
-"""Mailboxes: two rings of records for each pair of ranks, written by one and read by the other.
+"""Mailboxes, and the table of pending messages that uses them.
 
-A message begins with a record that has an envelope. Data that is very small lies in the envelope.
+A mailbox is two rings of records for a pair of ranks, written by one and read by the other. A
+message begins with a record that has an envelope. Data that is very small lies in the envelope.
 Larger data follows in the record and, if it is longer still, in further records, its parts.
 Otherwise the envelope gives the place of the data in the sender's arena or process, and the sender
 waits until the message is acknowledged. The small ring is used until it is full, and again when the
 large ring has been emptied. A rank that changes a mailbox rings the other rank's bell, which costs
 a system call only if that rank sleeps.
+
+The table (`words.TransferTable`) contains the rows of sends, receives and probes
+(`words.Transfer`). Only a thread that holds the table's lock may touch the table's content. Any
+thread may check whether a row is over.
 """
 
 from __future__ import annotations
 
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
@@ -24,7 +30,66 @@ from gpucoll.transport.shared.flags import ring
 from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.room import reserve
 from gpucoll.transport.shared.steps import LINE
-from gpucoll.transport.shared.words import Context, Mailbox, Status, Transfer, TransferTable
+from gpucoll.transport.shared.words import (
+    Context,
+    LinkedList,
+    Mailbox,
+    Status,
+    Transfer,
+    TransferTable,
+)
+
+ANY = -1
+
+
+@inline
+def try_lock(table: TransferTable) -> bool:
+    """Take the table's lock, unless another thread has it; return whether it was taken."""
+    return exchange64(table.at.lock, 1) == 0
+
+
+@inline
+def unlock(table: TransferTable) -> None:
+    """Release the table's lock."""
+    store64_release(table.at.lock, 0)
+
+
+@inline
+def state_of(row: Transfer) -> int:
+    """Return how far a row is; if it is over, later loads see its results."""
+    return load64_acquire(row.at.state)
+
+
+@inline
+def finish(table: TransferTable, row: Transfer, state: int) -> None:
+    """Note that a row is over: from here on its owner may read it and reuse it."""
+    table.pending -= 1
+    table.finished += 1
+    store64_release(row.at.state, state)
+
+
+@inline
+def append(items: LinkedList, item: int, next_field: int) -> None:
+    """Append an item, of which this field names the next, to a list."""
+    Words(item)[next_field] = 0
+    if items.first == 0:
+        items.first = item
+    else:
+        Words(items.last)[next_field] = item
+    items.last = item
+
+
+@inline
+def remove(items: LinkedList, before: int, item: int, next_field: int) -> None:
+    """Remove an item from a list; `before` is the one before it, or 0."""
+    after = Words(item)[next_field]
+    if before == 0:
+        items.first = after
+    else:
+        Words(before)[next_field] = after
+    if items.last == item:
+        items.last = before
+
 
 ENVELOPE_BYTES, SHAPE_BYTES = layout.ENVELOPE_BYTES, layout.SHAPE_BYTES
 POST_BYTES, SMALLEST_BYTES = layout.POST_BYTES, layout.SMALLEST_BYTES

@@ -7,9 +7,8 @@ sleep on their words: `gpucoll.transport.shared.flags`.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.mailboxes import ring_bell
+from gpucoll.backends.cpu.host.mailboxes import ANY, finish, ring_bell, state_of, unlock
 from gpucoll.backends.cpu.host.message_step import drop, lock
-from gpucoll.backends.cpu.host.transfers import ANY, finish, state_of, unlock
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (

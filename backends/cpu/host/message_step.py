@@ -7,11 +7,17 @@ too.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.held_messages import release
-from gpucoll.backends.cpu.host.mailboxes import ring_bell
-from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, want
+from gpucoll.backends.cpu.host.mailboxes import (
+    append,
+    finish,
+    remove,
+    ring_bell,
+    state_of,
+    try_lock,
+    unlock,
+)
+from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, release, want
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, note_room, send_step
-from gpucoll.backends.cpu.host.transfers import append, finish, remove, state_of, try_lock, unlock
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import load64_acquire, pause
 from gpucoll.transport.shared import layout

@@ -13,12 +13,16 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.backends.cpu.host import left_messages, message_step
+from gpucoll.backends.cpu.host import message_rows, message_step
 from gpucoll.backends.cpu.host.entry_tables import MessageEntries
 from gpucoll.backends.cpu.host.message_loop import message_loop
-from gpucoll.backends.cpu.host.message_rows import Rows, address_of, plain_array
-from gpucoll.backends.cpu.host.message_waiter import Waiter
-from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
+from gpucoll.backends.cpu.host.message_rows import (
+    PendingTransfers,
+    Rows,
+    Waiter,
+    address_of,
+    plain_array,
+)
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.collectives import Collective
 from gpucoll.entries import begun_messages, messages
@@ -448,11 +452,11 @@ class MessageTable:
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of the messages that arrived and were not received."""
-        return left_messages.unreceived(self._group.members, self._words, self._peers)
+        return message_rows.unreceived(self._group.members, self._words, self._peers)
 
     def undelivered(self) -> list[tuple[int, int]]:
         """Return receiver and number of the messages that wait at ranks which have closed."""
-        return left_messages.undelivered(self._group.members, self._peers, self._has_closed)
+        return message_rows.undelivered(self._group.members, self._peers, self._has_closed)
 
     def _has_closed(self, rank: int) -> bool:
         return self._group.members.has_closed(rank)

@@ -24,15 +24,15 @@ from gpucoll.backends.cpu.host.pieces import (
     posted_pieces,
     table_bytes,
 )
-from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
-from gpucoll.backends.cpu.host.staged_movement import move_staged
-from gpucoll.backends.cpu.host.tables import reduce_inputs
+from gpucoll.backends.cpu.host.staged import move_staged
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, load64, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER
+from gpucoll.transport.shared.operands import reduce_inputs
 from gpucoll.transport.shared.peer_arena import arena_of, reach
+from gpucoll.transport.shared.peer_memory import can_copy_once, read_from
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,

@@ -18,12 +18,12 @@ from gpucoll.backends.cpu.host.mailboxes import (
     publish,
     record_bytes,
 )
-from gpucoll.backends.cpu.host.single_copy import can_read
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import load64_acquire, store64
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Envelope, Way
+from gpucoll.transport.shared.peer_memory import can_read
 from gpucoll.transport.shared.steps import NOT_SHARED, arena_offset
 from gpucoll.transport.shared.words import Context, Mailbox, Mode, Progress, Transfer, TransferTable
 

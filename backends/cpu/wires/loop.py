@@ -11,11 +11,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.transfers import try_lock, unlock
+from gpucoll.backends.cpu.host.mailboxes import try_lock, unlock
 from gpucoll.backends.cpu.wires.receiving import receive_on
 from gpucoll.backends.cpu.wires.sending import send_on
-from gpucoll.backends.cpu.wires.state import own_rank, put_at, wake_thread, wire_to
-from gpucoll.backends.cpu.wires.words import Announced, Wire, Wires
+from gpucoll.backends.cpu.wires.words import (
+    Announced,
+    Wire,
+    Wires,
+    own_rank,
+    put_at,
+    wake_thread,
+    wire_to,
+)
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.held_messages import message_record_bytes
 from gpucoll.backends.cpu.host.mailboxes import (
     ENVELOPE_BYTES,
     POST_BYTES,
@@ -22,20 +21,9 @@ from gpucoll.backends.cpu.host.mailboxes import (
     record_bytes,
     way_of,
 )
+from gpucoll.backends.cpu.host.receiving import message_record_bytes
 from gpucoll.backends.cpu.host.sending import acknowledgement_word
 from gpucoll.backends.cpu.wires.sending import served
-from gpucoll.backends.cpu.wires.state import (
-    area_of,
-    fail,
-    failed_call,
-    move_bytes,
-    must_seal,
-    opened_word,
-    own_rank,
-    put_at,
-    seals_data,
-    wake_python,
-)
 from gpucoll.backends.cpu.wires.words import (
     BUFFER_BYTES,
     CARRIER_FAILED,
@@ -49,6 +37,16 @@ from gpucoll.backends.cpu.wires.words import (
     Wire,
     Wires,
     WireState,
+    area_of,
+    fail,
+    failed_call,
+    move_bytes,
+    must_seal,
+    opened_word,
+    own_rank,
+    put_at,
+    seals_data,
+    wake_python,
 )
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.held_messages import message_record_bytes
 from gpucoll.backends.cpu.host.mailboxes import (
     acknowledgement_of,
     description_bytes_of,
@@ -19,20 +18,8 @@ from gpucoll.backends.cpu.host.mailboxes import (
     way_of,
     written_record,
 )
+from gpucoll.backends.cpu.host.receiving import message_record_bytes
 from gpucoll.backends.cpu.host.sending import acknowledgement_word
-from gpucoll.backends.cpu.wires.state import (
-    area_of,
-    failed_call,
-    item_of,
-    move_bytes,
-    must_seal,
-    opened_word,
-    own_rank,
-    put_header,
-    ring_room,
-    seals_data,
-    wake_python,
-)
 from gpucoll.backends.cpu.wires.words import (
     BUFFER_BYTES,
     HEADER_BYTES,
@@ -45,6 +32,17 @@ from gpucoll.backends.cpu.wires.words import (
     Wire,
     Wires,
     WireState,
+    area_of,
+    failed_call,
+    item_of,
+    move_bytes,
+    must_seal,
+    opened_word,
+    own_rank,
+    put_header,
+    ring_room,
+    seals_data,
+    wake_python,
 )
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline, types

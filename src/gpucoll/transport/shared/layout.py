@@ -79,7 +79,7 @@ EVENT_SURVIVORS = 24
 # Offsets in a status line.
 STATUS_DONE = 0
 STATUS_COPIES = 8
-"""1 if this rank can read the private memory of every other one (`single_copy`)."""
+"""1 if this rank can read the private memory of every other one (`peer_memory`)."""
 STATUS_CLOSED = 16
 STATUS_CLOSED_SEQUENCE = 24
 STATUS_ACKNOWLEDGED = (64, 96)
