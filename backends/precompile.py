@@ -49,8 +49,8 @@ MODULES_WHEN_USED = (
     "gpucoll.transport.tcp.exchange",
     "gpucoll.transport.tcp.small_calls",
     "gpucoll.devices.host.loop",
-    "gpucoll.backends.mpi.carrying",
-    "gpucoll.backends.mpi.loop",
+    "gpucoll.backends.mpi.carriers",
+    "gpucoll.backends.mpi.collectives",
     "gpucoll.backends.mpi.exchange",
 )
 """Modules with loops that few programs need; `gpucoll.kernels.cpu.kept_loops` compiles them."""

@@ -2,7 +2,7 @@
 
 Source: ``nccl.h`` of NCCL 2.32.3, and the versions that introduced each function. RCCL has the same
 enumerations and prototypes, and CUDA streams and HIP streams are both opaque pointers, so one table
-serves both. RCCL's different names are in `gpucoll.backends.rccl.vendor`.
+serves both. RCCL's different names are in `gpucoll.backends.nccl.library`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,6 @@ def slice_bytes(size_bytes: int, world_size: int) -> int:
 
 # --- inputs and outputs of several pieces ---------------------------------------------------------
 
-
 # An input may be a list of arrays, reduced as if it were one array. The call's table has a row for
 # each array: its end in the whole, and the addresses of its input and output minus its beginning in
 # the whole. Adding an offset in the whole gives an address. A call without a table has one piece.
@@ -154,7 +153,6 @@ def is_one_piece(call: Call) -> bool:
 
 
 # --- reduction ------------------------------------------------------------------------------------
-
 
 # For chunk k every rank
 #
@@ -309,7 +307,6 @@ def reduce_staged(context: Context, call: Call) -> int:
 
 
 # --- movement -------------------------------------------------------------------------------------
-
 
 # For chunk k a sender *fills* its stage with the next part of each of its pieces, and a receiver
 # *reads* its parts from the others' stages. Chunk k is filled while chunk k-1 is read and the stage

@@ -37,7 +37,6 @@ def fill_with_identity(context: Context, call: Call, start: int, stop: int) -> N
 
 # --- the reduce kernel over tables of addresses ---------------------------------------------------
 
-
 # The tables of a context are by rank: the address of each rank's input, and that of its result.
 
 
