@@ -25,7 +25,7 @@ from gpucoll.backends.cpu.host.message_rows import (
 )
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.collectives import Collective
-from gpucoll.entries import begun_messages, messages
+from gpucoll.entries import messages
 from gpucoll.entries.pending import ask_thread
 from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
@@ -123,15 +123,14 @@ class MessageTable:
         self.send, self.receive, self.begin_send, self.begin_receive = (
             entries.call for entries in self._entries
         )
-        entry = begun_messages
         self.wait_begun, self.let_go_begun = self._row_entries(
-            self._starting, entry.wait_entry, entry.let_go_entry
+            self._starting, messages.wait_entry, messages.let_go_entry
         )
         self.take, self._fetch, self.find = self._row_entries(
-            self._blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
+            self._blocking, messages.take_entry, messages.fetch_entry, messages.probe_entry
         )
         self._entries[_RECEIVES].wait_by(CallBlock(Collective.SEND, message_loop.address))
-        self.receive_row = self._entries[_RECEIVES].entry_of(entry.receive_entry)
+        self.receive_row = self._entries[_RECEIVES].entry_of(messages.receive_entry)
         group.context[Context.message_step] = message_step.message_step.address
         group.context[Context.transfers] = self._address
 
@@ -161,7 +160,7 @@ class MessageTable:
     def _make_entries(self) -> list[MessageEntries]:
         """Return the entries that send and receive, blocking; then those that only start."""
         group, blocking, starting = self._group, self._blocking, self._starting
-        entry, start = messages.message_entry, begun_messages.start_entry
+        entry, start = messages.message_entry, messages.start_entry
         return [
             MessageEntries(group, entry, blocking, sends=True),
             MessageEntries(group, entry, blocking, sends=False),

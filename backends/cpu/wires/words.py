@@ -14,8 +14,8 @@ import numpy as np
 from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.codes import Codes
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import load32, signed32
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.flags import errno
 from gpucoll.transport.shared.words import Context, Mailbox, Mode, TransferTable
 from gpucoll.types import dtype_code
 
@@ -178,7 +178,6 @@ _OBJECT = int(dtype_code("object"))
 _EINTR, _EAGAIN = 4, 11
 
 _i64, _i32 = types.int64, types.int32
-_errno_location = types.ExternalFunction("__errno_location", _i64())
 _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 move_bytes = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
@@ -262,7 +261,7 @@ def fail(table: TransferTable, wire: Wire, number: int) -> None:
 @inline
 def failed_call() -> int:
     """Return why a system call has failed; 0: there was nothing to do now."""
-    number = signed32(load32(_errno_location()))
+    number = errno()
     return 0 if number == _EAGAIN or number == _EINTR else number
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     call_loop,
     call_step,
@@ -25,7 +25,14 @@ from gpucoll.kernels.cpu.memory import (
     load64_ordered,
     store64_release,
 )
-from gpucoll.transport.shared.flags import FUTEX_WAIT, SYS_FUTEX, begin_to_sleep, end_sleep, ring
+from gpucoll.transport.shared.flags import (
+    FUTEX_WAIT,
+    SYS_FUTEX,
+    begin_to_sleep,
+    end_sleep,
+    ring,
+    syscall,
+)
 from gpucoll.transport.shared.layout import AHEAD
 from gpucoll.transport.shared.words import (
     PENDING_CALLS,
@@ -47,8 +54,6 @@ _NOT_WANTED, _NEW, _SEEN = 0, 1, 2
 _LOOKS_AFTER = 100
 """Number of looks at a table after its last message, because waking the thread costs each time."""
 _SHORTEST_SLEEP_NS, _LONGEST_SLEEP_NS = 1_000_000, 5_000_000
-_i64 = types.int64
-_syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 
 
 # --- running queued calls, by the thread that has made the context BUSY ---------------------------
@@ -172,7 +177,7 @@ def end_running(queue: Pending, context: Context, status: int) -> None:
 @inline
 def sleep_on(bell: int, seen: int, timeout: int) -> None:
     """Sleep until the bell is rung, at most for the timespec at `timeout`; 0 means no limit."""
-    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+    syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
 # --- the thread -----------------------------------------------------------------------------------

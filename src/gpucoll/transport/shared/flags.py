@@ -22,6 +22,7 @@ from gpucoll.kernels.cpu.memory import (
     exchange64,
     fence_acquire,
     fence_full,
+    load32,
     load32_acquire,
     load32_ordered,
     load64,
@@ -82,16 +83,23 @@ HELD = 1
 """In `Context.interpreter`: the call holds it."""
 
 _i64 = types.int64
-_syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
+syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 _sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _poll = types.ExternalFunction("poll", types.int32(_i64, _i64, types.int32))
-_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
+save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
 _give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
-_check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
+check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
 _fetch_error = types.ExternalFunction("PyErr_Fetch", types.void(_i64, _i64, _i64))
+_errno_location = types.ExternalFunction("__errno_location", _i64())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, _i64))
+
+
+@inline
+def errno() -> int:
+    """Return the errno of this thread's last system call."""
+    return signed32(load32(_errno_location()))
 
 
 @inline
@@ -104,7 +112,7 @@ def copy_from_process(
     vectors[1] = size_bytes
     vectors[2] = source
     vectors[3] = size_bytes
-    return _syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors.address + 16, 1, 0)
+    return syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors.address + 16, 1, 0)
 
 
 @inline
@@ -125,7 +133,7 @@ def signal(address: int, value: int) -> None:
     """Set a {value, waiters} word and wake all that sleep on it."""
     exchange32(address, value)
     if load32_ordered(address + 4) > 0:
-        _syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+        syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
 @inline
@@ -133,7 +141,7 @@ def signal_header(slot: int, word: int) -> None:
     """Set a slot's {sequence, digest} word and wake all that sleep on it."""
     exchange64(slot + HEADER_WORD, word)
     if load32_ordered(slot + HEADER_WAITERS) > 0:
-        _syscall(SYS_FUTEX, slot + HEADER_WORD, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+        syscall(SYS_FUTEX, slot + HEADER_WORD, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
 @inline
@@ -180,7 +188,7 @@ def start_clock(context: Context) -> int:
 def release_interpreter(context: Context) -> None:
     """Release the interpreter to other Python threads, if this call still holds it."""
     if context.interpreter == HELD:
-        context.interpreter = _save_thread()
+        context.interpreter = save_thread()
 
 
 @inline
@@ -194,7 +202,7 @@ def ring(bell: int) -> None:
     """Wake all that sleep on a bell; first store what they are to see, with a full fence."""
     if load32_ordered(bell + 4) > 0:
         add32(bell, 1)
-        _syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+        syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
 @inline
@@ -223,7 +231,7 @@ def _sleep_slice(context: Context, address: int, waiters: int, value: int, slice
     seen = load32_ordered(address)
     if behind(seen, value):
         timeout = context.at.futex_timeout
-        _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+        syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
     add32(waiters, -1)
 
 
@@ -234,7 +242,7 @@ def sleep_until_rung(context: Context, bell: int, seen: int) -> None:
     context.futex_timeout[0] = slice_ns // NANOSECONDS
     context.futex_timeout[1] = slice_ns % NANOSECONDS
     timeout = context.at.futex_timeout
-    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+    syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
 @inline
@@ -254,7 +262,7 @@ def end_sleep(bell: int) -> None:
 def python_raised(context: Context) -> int:
     """Let Python's signal handlers run; keep the exception, and return whether there is one."""
     gil = _take_gil()
-    raised = _check_signals() != 0
+    raised = check_signals() != 0
     if raised:
         kept = context.at.raised
         _fetch_error(kept, kept + 8, kept + 16)
