@@ -284,8 +284,8 @@ class Pairs:
     def _plain(self, end: Any) -> socket.socket:
         """Return a socket for compiled code, whose plain bytes go through the TLS socket `end`."""
         # Without TLS none of this is loaded.
+        from gpucoll.transport.tcp.tls import is_in_kernel
         from gpucoll.transport.tcp.tls_relay import TlsRelay
-        from gpucoll.transport.tcp.tls_socket import is_in_kernel
 
         if is_in_kernel(end):
             plain: socket.socket = end
