@@ -23,7 +23,7 @@ MODULES = (
     "gpucoll.transport.shared.room",
     "gpucoll.transport.shared.peer_arena",
     "gpucoll.memory.heap",
-    "gpucoll.memory.numpy_handler",
+    "gpucoll.memory.numpy_memory",
     "gpucoll.group.host.channel",
     "gpucoll.entries.collectives",
     "gpucoll.entries.collective_entry",
