@@ -21,7 +21,7 @@ MODULES = (
     "gpucoll.transport.shared.flags",
     "gpucoll.transport.shared.ordering",
     "gpucoll.transport.shared.room",
-    "gpucoll.transport.shared.peer_arena",
+    "gpucoll.transport.shared.peer_memory",
     "gpucoll.memory.heap",
     "gpucoll.memory.numpy_memory",
     "gpucoll.group.host.channel",

@@ -31,8 +31,7 @@ from gpucoll.kernels.cpu.memory import call_copy, load64, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER
 from gpucoll.transport.shared.operands import reduce_inputs
-from gpucoll.transport.shared.peer_arena import arena_of, reach
-from gpucoll.transport.shared.peer_memory import can_copy_once, read_from
+from gpucoll.transport.shared.peer_memory import arena_of, can_copy_once, reach, read_from
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,

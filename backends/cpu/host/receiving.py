@@ -38,7 +38,7 @@ from gpucoll.kernels.cpu.memory import call_loop, exchange64
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import copy_from_process, give_up, is_aborted_since
 from gpucoll.transport.shared.layout import Abort, Envelope, Way
-from gpucoll.transport.shared.peer_arena import reach
+from gpucoll.transport.shared.peer_memory import reach
 from gpucoll.transport.shared.words import (
     Held,
     Kind,

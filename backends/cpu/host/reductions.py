@@ -32,8 +32,7 @@ from gpucoll.transport.shared.operands import (
     reduce_for_all,
     reduce_inputs,
 )
-from gpucoll.transport.shared.peer_arena import reach
-from gpucoll.transport.shared.peer_memory import can_copy_once, read_from
+from gpucoll.transport.shared.peer_memory import can_copy_once, reach, read_from
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,

@@ -22,7 +22,7 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
 from gpucoll.transport.shared import layout, mapping, peer_memory
 from gpucoll.transport.shared.layout import SegmentLayout, Tuning
-from gpucoll.transport.shared.peer_arena import GROWTHS, PeerArena
+from gpucoll.transport.shared.peer_memory import GROWTHS, PeerArena
 from gpucoll.version import __version__
 from gpucoll.wording import rank_of
 
