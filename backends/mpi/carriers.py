@@ -16,17 +16,15 @@ import numpy as np
 from gpucoll.backends.mpi.backend import CommunicatorWords
 from gpucoll.backends.mpi.ranks import keep_for_ever
 from gpucoll.backends.mpi.words import MESSAGE_TAG, N_SLOTS, SLOT_BYTES, Carrier, MpiWords
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_foreign, load32
+from gpucoll.transport.shared.libc import memmove
 
 # --- in compiled code -----------------------------------------------------------------------------
 
 
 _FAILED = -1
-
-_i64 = types.int64
-_move_bytes = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
 
 @inline
@@ -92,7 +90,7 @@ def carry_away(carrier: Carrier, address: int, most_bytes: int) -> int:
     if not _slot_has_ended(carrier, request):
         return _FAILED if carrier.error != 0 else 0
     memory, size_bytes = carrier.out_memory + slot * SLOT_BYTES, min(most_bytes, SLOT_BYTES)
-    _move_bytes(memory, address, size_bytes)
+    memmove(memory, address, size_bytes)
     _issue(carrier, carrier.mpi.send, memory, size_bytes, request)
     carrier.out_slot = (slot + 1) % N_SLOTS
     return _FAILED if carrier.error != 0 else size_bytes
@@ -111,7 +109,7 @@ def carry_here(carrier: Carrier, address: int, most_bytes: int) -> int:
         return _FAILED if carrier.error != 0 else 0
     slot, start = carrier.in_slot, carrier.in_start
     size_bytes = min(most_bytes, carrier.in_stop - start)
-    _move_bytes(address, carrier.in_memory + slot * SLOT_BYTES + start, size_bytes)
+    memmove(address, carrier.in_memory + slot * SLOT_BYTES + start, size_bytes)
     carrier.in_start = start + size_bytes
     if start + size_bytes == carrier.in_stop:
         _listen(carrier, slot)

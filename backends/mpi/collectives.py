@@ -19,7 +19,6 @@ from gpucoll.backends.mpi.steps import (
     issue,
     next_request,
     no_memory,
-    release,
     scratch_of,
     set_move,
     set_number,
@@ -31,6 +30,7 @@ from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_reduce
+from gpucoll.transport.shared.libc import free
 from gpucoll.transport.shared.operands import fill_with_identity, n_operands
 from gpucoll.transport.shared.steps import NOT_SHARED, begin, close_record, post, wait_all_arrived
 from gpucoll.transport.shared.words import Call, Context, Path, Status
@@ -246,7 +246,7 @@ def move(context: Context, words: MpiWords, call: Call) -> int:
         return no_memory(context)
     status = _move_blocks(context, words, call, copy)
     if status == Status.OK:  # else MPI may still read it
-        release(copy)
+        free(copy)
     return status
 
 
@@ -310,7 +310,7 @@ def reduce_by_mpi(context: Context, words: MpiWords, call: Call) -> int:
         return no_memory(context)
     status = _reduce_from(context, words, call, copy)
     if status == Status.OK:  # else MPI may still read it
-        release(copy)
+        free(copy)
     return status
 
 

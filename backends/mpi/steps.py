@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gpucoll.backends.mpi.words import CALL_TAG, MpiWords
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
     call_foreign,
@@ -30,15 +30,12 @@ from gpucoll.transport.shared.flags import (
     yield_once,
 )
 from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.libc import free, malloc
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp.exchange_words import Exchange, Outcome
 
 FIRST_POLLS = 40
 """How often a wait polls before it lets other Python threads run."""
-
-_i64 = types.int64
-allocate = types.ExternalFunction("malloc", _i64(_i64))
-release = types.ExternalFunction("free", types.void(_i64))
 
 
 # --- one function, one request --------------------------------------------------------------------
@@ -149,8 +146,8 @@ def finish(context: Context, words: MpiWords) -> int:
 def scratch_of(words: MpiWords, size_bytes: int) -> int:
     """Return scratch memory of at least this size; 0: there is none."""
     if size_bytes > words.scratch_bytes:
-        release(words.scratch)
-        words.scratch = allocate(size_bytes)
+        free(words.scratch)
+        words.scratch = malloc(size_bytes)
         words.scratch_bytes = size_bytes if words.scratch != 0 else 0
     return words.scratch
 
@@ -322,7 +319,7 @@ def copied(context: Context, source: int, size_bytes: int) -> int:
     MPI_IN_PLACE would need no copy, but all ranks must give it or none (Open MPI then takes another
     algorithm), and here each rank may choose.
     """
-    copy = allocate(max(size_bytes, 1))
+    copy = malloc(max(size_bytes, 1))
     if copy != 0:
         copy_plain(context, copy, source, size_bytes)
     return copy

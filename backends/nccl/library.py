@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpucoll import config, devices
+from gpucoll.backends.choice import spelled
 from gpucoll.backends.nccl.prototypes import PROTOTYPES, ncclResult_t, ncclUniqueId
 from gpucoll.devices.foreign_library import (
     Prototype,
@@ -210,15 +211,15 @@ class Library:
         if required := [name for name, since in missing.items() if not since]:
             raise BackendUnavailableError(
                 f"{self} lacks {', '.join(required)}, which {vendor.name} has had since before "
-                f"{_spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
+                f"{spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
             )
 
     def __str__(self) -> str:
-        return f"{self.vendor.name} {_spelled(self.version)} ({self.path})"
+        return f"{self.vendor.name} {spelled(self.version)} ({self.path})"
 
     def _check_version(self) -> None:
         if self.version < self.vendor.minimum:
-            least = _spelled(self.vendor.minimum)
+            least = spelled(self.vendor.minimum)
             because = f" It is used because {self.reason}." if "already" in self.reason else ""
             raise BackendUnavailableError(
                 f"{self} is too old: gpucoll needs {self.vendor.name} {least} or newer.{because} "
@@ -228,7 +229,7 @@ class Library:
     @property
     def version_text(self) -> str:
         """The version as dotted text: ``"2.28.9"``."""
-        return _spelled(self.version)
+        return spelled(self.version)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -305,10 +306,6 @@ class Library:
         found = ctypes.c_int()
         code = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(found))
         return code or found.value
-
-
-def _spelled(version: Version) -> str:
-    return ".".join(map(str, version))
 
 
 def _path_of(vendor: Vendor, name: str) -> str:

@@ -23,7 +23,6 @@ from gpucoll.kernels.cpu.memory import (
     load64_acquire,
     store64,
     store64_release,
-    take_line,
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import ring
@@ -52,12 +51,6 @@ def try_lock(table: TransferTable) -> bool:
 def unlock(table: TransferTable) -> None:
     """Release the table's lock."""
     store64_release(table.at.lock, 0)
-
-
-@inline
-def state_of(row: Transfer) -> int:
-    """Return how far a row is; if it is over, later loads see its results."""
-    return load64_acquire(row.at.state)
 
 
 @inline
@@ -109,13 +102,15 @@ ASKED = 1
 
 
 @inline
-def _area_of(context: Context, receiver: int, sender: int) -> int:
+def area_of(context: Context, receiver: int, sender: int) -> int:
+    """Return the address of a mailbox."""
     place = receiver * context.world_size + sender
     return context.mailboxes + place * context.mailbox_stride
 
 
 @inline
-def _opened_word(context: Context, receiver: int, sender: int) -> int:
+def opened_word(context: Context, receiver: int, sender: int) -> int:
+    """Return the address of the word that shows whether a mailbox is used."""
     place = receiver * context.world_size + sender
     return context.opened + 8 * place
 
@@ -228,12 +223,12 @@ def copy_posted(context: Context, destination: int, source: int, size_bytes: int
 def open_mailbox(table: TransferTable, words: Mailbox, receiver: int) -> bool:
     """Take memory for the mailbox to a rank; return whether it is available."""
     context = table.context
-    area = _area_of(context, receiver, context.rank)
+    area = area_of(context, receiver, context.rank)
     if reserve(context, area, _LARGE) != Status.OK:
         table.needs_room = Transfer(ASKED)
         return False
     words.out_area = area
-    exchange64(_opened_word(context, receiver, context.rank), 1)
+    exchange64(opened_word(context, receiver, context.rank), 1)
     return True
 
 
@@ -367,12 +362,6 @@ def place_record(table: TransferTable, words: Mailbox, size_bytes: int, is_part:
     return Envelope(0)
 
 
-@inline
-def take_next_line(words: Mailbox, context: Context) -> None:
-    """Begin to take the cache line of the next record, which the receiver may have read."""
-    take_line(_ring_start(words.out_area, words.out_ring) + words.out_offset)
-
-
 # --- taking ---------------------------------------------------------------------------------------
 
 
@@ -380,9 +369,9 @@ def take_next_line(words: Mailbox, context: Context) -> None:
 def _open_incoming(context: Context, words: Mailbox, sender: int) -> bool:
     """Check whether a rank has begun to send; return whether it has."""
     me = context.rank
-    if load64_acquire(_opened_word(context, me, sender)) == 0:
+    if load64_acquire(opened_word(context, me, sender)) == 0:
         return False
-    words.in_area = _area_of(context, me, sender)
+    words.in_area = area_of(context, me, sender)
     return True
 
 

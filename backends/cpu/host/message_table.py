@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from gpucoll.entries import messages
 from gpucoll.entries.pending import ask_thread
 from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
-from gpucoll.group.host.progress import as_messages, thread
+from gpucoll.group.host.progress import as_messages, nanoseconds, thread
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
@@ -60,19 +59,12 @@ _OK, _MISFIT = int(Status.OK), int(Status.MISFIT)
 _IDLE, _TAKEN = int(State.IDLE), int(State.TAKEN)
 
 
-def _function(code: Any, n_arguments: int) -> Callable[..., int]:
-    """Return compiled code as a function that keeps the interpreter, because it never waits."""
-    words = [ctypes.c_int64] * n_arguments
-    made: Callable[..., int] = ctypes.PYFUNCTYPE(ctypes.c_int64, *words)(code.address)
-    return made
-
-
-_post = _function(message_step.message_post, 3)
-_drop = _function(message_step.message_drop, 2)
-_refuse = _function(message_step.message_refuse, 1)
-_end = _function(message_step.message_end, 1)
-_put_back = _function(message_step.message_put_back, 2)
-_release = _function(message_step.message_release, 1)
+_post = ordering.function(message_step.message_post, 3)
+_drop = ordering.function(message_step.message_drop, 2)
+_refuse = ordering.function(message_step.message_refuse, 1)
+_end = ordering.function(message_step.message_end, 1)
+_put_back = ordering.function(message_step.message_put_back, 2)
+_release = ordering.function(message_step.message_release, 1)
 
 
 class MessageTable:
@@ -248,7 +240,7 @@ class MessageTable:
         """Start requests, in this order, after all that were started before."""
         self._whole.check_open()
         rows = self._new_rows(len(requests))
-        timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
+        timeout_ns = nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
         until_ns = time.monotonic_ns() + timeout_ns
         kept = rows.fill(requests, timeout_ns, until_ns, withdraws=timeout_s is not None)
         transfers = PendingTransfers(self, rows, list(requests), (kept, requests))
@@ -281,7 +273,7 @@ class MessageTable:
         """
         until_ns = 0
         if timeout_s is not None:
-            until_ns = time.monotonic_ns() + _nanoseconds(timeout_s) if timeout_s else _AT_ONCE
+            until_ns = time.monotonic_ns() + nanoseconds(timeout_s) if timeout_s else _AT_ONCE
         waiter = self._take_waiter()
         try:
             waiter.set_rows(rows, count, is_started=True, leaves=True, until_ns=until_ns)
@@ -364,7 +356,7 @@ class MessageTable:
         """Start requests and wait until all are over, as a blocking call or a part of one."""
         rows = self._new_rows(len(requests))
         limit_s = self._group.timeout_s if timeout_s is None else timeout_s
-        kept = rows.fill(requests, _nanoseconds(limit_s), 0, withdraws=timeout_s is not None)
+        kept = rows.fill(requests, nanoseconds(limit_s), 0, withdraws=timeout_s is not None)
         self._wait_blocking(rows, len(requests), is_started=False)
         for place, request in enumerate(requests):
             rows.settle(place, request, self.room_error)
@@ -474,7 +466,3 @@ def _stop_thread(table: int, keep: Any) -> None:
 def _padded(description: bytes) -> bytes:
     """Return a description padded to whole words, kept for ever: pending rows have its address."""
     return description.ljust(-(-len(description) // 8) * 8, b"\0")
-
-
-def _nanoseconds(timeout_s: float) -> int:
-    return int(min(timeout_s, 1e9) * 1e9)

@@ -33,11 +33,12 @@ from gpucoll.backends.cpu.host.mailboxes import (
 )
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, acknowledgement_word
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_loop, exchange64
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import copy_from_process, give_up, is_aborted_since
 from gpucoll.transport.shared.layout import Abort, Envelope, Way
+from gpucoll.transport.shared.libc import free, malloc
 from gpucoll.transport.shared.peer_memory import reach
 from gpucoll.transport.shared.words import (
     Held,
@@ -49,15 +50,10 @@ from gpucoll.transport.shared.words import (
     TransferTable,
 )
 
-_MOST_SHOWN = layout.MESSAGE_DIMENSIONS
 _FETCHED_BYTES = 1 << 20
 """How much one step fetches: another thread may need the table meanwhile."""
 _MOST_RECORDS = 64
 """How many records of one rank one step takes."""
-
-_i64 = types.int64
-_malloc = types.ExternalFunction("malloc", _i64(_i64))
-release = types.ExternalFunction("free", types.void(_i64))
 
 
 # --- held messages --------------------------------------------------------------------------------
@@ -70,7 +66,7 @@ def copy_shape(record: Envelope, shape: Words) -> None:
     shape[0] = dimensions
     shape[1] = record.place if way_of(record) == Way.POSTED else record.first_length
     if dimensions > 1 and dimensions < MANY_DIMENSIONS:
-        for place in range(_MOST_SHOWN):
+        for place in range(layout.MESSAGE_DIMENSIONS):
             shape[1 + place] = Words(record.address + ENVELOPE_BYTES)[place]
 
 
@@ -95,7 +91,7 @@ def new_held(record: Envelope, sender: int) -> Held:
     description_bytes = description_bytes_of(record)
     padded = (description_bytes + 7) & -8
     data_bytes = record.size_bytes if way_of(record) == Way.POSTED else 0
-    held = Held(_malloc(Held.n_bytes + padded + max(data_bytes, 1)))
+    held = Held(malloc(Held.n_bytes + padded + max(data_bytes, 1)))
     if not held:
         return held
     held.next = Held(0)
@@ -494,7 +490,7 @@ def _give_held(table: TransferTable, row: Transfer, held: Held, before: Held) ->
     way, place, acknowledgement = (held.way, held.place, held.acknowledgement)
     if way == Way.POSTED:
         copy(table.context, row.memory, held.data, held.size_bytes)
-    release(held)
+    free(held)
     if way == Way.POSTED:
         finish(table, row, Progress.DONE)
     else:

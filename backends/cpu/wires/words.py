@@ -13,9 +13,9 @@ import numpy as np
 
 from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.codes import Codes
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.flags import errno
+from gpucoll.transport.shared.libc import EAGAIN, EINTR, errno, write
 from gpucoll.transport.shared.words import Context, Mailbox, Mode, TransferTable
 from gpucoll.types import dtype_code
 
@@ -175,30 +175,12 @@ class Wires(Block):
 
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
 _OBJECT = int(dtype_code("object"))
-_EINTR, _EAGAIN = 4, 11
-
-_i64, _i32 = types.int64, types.int32
-_write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
-move_bytes = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
 
 @inline
 def ring_room(context: Context) -> int:
     """Return how many bytes of records the other end may send before any is taken."""
     return context.large_ring_bytes - SLACK_BYTES
-
-
-@inline
-def area_of(context: Context, receiver: int, sender: int) -> int:
-    """Return the address of a mailbox."""
-    place = receiver * context.world_size + sender
-    return context.mailboxes + place * context.mailbox_stride
-
-
-@inline
-def opened_word(context: Context, receiver: int, sender: int) -> int:
-    """Return the address of the word that shows whether a mailbox is used."""
-    return context.opened + 8 * (receiver * context.world_size + sender)
 
 
 @inline
@@ -247,7 +229,7 @@ def wake_python(table: TransferTable) -> None:
 @inline
 def wake_thread(wires: Wires) -> None:
     """Wake the thread of the connections."""
-    _write(np.int32(wires.event_fd), wires.at.one, 8)
+    write(np.int32(wires.event_fd), wires.at.one, 8)
 
 
 @inline
@@ -262,7 +244,7 @@ def fail(table: TransferTable, wire: Wire, number: int) -> None:
 def failed_call() -> int:
     """Return why a system call has failed; 0: there was nothing to do now."""
     number = errno()
-    return 0 if number == _EAGAIN or number == _EINTR else number
+    return 0 if number == EAGAIN or number == EINTR else number
 
 
 @inline

@@ -122,12 +122,6 @@ def set_deadline(context: Context, timeout_ns: int) -> None:
     context.slice_ns = max(min(_MOST_SLICE_NS, timeout_ns), _LEAST_SLICE_NS)
 
 
-@inline
-def usual_deadline_ns(context: Context) -> int:
-    """Return the communicator's current deadline."""
-    return context.timeout_ns
-
-
 # --- running a call -------------------------------------------------------------------------------
 
 
@@ -247,7 +241,7 @@ def is_idle(context: Context) -> bool:
 @inline
 def run_within(context: Context, call: Call, size_bytes: int, timeout_ns: int) -> int:
     """Run the call under a deadline. After a failure, Python resets it when it has read it."""
-    usual_ns = usual_deadline_ns(context)
+    usual_ns = context.timeout_ns
     if timeout_ns != USUAL:
         set_deadline(context, timeout_ns)
     status = run(context, call, size_bytes)

@@ -25,15 +25,9 @@ from gpucoll.kernels.cpu.memory import (
     load64_ordered,
     store64_release,
 )
-from gpucoll.transport.shared.flags import (
-    FUTEX_WAIT,
-    SYS_FUTEX,
-    begin_to_sleep,
-    end_sleep,
-    ring,
-    syscall,
-)
+from gpucoll.transport.shared.flags import FUTEX_WAIT, SYS_FUTEX, begin_to_sleep, end_sleep, ring
 from gpucoll.transport.shared.layout import AHEAD
+from gpucoll.transport.shared.libc import syscall
 from gpucoll.transport.shared.words import (
     PENDING_CALLS,
     STARTED_WORDS,
@@ -47,7 +41,7 @@ from gpucoll.transport.shared.words import (
     TransferTable,
 )
 
-_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
+LONGEST_SLICE_NS, SHORTEST_SLICE_NS = 20_000_000, 100_000
 NOTHING, RAN, IS_BUSY = 0, 1, 2
 _NOT_WANTED, _NEW, _SEEN = 0, 1, 2
 """States of a table of messages. A new message is left alone, as most callers wait at once."""
@@ -93,7 +87,7 @@ def post_ahead(queue: Pending, context: Context, number: int, call: Call) -> boo
 @inline
 def _set_deadline(context: Context, timeout_ns: int) -> None:
     context.timeout_ns = timeout_ns
-    context.slice_ns = max(min(_LONGEST_SLICE_NS, timeout_ns), _SHORTEST_SLICE_NS)
+    context.slice_ns = max(min(LONGEST_SLICE_NS, timeout_ns), SHORTEST_SLICE_NS)
 
 
 @inline

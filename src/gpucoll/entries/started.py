@@ -17,6 +17,7 @@ from gpucoll.entries.collectives import (
     restore_thread,
 )
 from gpucoll.entries.pending import (
+    LONGEST_SLICE_NS,
     begin_running,
     end_running,
     entry_of,
@@ -146,7 +147,6 @@ def start_block(self: int, arguments: Words, n_arguments: int) -> int:
 # --- waiting --------------------------------------------------------------------------------------
 
 
-_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
 _WAIT_SPINS = 200
 """Number of looks whether the thread is done, before a waiter sleeps: about 10 us."""
 _LONG_BYTES = 8 << 10
@@ -224,7 +224,7 @@ def wait_started(self: int, arguments: Words, n_arguments: int) -> int:
         elif state == State.NEEDS_PYTHON:
             return new_integer(1)
         else:
-            timeout = _set_timeout(entry_of(queue, number), _LONGEST_SLICE_NS)
+            timeout = _set_timeout(entry_of(queue, number), LONGEST_SLICE_NS)
             _sleep_until(queue, context, number, timeout)
             if check_signals() != 0:
                 return 0

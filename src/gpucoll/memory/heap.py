@@ -17,6 +17,7 @@ from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.kernels.cpu.jit import compiled, inline, intrinsic, types
 from gpucoll.kernels.cpu.memory import exchange64
 from gpucoll.transport.shared.flags import yield_once
+from gpucoll.transport.shared.libc import memset
 from gpucoll.transport.shared.mapping import MADV_REMOVE
 
 # --- the records: one for each block, and lists of the free blocks --------------------------------
@@ -179,7 +180,6 @@ _PAGE = mmap.PAGESIZE  # a power of two
 _KEEP_EVERYTHING = 1 << 62
 _i64 = types.int64
 _madvise = types.ExternalFunction("madvise", types.int32(_i64, _i64, types.int32))
-_memset = types.ExternalFunction("memset", _i64(_i64, types.int32, _i64))
 
 
 @inline
@@ -286,7 +286,7 @@ def _trim(heap: Heap, block: int) -> None:
         heap.keep_at_most = _KEEP_EVERYTHING
         return
     if stop < end:  # the next block shares the page, but this part counts as zeros from now on
-        _memset(heap.base + stop, 0, end - stop)
+        memset(heap.base + stop, 0, end - stop)
     left = (first >> _SHIFT) - block
     record.touched = left
     heap.kept -= touched - left

@@ -24,6 +24,7 @@ from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_loop
 from gpucoll.memory.heap import GRANULE_BYTES, Heap, block_at, granules_of, holds, record_of, split
+from gpucoll.transport.shared.libc import free, malloc, memset
 
 # --- the handler, compiled ------------------------------------------------------------------------
 
@@ -45,13 +46,10 @@ class Source(Block):
 
 
 _i64 = types.int64
-_malloc = types.ExternalFunction("malloc", _i64(_i64))
 _calloc = types.ExternalFunction("calloc", _i64(_i64, _i64))
 _realloc = types.ExternalFunction("realloc", _i64(_i64, _i64))
-_free = types.ExternalFunction("free", types.void(_i64))
 _usable_size = types.ExternalFunction("malloc_usable_size", _i64(_i64))
 _memcpy = types.ExternalFunction("memcpy", _i64(_i64, _i64, _i64))
-_memset = types.ExternalFunction("memset", _i64(_i64, types.int32, _i64))
 
 
 @inline
@@ -67,7 +65,7 @@ def _take(source: Source, size_bytes: int) -> int:
 def _allocate(source: Source, size_bytes: int) -> int:
     address = _take(source, size_bytes)
     if address == 0 and source.falls_back != 0:
-        return _malloc(max(1, size_bytes))
+        return malloc(max(1, size_bytes))
     return address
 
 
@@ -75,7 +73,7 @@ def _allocate(source: Source, size_bytes: int) -> int:
 def _release(source: Source, address: int) -> None:
     heap = source.heap
     if not holds(heap, address):
-        _free(address)
+        free(address)
     elif heap.is_forked == 0:  # in a child the memory is the parent's, and in use there
         call_loop(heap.give, heap, address)
 
@@ -94,7 +92,7 @@ def allocate_zeros(source: Source, count: int, item_bytes: int) -> int:
         return _calloc(count, item_bytes) if source.falls_back != 0 else 0
     heap = source.heap
     touched = record_of(heap, block_at(heap, address)).touched * GRANULE_BYTES
-    _memset(address, 0, min(touched, count * item_bytes))
+    memset(address, 0, min(touched, count * item_bytes))
     return address
 
 
@@ -126,7 +124,7 @@ def resize(source: Source, address: int, size_bytes: int) -> int:
         if size_bytes < source.from_bytes or is_forked:
             return _realloc(address, max(1, size_bytes))
         old_bytes = _usable_size(address)  # NumPy does not pass it
-    moved = _malloc(size_bytes) if is_forked else _allocate(source, size_bytes)
+    moved = malloc(size_bytes) if is_forked else _allocate(source, size_bytes)
     if moved != 0:
         _memcpy(moved, address, min(old_bytes, size_bytes))
         _release(source, address)

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from gpucoll.transport.shared import mapping
 from gpucoll.transport.shared.peer_memory import FIRST_BYTES, GROWTHS, PeerArena
 
-__all__ = ["PeerProcess", "arena_words", "meet"]
-
 _known: dict[tuple[int, int], PeerProcess] = {}
 _lock = threading.RLock()
 """Reentrant. Several threads may make and close communicators; and a user's finalizer, which a

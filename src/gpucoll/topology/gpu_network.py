@@ -18,8 +18,6 @@ from gpucoll.topology.machine import Machine, Nic, distance, nearest_nics
 from gpucoll.topology.nccl_xml import read_xml
 from gpucoll.topology.sysfs import read_machine
 
-__all__ = ["Setting", "described_nic", "exactly", "machine_of", "setting_of"]
-
 _FILE = "etc/nccl.conf"
 
 

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 from gpucoll.topology.machine import Distance
 
-__all__ = ["GpuFacts", "KernelFacts", "Verdict", "gpu_direct_rdma", "read_kernel_facts"]
-
 PEER_MEMORY = {
     "nvidia": (
         "sys/module/nvidia_peermem/version",

@@ -23,8 +23,6 @@ from gpucoll.devices.host.streams import Entries, Streams, entries, streams
 from gpucoll.devices.host.words import MEANINGS, MOST_DEVICES, Code, Command
 from gpucoll.errors import ArgumentError, BackendError, BackendUnavailableError
 
-__all__ = ["HostDevice", "device_count", "load", "open_device", "opened"]
-
 _DEFAULT_STREAMS: Final = (0, 1, 2)
 _MULTIPROCESSORS: Final = 4
 _NAMESPACE: Final = uuid.UUID("5b0e3c7a-0a53-4d0c-9a55-1c1f3f1f6f57")

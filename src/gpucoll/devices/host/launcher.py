@@ -30,7 +30,6 @@ from gpucoll.types import BUILT_IN, DTYPES, OPERATIONS, ReduceOp
 _COPY = CopyKind("read", "write")
 _COPY_AHEAD_BYTES = 2048
 _INTO_BUFFER, _HAS_SCALE = 1, 2
-_ARRAY_ALIGNMENT = 16
 
 
 class Calls(NamedTuple):

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.devices.foreign_library import address_of
 from gpucoll.devices.host import loop
 from gpucoll.devices.host.words import (
     EVENT_HANDLES,
@@ -62,11 +63,11 @@ class Entries:
         self.get_device = _entry("get_device", state, loop.get_device, 1)
         self.set_device = _entry("set_device", state, loop.set_device, 1)
         self.addresses = {
-            "RECORD": _address(self.record_event),
-            "WAIT": _address(self.stream_wait_event),
-            "IS_CAPTURING": _address(self.is_capturing),
-            "GET_DEVICE": _address(self.get_device),
-            "SET_DEVICE": _address(self.set_device),
+            "RECORD": address_of(self.record_event),
+            "WAIT": address_of(self.stream_wait_event),
+            "IS_CAPTURING": address_of(self.is_capturing),
+            "GET_DEVICE": address_of(self.get_device),
+            "SET_DEVICE": address_of(self.set_device),
         }
 
     def current_device(self) -> int:
@@ -92,10 +93,6 @@ def _entry(name: str, state: int, function: Any, n_arguments: int) -> Callable[.
     words = [ctypes.c_int64] * n_arguments
     result: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int64, *words)(compile_function(made))
     return result
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,13 +101,9 @@ def _read(path: Path) -> bytes | None:
 
 def _remove_old(place: Path) -> None:
     """Remove files that were not used for a long time, mostly of earlier sources and compilers."""
-    for path in _files(place):
+    for path in place.iterdir():
         if _age_s(path) > _KEPT_DAYS * _DAY_S:
             path.unlink(missing_ok=True)
-
-
-def _files(place: Path) -> Iterator[Path]:
-    yield from (Path(entry.path) for entry in os.scandir(place))
 
 
 def _age_s(path: Path) -> float:

@@ -27,8 +27,6 @@ from gpucoll.devices.kernels.images import compile_group
 from gpucoll.errors import BackendUnavailableError, GpucollError
 from gpucoll.kernels.gpu.catalogue import groups
 
-__all__ = ["TARGETS", "precompile", "targets_here"]
-
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100")
 """Targets for which every kernel is known to compile (docs/gpu_kernels.md)."""
 _TARGET = re.compile(r"sm_\d+|gfx[0-9a-f]+(:[a-z]+[+-])*")

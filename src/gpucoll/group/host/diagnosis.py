@@ -95,7 +95,8 @@ def mismatch_error(group: HostGroup, sequence: int, *, is_broken: bool = False) 
         f"{group.members.spelled(ranks)} called {called}" for (called, _), ranks in groups
     )
     if len({digest for _, digest in by_call}) == 1:  # an all_to_all whose counts conflict
-        calls = _pieces_disagreement(group.members, sequence) or calls
+        with group.members.held():
+            calls = _pieces_disagreement(group.members, sequence) or calls
     elif len({called for called, _ in by_call}) < len(groups):
         calls += f" (they differ in what is not shown here: {_not_shown(groups[0][0][0])})"
     early = ("broadcast(", "scatter(")  # small ones: see `steps.wait_arrived`
@@ -354,11 +355,6 @@ def _pieces_disagreement(members: Members, sequence: int) -> str:
 
     The ranks' tables are still in the slots of this call, because no rank has begun another call.
     """
-    with members.held():
-        return _first_disagreement(members, sequence)
-
-
-def _first_disagreement(members: Members, sequence: int) -> str:
     everyone = range(members.world_size)
     records = [members.record_words(rank, sequence) for rank in everyone]
     exchanges = {int(each) for each in Collective if each.is_exchange}

@@ -22,7 +22,6 @@ from gpucoll.kernels.cpu.memory import (
     exchange64,
     fence_acquire,
     fence_full,
-    load32,
     load32_acquire,
     load32_ordered,
     load64,
@@ -42,6 +41,7 @@ from gpucoll.transport.shared.layout import (
     STATUS_CLOSED_SEQUENCE,
     Abort,
 )
+from gpucoll.transport.shared.libc import CLOCK_MONOTONIC, clock_gettime, poll, sched_yield, syscall
 from gpucoll.transport.shared.words import Context, Status
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
@@ -54,7 +54,6 @@ SYS_PROCESS_VM_READV = _READV_NUMBERS[MACHINE]
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 EVERYBODY = 2**31 - 1
-CLOCK_MONOTONIC = 1
 LEAST_SLICE_NS = 50_000
 """The shortest slice: the last sleep before a deadline ends at the deadline, but is not shorter."""
 TIME_SLICE_NS = 500_000
@@ -83,23 +82,12 @@ HELD = 1
 """In `Context.interpreter`: the call holds it."""
 
 _i64 = types.int64
-syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 _sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
-_poll = types.ExternalFunction("poll", types.int32(_i64, _i64, types.int32))
 save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
 _give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
 check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
 _fetch_error = types.ExternalFunction("PyErr_Fetch", types.void(_i64, _i64, _i64))
-_errno_location = types.ExternalFunction("__errno_location", _i64())
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, _i64))
-
-
-@inline
-def errno() -> int:
-    """Return the errno of this thread's last system call."""
-    return signed32(load32(_errno_location()))
 
 
 @inline
@@ -118,7 +106,7 @@ def copy_from_process(
 @inline
 def now_ns(context: Context) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), context.at.clock)
+    clock_gettime(np.int32(CLOCK_MONOTONIC), context.at.clock)
     return context.clock[0] * NANOSECONDS + context.clock[1]
 
 
@@ -194,7 +182,7 @@ def release_interpreter(context: Context) -> None:
 @inline
 def yield_once() -> None:
     """Yield the CPU to another process."""
-    _sched_yield()
+    sched_yield()
 
 
 @inline
@@ -274,7 +262,7 @@ def python_raised(context: Context) -> int:
 def dead_rank(context: Context) -> int:
     """Return a rank whose process ended without closing the communicator, or -1."""
     world_size, fds = context.world_size, Words(context.poll_fds)
-    _poll(fds, world_size, np.int32(0))
+    poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
         if fds[rank] >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
             line = context.status_lines + rank * LINE_BYTES
@@ -291,7 +279,7 @@ def _lost_rank(context: Context) -> int:
     after its last one.
     """
     world_size, fds = context.world_size, Words(context.poll_fds)
-    _poll(fds, world_size, np.int32(0))
+    poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
         line = context.status_lines + rank * LINE_BYTES
         if load64_acquire(line + STATUS_CLOSED) != 0:
@@ -386,7 +374,7 @@ def _yield_until(context: Context, address: int, value: int) -> bool:
             return False
     before_ns = start_clock(context)
     for _ in range(yields):
-        _sched_yield()
+        sched_yield()
         if not behind(load32_acquire(address), value):
             return True
         after_ns = now_ns(context)

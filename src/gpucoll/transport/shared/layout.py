@@ -107,8 +107,7 @@ HEADER_DESTINATION = 24
 HEADER_ADDRESS = 32
 """Address of a larger private input in its process; small payloads use the same place."""
 
-# Offsets in a bell's line.
-BELL_WORD = 0
+# In a bell's line; the word that a rank sleeps on comes first.
 BELL_DOING = 8
 """What the rank waits for at its bell; see `Doing`."""
 

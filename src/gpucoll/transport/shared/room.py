@@ -17,16 +17,15 @@ import numpy as np
 
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import load64_acquire, store64_release
-from gpucoll.transport.shared.flags import errno, give_up
+from gpucoll.transport.shared.flags import give_up
 from gpucoll.transport.shared.layout import EVENT_PAYLOADS, RING, STAGES, Abort
+from gpucoll.transport.shared.libc import EINTR, errno
 from gpucoll.transport.shared.words import Context, Status
-
-__all__ = ["PIECE_BYTES", "have_stages", "reserve", "reserve_part", "take_memory"]
 
 PIECE_BYTES = 1 << 20
 """The size reserved in one system call; if a signal interrupts it, the kernel undoes the call."""
 PAGE_BYTES = 4096
-EINTR, EOPNOTSUPP = 4, 95
+EOPNOTSUPP = 95
 _i64, _i32 = types.int64, types.int32
 _fallocate = types.ExternalFunction("fallocate", _i32(_i32, _i32, _i64, _i64))
 

@@ -13,10 +13,26 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_reduce, load64
-from gpucoll.transport.shared.flags import CLOCK_MONOTONIC, NANOSECONDS, errno, yield_once
+from gpucoll.transport.shared.flags import NANOSECONDS, yield_once
+from gpucoll.transport.shared.libc import (
+    CLOCK_MONOTONIC,
+    EAGAIN,
+    EINTR,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    POLLIN,
+    POLLOUT,
+    clock_gettime,
+    errno,
+    memmove,
+    poll,
+    recv,
+    send,
+    sendmsg,
+)
 from gpucoll.transport.tcp.stream_plan import begin, is_sent_first
 from gpucoll.transport.tcp.stream_words import (
     HEADER_BYTES,
@@ -42,12 +58,6 @@ LEAST_PASSED_ON = 64 << 10
 """Forwarded data goes in pieces of at least this size, except for the last piece."""
 MOST_BYTES = 1 << 20
 """How much one system call sends or receives at most, so that the other links get their turn."""
-MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
-EINTR, EAGAIN = 4, 11
-
-_i64, _i32 = types.int64, types.int32
-_send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
-_sendmsg = types.ExternalFunction("sendmsg", _i64(_i32, _i64, _i32))
 
 
 @inline
@@ -97,7 +107,7 @@ def _send_with_header(
     message[2] = vectors.address  # struct msghdr; all else is 0
     message[3] = 2
     flags = np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
-    return _sendmsg(np.int32(link.fd), message.address, flags)
+    return sendmsg(np.int32(link.fd), message.address, flags)
 
 
 @inline
@@ -127,7 +137,7 @@ def send_some(state: State, link: Link) -> int:
         taken = _send_with_header(state, link, header_sent, address, size_bytes)
     elif size_bytes > 0:
         flags = np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
-        taken = _send(np.int32(link.fd), address, size_bytes, flags)
+        taken = send(np.int32(link.fd), address, size_bytes, flags)
     if taken < 0:
         return failed(state)
     of_header = min(taken, HEADER_BYTES - header_sent)
@@ -149,9 +159,6 @@ def send_some(state: State, link: Link) -> int:
 BEHIND_HEADER = 4 << 10
 """How much data that is not reduced is received with the header, and then copied to its place."""
 LEAST_ROOM = 64 << 10
-
-_recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
-_memmove = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 
 
 @inline
@@ -193,7 +200,7 @@ def _writable(state: State, number: int) -> int:
 def _take(state: State, link: Link, address: int, size_bytes: int) -> int:
     """Receive; return the number of bytes; 0: there are none yet; -1: the link is gone."""
     flags = np.int32(MSG_DONTWAIT)
-    got = _recv(np.int32(link.fd), address, size_bytes, flags)
+    got = recv(np.int32(link.fd), address, size_bytes, flags)
     if got > 0:
         return got
     if got == 0:
@@ -227,7 +234,7 @@ def _make_room(link: Link, size_bytes: int) -> None:
     """Move waiting data to the front of scratch memory if little is free after it."""
     begin, end = link.begin, link.end
     if begin > 0 and SCRATCH_BYTES - end < min(size_bytes, LEAST_ROOM):
-        _memmove(link.scratch, link.scratch + begin, end - begin)
+        memmove(link.scratch, link.scratch + begin, end - begin)
         link.begin = 0
         link.end = end - begin
 
@@ -299,11 +306,11 @@ def _place(state: State, link: Link, number: int) -> bool:
     if reduces:
         _reduce(state, row, place, theirs, size_bytes)
     else:
-        _memmove(place, theirs, size_bytes)
+        memmove(place, theirs, size_bytes)
     plan.received = received + size_bytes
     begin += size_bytes
     if end - begin < 64:  # an incomplete item, or nothing
-        _memmove(link.scratch, link.scratch + begin, end - begin)
+        memmove(link.scratch, link.scratch + begin, end - begin)
         begin, end = 0, end - begin
     link.begin = begin
     link.end = end
@@ -351,16 +358,12 @@ def receive_some(state: State, link: Link) -> int:
 TIME_SLICE_NS = 500_000
 """A yield that takes longer than this has given away a time slice; no more yields follow."""
 MILLISECOND_NS = 1_000_000
-POLLIN, POLLOUT = 1, 4
-
-_poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
-_clock_gettime = types.ExternalFunction("clock_gettime", _i32(_i32, _i64))
 
 
 @inline
 def now_ns(state: State) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), state.clock.address)
+    clock_gettime(np.int32(CLOCK_MONOTONIC), state.clock.address)
     return state.clock[0] * NANOSECONDS + state.clock[1]
 
 
@@ -420,7 +423,7 @@ def _sleep(state: State, duration_ns: int) -> int:
             fds[count] = link.fd | (events << 32)
             count += 1
     milliseconds = (duration_ns + MILLISECOND_NS - 1) // MILLISECOND_NS
-    found = _poll(fds.address, count, np.int32(milliseconds))
+    found = poll(fds.address, count, np.int32(milliseconds))
     # After a signal, Python's handlers run before the next slice.
     return StreamStatus.AGAIN if found < 0 else IDLE
 
