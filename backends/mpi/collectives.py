@@ -8,9 +8,9 @@ kernel in rank order, and return the results, with as many bytes as a ring.
 
 from __future__ import annotations
 
+from gpucoll.backends.cpu.host.pieces import block_bytes, block_offset
 from gpucoll.backends.mpi.steps import (
     broadcast_by_messages,
-    bytes_of,
     combine,
     copied,
     copy_plain,
@@ -22,7 +22,6 @@ from gpucoll.backends.mpi.steps import (
     scratch_of,
     set_move,
     set_number,
-    start_of,
     vector_of,
 )
 from gpucoll.backends.mpi.words import GATHERED_BYTES, PIECE_BYTES, MpiWords
@@ -73,21 +72,21 @@ def _fits(words: MpiWords, call: Call) -> bool:
         return True
     if call.pieces:
         return False  # a rank does not know the sizes of others
-    return start_of(call, words.world_size) <= words.most_bytes
+    return block_offset(call, words.world_size) <= words.most_bytes
 
 
 @inline
 def _set_counts(words: MpiWords, call: Call, which: int) -> None:
     """Set the counts and displacements of the blocks of all ranks."""
     for rank in range(words.world_size):
-        set_number(words, which, rank, bytes_of(call, rank))
-        set_number(words, which + 1, rank, start_of(call, rank))
+        set_number(words, which, rank, block_bytes(call, rank))
+        set_number(words, which + 1, rank, block_offset(call, rank))
 
 
 @inline
 def _all_gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
     comm, byte, me = words.communicator, words.byte, words.rank
-    landing, mine, request = call.destination, bytes_of(call, me), next_request(words)
+    landing, mine, request = call.destination, block_bytes(call, me), next_request(words)
     if not call.offsets:
         issue(words, words.all_gather, source, mine, byte, landing, mine, byte, comm, request)
     else:
@@ -101,7 +100,7 @@ def _all_gather(context: Context, words: MpiWords, call: Call, source: int) -> i
 @inline
 def _gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
     comm, byte, me = words.communicator, words.byte, words.rank
-    landing, mine, root = call.destination, bytes_of(call, me), call.root
+    landing, mine, root = call.destination, block_bytes(call, me), call.root
     request = next_request(words)
     if not call.offsets:
         issue(words, words.gather, source, mine, byte, landing, mine, byte, root, comm, request)
@@ -118,7 +117,7 @@ def _gather(context: Context, words: MpiWords, call: Call, source: int) -> int:
 @inline
 def _scatter(context: Context, words: MpiWords, call: Call, landing: int) -> int:
     comm, byte, me = words.communicator, words.byte, words.rank
-    source, mine, root = call.source, bytes_of(call, me), call.root
+    source, mine, root = call.source, block_bytes(call, me), call.root
     request = next_request(words)
     if not call.offsets:
         issue(words, words.scatter, source, mine, byte, landing, mine, byte, root, comm, request)
@@ -187,18 +186,18 @@ def _move_pairwise(context: Context, words: MpiWords, call: Call, source: int) -
     for rank in range(words.world_size):
         origin, sent, at, received = source, 0, landing, 0
         if call.spreads and call.gathers:
-            origin, sent = source + start_of(call, rank), bytes_of(call, rank)
+            origin, sent = source + block_offset(call, rank), block_bytes(call, rank)
             at, received = landing + _received_start(call, rank), _received_bytes(words, call, rank)
         elif call.spreads:
             if me == root:
-                origin, sent = source + start_of(call, rank), bytes_of(call, rank)
+                origin, sent = source + block_offset(call, rank), block_bytes(call, rank)
             if rank == root:
-                received = bytes_of(call, me)
+                received = block_bytes(call, me)
         else:
             if is_to_all or rank == root:
-                sent = bytes_of(call, me)
+                sent = block_bytes(call, me)
             if is_to_all or me == root:
-                at, received = landing + start_of(call, rank), bytes_of(call, rank)
+                at, received = landing + block_offset(call, rank), block_bytes(call, rank)
         set_move(words, rank, origin, sent, at, received)
     return exchange(context, words)
 
@@ -212,7 +211,7 @@ def _move_blocks(context: Context, words: MpiWords, call: Call, source: int) -> 
         if call.spreads:
             return _all_to_all(context, words, call, source)
         return _all_gather(context, words, call, source)
-    is_root, mine = call.root == me, start_of(call, me)
+    is_root, mine = call.root == me, block_offset(call, me)
     if call.spreads:
         landing = call.destination
         if is_root and landing == source + mine:
@@ -228,7 +227,7 @@ def _reads_what_it_writes(words: MpiWords, call: Call) -> bool:
     """Return whether this rank's input is a part of its output, which MPI does not permit."""
     if call.flow != Flow.ALL:
         return False
-    start = 0 if call.spreads else start_of(call, words.rank)
+    start = 0 if call.spreads else block_offset(call, words.rank)
     return call.source == call.destination + start
 
 
@@ -238,9 +237,9 @@ def move(context: Context, words: MpiWords, call: Call) -> int:
     source = call.source
     if not _reads_what_it_writes(words, call):
         return _move_blocks(context, words, call, source)
-    size_bytes = bytes_of(call, words.rank)
+    size_bytes = block_bytes(call, words.rank)
     if call.spreads:
-        size_bytes = start_of(call, words.world_size)
+        size_bytes = block_offset(call, words.world_size)
     copy = copied(context, source, size_bytes)
     if copy == 0:
         return no_memory(context)
@@ -423,7 +422,7 @@ def reduce_blocks(context: Context, words: MpiWords, call: Call) -> int:
     """Give each rank its block of the combined inputs, one piece of each block at a time."""
     me, world_size, largest = words.rank, words.world_size, 0
     for rank in range(world_size):
-        largest = max(largest, bytes_of(call, rank))
+        largest = max(largest, block_bytes(call, rank))
     width = min(largest, PIECE_BYTES // call.item_bytes * call.item_bytes)
     scratch = scratch_of(words, world_size * width)
     if scratch == 0 and width > 0:
@@ -432,10 +431,10 @@ def reduce_blocks(context: Context, words: MpiWords, call: Call) -> int:
     status: int = Status.OK
     # In place, the result replaces this rank's block of the input, which has been copied by then.
     while done < largest and status == Status.OK:
-        mine_bytes = max(min(bytes_of(call, me) - done, width), 0)
+        mine_bytes = max(min(block_bytes(call, me) - done, width), 0)
         for rank in range(world_size):
-            source = call.source + start_of(call, rank) + done
-            size_bytes = max(min(bytes_of(call, rank) - done, width), 0)
+            source = call.source + block_offset(call, rank) + done
+            size_bytes = max(min(block_bytes(call, rank) - done, width), 0)
             set_move(words, rank, source, size_bytes, scratch + rank * width, mine_bytes)
         status = exchange(context, words)
         if status == Status.OK:

@@ -281,21 +281,7 @@ def combine(
     call_reduce(call.kernel, landing, 1, inputs, n_ranks, count, parameter, 0)
 
 
-# --- the places of blocks, and copies of them -----------------------------------------------------
-
-
-@inline
-def start_of(call: Call, rank: int) -> int:
-    """Return the offset of a rank's block among those of all ranks."""
-    if call.offsets:
-        return call.offsets[rank]
-    return call.block_bytes * rank
-
-
-@inline
-def bytes_of(call: Call, rank: int) -> int:
-    """Return the size of a rank's block."""
-    return start_of(call, rank + 1) - start_of(call, rank)
+# --- copies of blocks -----------------------------------------------------------------------------
 
 
 @inline
