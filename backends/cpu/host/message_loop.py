@@ -238,7 +238,6 @@ def _look_around(
             if table.moves != moves or _all_over(rows, count):
                 lost = -1
     if lost >= 0:
-        context.lost_rank = lost
         _note(context, rows, count)
         _give_up_for(context, calls, Abort.LOST, lost)
         return Status.LOST

@@ -320,7 +320,7 @@ def _take_where_it_lies(context: Context, call: Call, way: int) -> int:
     sequence = context.sequence
     if call.flow == Flow.TO_ROOT and context.rank != call.root:
         root = call.root
-        status = wait(context, context.status_lines + root * LINE + STATUS_DONE, sequence, root)
+        status = wait(context, context.status_lines + root * LINE + STATUS_DONE, sequence)
     elif _sends(context, call):
         status = wait_all_done(context, sequence)
     # A peer that gave up may have reused its memory while this rank still read it.

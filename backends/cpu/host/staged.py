@@ -40,7 +40,7 @@ def signal_chunk(context: Context, lines: int, place: int) -> None:
 def wait_chunk(context: Context, lines: int, place: int, rank: int) -> int:
     """Wait until `rank` has filled, or read, chunk `place` of this call; return a status."""
     address = lines + rank * LINE
-    return wait(context, address, context.chunk + place + 1, rank)
+    return wait(context, address, context.chunk + place + 1)
 
 
 @inline

@@ -303,7 +303,6 @@ def look_for_end(context: Context, deadline_code: int) -> int:
     """Check for a lost rank and the deadline; return a status."""
     lost = _lost_rank(context)
     if lost >= 0:
-        context.lost_rank = lost
         give_up(context, Abort.LOST, lost)
         return Status.LOST
     if start_clock(context) - context.start_ns > context.timeout_ns:
@@ -398,7 +397,7 @@ def _event_unless_reached(address: int, value: int) -> int:
 
 
 @compiled
-def wait_long(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
+def wait_long(context: Context, address: int, waiters: int, value: int) -> int:
     """Go on spinning, yield, then sleep in slices, with checks after each slice.
 
     It is a C function of its own, so that it is compiled once, not into every place that waits.
@@ -412,7 +411,6 @@ def wait_long(context: Context, address: int, waiters: int, value: int, rank: in
             return Status.OK
     if _yield_until(context, address, value):
         return Status.OK
-    context.waited_rank = rank
     time_ns = start_clock(context)
     look_ns = time_ns + context.slice_ns
     end_ns = context.start_ns + context.timeout_ns
@@ -432,7 +430,7 @@ def wait_long(context: Context, address: int, waiters: int, value: int, rank: in
 
 
 @inline
-def wait_counter(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
+def wait_counter(context: Context, address: int, waiters: int, value: int) -> int:
     """Wait until the 32-bit counter at `address` has reached `value`; return a status."""
     if not behind(load32_acquire(address), value):
         return Status.OK
@@ -440,25 +438,25 @@ def wait_counter(context: Context, address: int, waiters: int, value: int, rank:
         pause()
         if not behind(load32_acquire(address), value):
             return Status.OK
-    return call_wait(context.wait_long, context, address, waiters, np.int64(value), rank)
+    return call_wait(context.wait_long, context, address, waiters, np.int64(value))
 
 
 @inline
-def wait(context: Context, address: int, value: int, rank: int) -> int:
-    """Wait until the {value, waiters} word of `rank` has reached `value`; return a status."""
-    return wait_counter(context, address, address + 4, value, rank)
+def wait(context: Context, address: int, value: int) -> int:
+    """Wait until a {value, waiters} word has reached `value`; return a status."""
+    return wait_counter(context, address, address + 4, value)
 
 
 @inline
-def wait_header(context: Context, slot: int, word: int, rank: int) -> int:
-    """Wait until `rank` has posted this sequence in `slot`; MISMATCH if its digest differs.
+def wait_header(context: Context, slot: int, word: int) -> int:
+    """Wait until the rank of `slot` has posted this sequence; MISMATCH if its digest differs.
 
     A rank that is a whole ring ahead compared this rank's digest before it reused the slot.
     """
     seen = load64_acquire(slot + HEADER_WORD)
     if seen == word:
         return Status.OK
-    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, signed32(word), rank)
+    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, signed32(word))
     if status != Status.OK:
         return status
     seen = load64_acquire(slot + HEADER_WORD)
@@ -482,13 +480,12 @@ def event_store(address: int, value: int) -> int:
 
 
 @compiled
-def wait_long_alone(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
+def wait_long_alone(context: Context, address: int, waiters: int, value: int) -> int:
     """Wait like `wait_long`, in a thread that is not Python's and runs next to one that computes.
 
     Unlike `wait_long`, it sleeps at once. It does not check for Python signals, because such a
     thread never takes the interpreter. It ends when another thread gives the communicator up.
     """
-    context.waited_rank = rank
     start_clock(context)
     while True:
         _sleep_slice(context, address, waiters, value, context.slice_ns)
