@@ -92,7 +92,7 @@ def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, a
 
 PRELOADED = (
     *("gpucoll.algorithms", "gpucoll.backends.cpu", "gpucoll.backends.direct"),
-    *("gpucoll.backends.gpu", "gpucoll.backends.nccl", "gpucoll.backends.rccl", "gpucoll.calls"),
+    *("gpucoll.backends.gpu", "gpucoll.backends.nccl", "gpucoll.calls"),
     *("gpucoll.devices", "gpucoll.group", "gpucoll.kernels"),
     *("gpucoll.rendezvous", "gpucoll.topology", "gpucoll.transport"),
 )

@@ -30,8 +30,7 @@ from gpu_rows import Row, Step, run_on_ranks
 
 import gpucoll
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.backends.nccl import finding
-from gpucoll.backends.nccl.library import IN_PROGRESS, Library
+from gpucoll.backends.nccl.library import IN_PROGRESS, Library, load
 from gpucoll.backends.nccl.prototypes import (
     configuration,
     ncclDataType_t,
@@ -178,7 +177,7 @@ def beside_torch(cupy: Any) -> Row:
         dist.all_reduce(y)
         if not (y == 5).all().item():
             raise AssertionError("torch's own sum is wrong")
-    copies = finding.load("nccl").others
+    copies = load("nccl").others
     dist.destroy_process_group()
     for comm in (before, after):
         reduced(comm)
@@ -188,7 +187,7 @@ def beside_torch(cupy: Any) -> Row:
 
 def steps_of(control: Any, has_torch: bool) -> Iterator[Step]:
     """Yield all probes."""
-    library, device = finding.load("nccl"), open_device("cuda", 0)
+    library, device = load("nccl"), open_device("cuda", 0)
     cupy = importlib.import_module("cupy")
     cupy.cuda.Device(0).use()
     yield "the library", lambda: {"detail": str(library), "version": list(library.version)}

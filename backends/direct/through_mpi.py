@@ -15,7 +15,7 @@ from gpucoll.backends.direct.inner import Inner
 from gpucoll.backends.direct.kernel_reductions import STAGED_BYTES, problem_of_kernels
 from gpucoll.backends.direct.piece_slots import GPU_SLOT_BYTES, PieceSlots, allocated_on_gpu
 from gpucoll.backends.direct.pieces import slot_bytes_for
-from gpucoll.backends.mpi import gpu_aware, gpu_trial
+from gpucoll.backends.mpi import gpu_aware
 from gpucoll.devices import Device
 from gpucoll.errors import ArgumentError, GpucollError
 
@@ -65,7 +65,7 @@ def slots_on_gpus(
     problem = ""
     if needs_trial and first:
         try:
-            problem = gpu_trial.tried(mpi, device, timeout_s / 2)  # the others wait for it
+            problem = gpu_aware.tried(mpi, device, timeout_s / 2)  # the others wait for it
         except (GpucollError, OSError, ValueError) as error:
             problem = f"it could not be tried: {error}"
     slots = None

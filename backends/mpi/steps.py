@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gpucoll.backends.mpi.words import CALL_TAG, MpiWords
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
     call_foreign,
@@ -30,15 +30,12 @@ from gpucoll.transport.shared.flags import (
     yield_once,
 )
 from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.libc import free, malloc
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp.exchange_words import Exchange, Outcome
 
 FIRST_POLLS = 40
 """How often a wait polls before it lets other Python threads run."""
-
-_i64 = types.int64
-allocate = types.ExternalFunction("malloc", _i64(_i64))
-release = types.ExternalFunction("free", types.void(_i64))
 
 
 # --- one function, one request --------------------------------------------------------------------
@@ -149,8 +146,8 @@ def finish(context: Context, words: MpiWords) -> int:
 def scratch_of(words: MpiWords, size_bytes: int) -> int:
     """Return scratch memory of at least this size; 0: there is none."""
     if size_bytes > words.scratch_bytes:
-        release(words.scratch)
-        words.scratch = allocate(size_bytes)
+        free(words.scratch)
+        words.scratch = malloc(size_bytes)
         words.scratch_bytes = size_bytes if words.scratch != 0 else 0
     return words.scratch
 
@@ -282,3 +279,33 @@ def combine(
     parameter = call.parameter + call.parameter_stride * (n_ranks - 1)
     count = size_bytes // call.part_bytes
     call_reduce(call.kernel, landing, 1, inputs, n_ranks, count, parameter, 0)
+
+
+# --- copies of blocks -----------------------------------------------------------------------------
+
+
+@inline
+def no_memory(context: Context) -> int:
+    """Give the communicator up: all ranks are in the call, and this one cannot take part."""
+    give_up(context, Abort.NO_ROOM, context.rank)
+    return Status.EVENT
+
+
+@inline
+def copy_plain(context: Context, destination: int, source: int, size_bytes: int) -> None:
+    """Copy, unless the data is in place already."""
+    if size_bytes > 0 and destination != source:
+        call_copy(context.copy_plain, destination, source, size_bytes, 0)
+
+
+@inline
+def copied(context: Context, source: int, size_bytes: int) -> int:
+    """Return a copy of this rank's input; 0: there is no memory for it.
+
+    MPI_IN_PLACE would need no copy, but all ranks must give it or none (Open MPI then takes another
+    algorithm), and here each rank may choose.
+    """
+    copy = malloc(max(size_bytes, 1))
+    if copy != 0:
+        copy_plain(context, copy, source, size_bytes)
+    return copy

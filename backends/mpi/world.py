@@ -14,11 +14,17 @@ from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.cpu.world.backend import WorldCpuBackend
 from gpucoll.backends.cpu.world.phases import Phases
 from gpucoll.backends.cpu.world.small import SmallCall
-from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
-from gpucoll.backends.mpi.blocks import BlockMakers
+from gpucoll.backends.mpi.backend import (
+    PROMISES,
+    BlockMakers,
+    Memory,
+    MpiCall,
+    brought_together,
+    described_mpi,
+)
 from gpucoll.backends.mpi.carriers import Carriers
+from gpucoll.backends.mpi.collectives import mpi_call
 from gpucoll.backends.mpi.exchange import go_on_by_mpi
-from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
 from gpucoll.collectives import Collective

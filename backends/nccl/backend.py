@@ -13,10 +13,9 @@ from gpucoll.backends.gpu import compressed, fusion, rank_order
 from gpucoll.backends.gpu.compiled_call import Function
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.gpu.steps import Place, Step, enqueue_steps
-from gpucoll.backends.nccl.collectives import launch_of, put_together
+from gpucoll.backends.nccl.collectives import Launch, launch_of, plain, put_together
 from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
 from gpucoll.backends.nccl.elements import BYTES, OPERATION, lack
-from gpucoll.backends.nccl.launch import Launch, plain
 from gpucoll.backends.nccl.library import IN_PROGRESS, Library
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request

@@ -15,20 +15,99 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
+from gpucoll.algorithms.shares import pieces
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
-from gpucoll.backends.gpu.steps import Copy, Place
+from gpucoll.backends.gpu.steps import Copy, Fill, Place, Step
 from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
-from gpucoll.backends.nccl.launch import FunctionArguments, Launch, Phase, plain
 from gpucoll.backends.nccl.library import Library
-from gpucoll.backends.nccl.scans import scan
 from gpucoll.backends.protocol import Request, row_of
 from gpucoll.collectives import Collective
+from gpucoll.kernels.cpu.identities import identity_of
 
+FunctionArguments = tuple[int | None, ...]
+"""Arguments of an NCCL function, without the communicator and the stream, which come last."""
+SCAN_SCRATCH_BYTES = 64 << 20
+"""How much memory the blocks of one piece of a scan may take."""
 _Call = tuple[str, FunctionArguments]
+
+
+class Phase(NamedTuple):
+    """A part of a call that is enqueued together.
+
+    Attributes
+    ----------
+    calls : sequence of (str, FunctionArguments)
+        The functions, by name; several run between one ncclGroupStart and ncclGroupEnd.
+    before : sequence of Step
+        Steps that are enqueued before the functions.
+    """
+
+    calls: tuple[tuple[str, FunctionArguments], ...] = ()
+    before: tuple[Step, ...] = ()
+
+
+class Launch(NamedTuple):
+    """One collective with its buffers, ready to be enqueued any number of times.
+
+    Attributes
+    ----------
+    phases : callable
+        Returns the phases, given the address of the scratch memory and the stream. They live until
+        they are done.
+    scratch_bytes : int
+        Size of the scratch memory. A launch that needs any cannot be part of a group of the
+        library.
+    factor : (bytes, int), optional
+        For a premultiplied sum: the element and its type; `OPERATION` stands for the op.
+    call : (str, FunctionArguments), optional
+        For a launch that consists of one call: that call. Such a launch is the fastest.
+    """
+
+    phases: Callable[[int, int], Iterable[Phase]]
+    scratch_bytes: int = 0
+    factor: tuple[bytes, int] | None = None
+    call: tuple[str, FunctionArguments] | None = None
+
+
+def plain(*calls: tuple[str, FunctionArguments]) -> Launch:
+    """Return a launch that consists of these calls."""
+    phases = (Phase(calls),) if calls else ()
+    return Launch(lambda *_: phases, call=calls[0] if len(calls) == 1 else None)
+
+
+def _scan(request: Request, place: Place, library: Library, reduced: Reduction | None) -> Launch:
+    """Return the launch of a scan or an exclusive scan.
+
+    The row of blocks lies in scratch memory; a large input is processed in pieces.
+    """
+    x, out = request.both
+    assert reduced is not None
+    assert request.op is not None
+    is_exclusive = request.collective.excludes_own
+    identity = identity_of(x.dtype, request.op.name).tobytes()
+    type_, operation = reduced.arguments
+    row_bytes = x.item_bytes * place.world_size
+    piece = max(min(x.count, SCAN_SCRATCH_BYTES // row_bytes), 1)
+
+    def phases(scratch: int, _: int) -> Iterator[Phase]:
+        for start, count in pieces(x.count, piece):
+            at, size_bytes = start * x.item_bytes, count * x.item_bytes
+            first = place.rank + is_exclusive  # the first rank that this one's x counts for
+            blocks: list[Copy | Fill] = [
+                Copy(scratch + rank * size_bytes, x.address + at, size_bytes)
+                for rank in range(first, place.world_size)
+            ]
+            if first:
+                blocks.append(Fill(scratch, identity, first * count))
+            arguments = (scratch, out.address + at, count * reduced.parts, type_, operation)
+            yield Phase((("ncclReduceScatter", arguments),), tuple(blocks))
+
+    return Launch(phases, piece * row_bytes if x.count else 0)
 
 
 def launch_of(request: Request, place: Place, library: Library) -> Launch:
@@ -268,6 +347,6 @@ MAKERS: dict[Collective, _Maker] = {
     Collective.REDUCE_SCATTER: _reduce_scatter,
     Collective.SCATTER: _scatter,
     Collective.ALL_TO_ALL: _all_to_all,
-    Collective.SCAN: scan,
-    Collective.EXCLUSIVE_SCAN: scan,
+    Collective.SCAN: _scan,
+    Collective.EXCLUSIVE_SCAN: _scan,
 }

@@ -1,12 +1,21 @@
-"""A rank's GPU after NCCL or RCCL has connected it."""
+"""A rank's GPU, connected with those of the other ranks by NCCL or RCCL.
+
+Each rank finds its GPU and library (`look`). All exchange the results over the control channel,
+decide in the same way whether they can be connected (`gpucoll.backends.choice.obstacle`), and join.
+A rank that fails reports it, so that the others do not wait for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gpucoll import config
+from gpucoll.backends.choice import KINDS, Found, ObstacleError, obstacle
 from gpucoll.backends.gpu.abandoned import end_all
 from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.connected import ConnectedGpu
@@ -20,13 +29,280 @@ from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.gpu.signature import Signature
 from gpucoll.backends.gpu.steps import Place
 from gpucoll.backends.gpu.streams import Streams
-from gpucoll.backends.nccl import bootstrap, windows
+from gpucoll.backends.nccl import library
 from gpucoll.backends.nccl.backend import NcclBackend
+from gpucoll.backends.nccl.collectives import Launch
 from gpucoll.backends.nccl.communicator import NcclCommunicator
-from gpucoll.backends.nccl.launch import Launch
 from gpucoll.backends.nccl.memory import Memory, Registration, Registrations
-from gpucoll.errors import BackendUnavailableError, GpucollError
+from gpucoll.collectives import Collective
+from gpucoll.devices import device_count, open_device
+from gpucoll.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+)
 from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
+from gpucoll.topology.default_gpu import default_number
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Status
+from gpucoll.wording import list_ranks
+
+_ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
+_LOOK_FOR_PEERS_S = 0.02
+
+
+def look(backend: str, number: int | None, group: Group) -> Found:
+    """Load what this rank needs; a missing part becomes a `Found.problem`."""
+    kind, copy, problem = KINDS[backend], None, ""
+    try:
+        copy = library.load(backend)
+    except (BackendUnavailableError, ImportError) as error:
+        problem = _said(kind, error)
+    try:  # even without the library: another backend may serve the rank's GPU
+        if number is None:  # the GPU at the rank's local index
+            local_rank = config.local_rank(group.local_rank)
+            number = default_number(local_rank, device_count(kind)) or 0
+        device = open_device(kind, number)
+    except (BackendUnavailableError, ImportError) as error:
+        return Found(problem or _said(kind, error))
+    if copy is None:
+        return Found(problem, device.label)
+    return Found(
+        "",
+        device.label,
+        device.identity.uuid,
+        device.identity.name,
+        copy.version,
+        config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
+        group.here,
+    )
+
+
+def _said(kind: str, error: Exception) -> str:
+    if isinstance(error, BackendUnavailableError):
+        return str(error)
+    return f"the support for {kind} GPUs cannot be loaded: {error}"
+
+
+def _join(
+    group: Group,
+    channel: Channel,
+    calls: EnqueuedCalls,
+    backend: str,
+    number: int | None,
+    timeout_s: float | None,
+) -> NcclCommunicator:
+    """Join the GPUs of all ranks. Every rank must call it.
+
+    Parameters
+    ----------
+    backend : str
+        ``"nccl"`` or ``"rccl"``.
+    number : int or None
+        The number of this rank's GPU in this process; None: the GPU at the rank's local index.
+    timeout_s : float or None
+        Deadline for all ranks to arrive, and for the library to connect them.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The GPUs cannot be connected; all ranks raise the same error. It is an ObstacleError if this
+        was known before any rank began to join.
+    """
+    if interface := group.interface:
+        from gpucoll.backends.nccl import network  # of use between hosts only
+
+        network.choose_interface(interface)
+    found = look(backend, number, group)
+    mine: dict[str, Any] = {_FOUND_KEY: found}
+    if group.rank == 0 and not found.problem:
+        try:
+            mine[_ID_KEY] = library.load(backend).unique_id().hex()
+        except BackendUnavailableError as problem:
+            mine[_FOUND_KEY] = found._replace(problem=str(problem))
+    everyone = _exchange(channel, mine, timeout_s)
+    all_found = [Found(*item[_FOUND_KEY]) for item in everyone]
+    all_found = [item._replace(version=tuple(item.version)) for item in all_found]
+    if reason := obstacle(backend, all_found):
+        text = f"{backend.upper()} cannot connect these ranks: {reason}"
+        raise ObstacleError(text, has_gpus=all(item.device for item in all_found))
+    device = open_device(KINDS[backend], int(found.device.partition(":")[2]))
+    watch = _watch_of(group, calls, "connecting the GPUs", timeout_s)
+    connection, error = None, ""
+    try:
+        connection = NcclCommunicator.join(
+            library.load(backend),
+            device,
+            bytes.fromhex(everyone[0][_ID_KEY]),
+            group.world_size,
+            group.rank,
+            watch,
+        )
+    except BackendUnavailableError as problem:
+        error = str(problem)
+        calls.say_failed()
+    _agree(channel, backend, connection, error, timeout_s)
+    assert connection is not None
+    return connection
+
+
+def _agree(
+    channel: Channel,
+    backend: str,
+    connection: NcclCommunicator | None,
+    error: str,
+    timeout_s: float | None,
+) -> None:
+    """Raise on every rank if any rank could not be connected."""
+    try:
+        everyone = _exchange(channel, {_ERROR_KEY: error}, timeout_s)
+    except BaseException:
+        if connection is not None:
+            connection.abort()
+        raise
+    failed = [(rank, item[_ERROR_KEY]) for rank, item in enumerate(everyone) if item[_ERROR_KEY]]
+    if failed:
+        if connection is not None:
+            connection.abort()
+        # A rank that only heard of another's failure says so; the original cause is more useful.
+        rank, text = min(failed, key=lambda item: item[1].startswith(_HEARD))
+        raise BackendUnavailableError(
+            f"{backend.upper()} cannot connect these ranks: rank {rank}: {text}"
+        )
+
+
+_HEARD = "another rank failed"
+
+
+def _watch_of(
+    group: Group,
+    calls: EnqueuedCalls,
+    doing: str,
+    timeout_s: float | None,
+    lost_ranks: Callable[[], Collection[int]] | None = None,
+) -> Callable[[], None]:
+    """Return a function that checks, while the library is busy, whether to go on waiting.
+
+    `lost_ranks` returns the ranks whose loss makes waiting pointless. The default includes ranks
+    that have closed the communicator, for steps that no rank completes before all ranks take part.
+    """
+    lost_ranks = group.gone_ranks if lost_ranks is None else lost_ranks
+    limit_s = group.timeout_s if timeout_s is None else timeout_s
+    begun_s = looked_s = time.monotonic()
+
+    def watch() -> None:
+        nonlocal looked_s
+        if calls.compare() == Status.MISMATCH:  # ranks that make different calls may never meet
+            group.abort(Abort.ENQUEUED_MISMATCH, group.rank, calls.compared + 1)
+        group.raise_if_aborted()
+        if failed := calls.failed_ranks():
+            raise BackendUnavailableError(f"{_HEARD} ({list_ranks(failed)})")
+        now_s = time.monotonic()
+        if now_s - looked_s > _LOOK_FOR_PEERS_S:
+            looked_s = now_s
+            if lost := lost_ranks():
+                group.break_with(Abort.LOST, min(lost))
+        if now_s - begun_s > limit_s:
+            group.abort(Abort.DEADLINE)
+            raise group.fail(
+                DeadlineError(
+                    f"rank {group.rank} of {group.world_size} waited {limit_s:g} s in {doing}: the "
+                    "vendor's library does not get on. The communicator is broken: close it"
+                )
+            )
+
+    return watch
+
+
+def _exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
+    """Return the values of all ranks, by rank; each must be JSON-serialisable."""
+    data = json.dumps(mine).encode()
+    everyone = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
+    return [json.loads(part) for part in everyone]
+
+
+# --- memory of all ranks together -----------------------------------------------------------------
+
+# NCCL's fastest kernels need a symmetric window. Registering one is collective. So the ranks first
+# agree over the control channel: if a rank has too little memory or requests another size, all
+# learn of it before the library is called.
+#
+# Ending a window is not collective. But each rank's NCCL places the next window according to those
+# that it has ended so far, and a window must have the same place on all ranks (``ncclSpaceAlloc``
+# in NCCL's ``dev_runtime.cc``: multicast finds it by its place). Arrays die whenever each rank's
+# garbage collector runs. So the ranks end windows together, before they make the next one, and only
+# windows that are dead on all ranks.
+
+
+def _allocate_window(
+    backend: NcclBackend, issuer: Issuer, channel: Channel, size_bytes: int, timeout_s: float | None
+) -> Memory:
+    """Return this rank's part of a new window; every rank must call it.
+
+    If any rank's library has no windows (before NCCL 2.27), all ranks get registered memory
+    instead.
+
+    Raises
+    ------
+    MemoryError
+        A rank's GPU has too little free memory; all ranks raise the same error.
+    MismatchError
+        The ranks request different sizes. Nothing was allocated.
+    BackendError
+        The library failed to make the window; the communicator is broken.
+    """
+    registrations, group = backend.registrations, issuer.group
+    issuer.synchronize()
+    registrations.collect(issuer.lock, _dead_on_all(channel, registrations.dead_windows, timeout_s))
+    memory, problem = None, ""
+    try:
+        with issuer.lock, backend.device:
+            memory = registrations.allocate(size_bytes, is_registered=False)
+    except (MemoryError, BackendError) as error:
+        problem = str(error)
+    has_windows = _agree_on_window(
+        channel, size_bytes, problem, backend.library.has("ncclCommWindowRegister"), timeout_s
+    )
+    assert memory is not None
+    watch = _watch_of(group, issuer.calls, "registering a window", timeout_s)
+    try:
+        with issuer.lock:
+            if has_windows:
+                settle = backend.connection.settle
+                registrations.register_window(memory, lambda code: settle(code, watch))
+            else:
+                registrations.register_memory(memory)
+    except BackendError as error:
+        group.abort(Abort.BACKEND)  # so that the others stop waiting for this rank
+        raise group.fail(error) from None
+    return memory
+
+
+def _dead_on_all(channel: Channel, mine: list[int], timeout_s: float | None) -> frozenset[int]:
+    """Return the windows that no rank uses any more."""
+    return frozenset(mine).intersection(*_exchange(channel, mine, timeout_s))
+
+
+def _agree_on_window(
+    channel: Channel, size_bytes: int, problem: str, has_windows: bool, timeout_s: float | None
+) -> bool:
+    """Return whether every rank has windows; raise on all ranks if one of them has a problem."""
+    everyone = _exchange(channel, [size_bytes, problem, has_windows], timeout_s)
+    sizes = [size for size, _, _ in everyone]
+    if len(set(sizes)) > 1:
+        asked = ", ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))
+        raise MismatchError(
+            f"empty(symmetric=True) needs the same number of bytes on every rank; got {asked}"
+        )
+    for rank, (_, text, _) in enumerate(everyone):
+        if text:
+            raise MemoryError(f"empty(symmetric=True): rank {rank}: {text}")
+    return all(has for _, _, has in everyone)
+
+
+# --- the backend ----------------------------------------------------------------------------------
 
 
 class GpuResources(NamedTuple):
@@ -73,7 +349,7 @@ class Connected(ConnectedGpu[NcclBackend]):
     ) -> None:
         what = "a call of the vendor's library"
         lost = partial(lost_ranks, group, calls)
-        new_watch = partial(bootstrap.watch_of, group, calls, what, None, lost)
+        new_watch = partial(_watch_of, group, calls, what, None, lost)
         place = Place(group.rank, group.world_size)
         backend = NcclBackend(connection, place, new_watch, group.keeps_order)
         issuer = Issuer(group, calls, connection.device, backend.failure, backend.abort)
@@ -113,7 +389,7 @@ class Connected(ConnectedGpu[NcclBackend]):
 
     def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
         """Return this rank's part of a symmetric window; every rank must call it."""
-        return windows.allocate(self.backend, self.issuer, channel, size_bytes, timeout_s)
+        return _allocate_window(self.backend, self.issuer, channel, size_bytes, timeout_s)
 
     def register(self, address: int, size_bytes: int) -> Registration | None:
         """Register memory with the library; return None if it has no use for that."""
@@ -133,7 +409,7 @@ class Connected(ConnectedGpu[NcclBackend]):
     ) -> NcclCommunicator | None:
         """Divide the library's communicator; every rank calls it, after its calls are done."""
         self.issuer.synchronize()
-        watch = bootstrap.watch_of(self._group, self._calls, "splitting", timeout_s)
+        watch = _watch_of(self._group, self._calls, "splitting", timeout_s)
         made, error = None, ""
         try:
             with self.issuer.lock:
@@ -141,7 +417,7 @@ class Connected(ConnectedGpu[NcclBackend]):
         except BackendUnavailableError as problem:
             error = str(problem)
             self._calls.say_failed()
-        bootstrap.agree(channel, self.backend.name, made, error, timeout_s)
+        _agree(channel, self.backend.name, made, error, timeout_s)
         return made
 
 
@@ -158,7 +434,7 @@ def connect(
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
     assert not mixed, "a vendor's library moves GPU arrays only"
-    made = bootstrap.connect(group, channel, calls, name, number, timeout_s)
+    made = _join(group, channel, calls, name, number, timeout_s)
     return Connected(group, calls, made, exits)
 
 

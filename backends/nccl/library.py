@@ -1,15 +1,34 @@
-"""One copy of the vendor's library: its functions, and exceptions for its codes."""
+"""The vendor's library: its vendors, how a copy is found, its functions, exceptions for its codes.
+
+A copy is searched for in the following order. The first one found is used or refused; no later one
+silently takes its place:
+
+1. the copy that this process has loaded already (PyTorch's, CuPy's): two copies of NCCL in one
+   process share neither communicators nor memory, and are a known source of crashes;
+2. the path in ``GPUCOLL_NCCL_LIBRARY`` (``GPUCOLL_RCCL_LIBRARY``);
+3. the vendor's wheel, anywhere on Python's path;
+4. what the system's loader finds.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpucoll import config, devices
-from gpucoll.backends.nccl.prototypes import ncclResult_t, ncclUniqueId
-from gpucoll.backends.nccl.vendor import Vendor, Version
-from gpucoll.devices.foreign_library import bind, loaded_copies, open_library
+from gpucoll.backends.choice import spelled
+from gpucoll.backends.nccl.prototypes import PROTOTYPES, ncclResult_t, ncclUniqueId
+from gpucoll.devices.foreign_library import (
+    Prototype,
+    bind,
+    files_of_wheels,
+    loaded_copies,
+    open_library,
+)
 from gpucoll.errors import (
     BackendError,
     BackendUnavailableError,
@@ -18,8 +37,7 @@ from gpucoll.errors import (
     PeerLostError,
 )
 
-__all__ = ["IN_PROGRESS", "Candidate", "Functions", "Library", "is_same_file"]
-
+Version = tuple[int, int, int]
 IN_PROGRESS = int(ncclResult_t.ncclInProgress)
 
 _ERRORS: dict[int, type[GpucollError]] = {
@@ -27,6 +45,83 @@ _ERRORS: dict[int, type[GpucollError]] = {
     ncclResult_t.ncclTimeout: DeadlineError,
 }
 """The exception for each code; every other code is a BackendError."""
+
+
+class Vendor(NamedTuple):
+    """A vendor's collectives library."""
+
+    name: str
+    """Its common name; in lower case the backend's name."""
+    device_kind: str
+    """The kind of GPUs that it serves, as in a Buffer's ``device``."""
+    variable: str
+    """The environment variable that names a copy."""
+    pattern: str
+    """Matches the file name of any copy."""
+    wheels: tuple[str, ...]
+    """Where Python packages keep their copies: patterns of paths, searched on Python's path."""
+    file_names: tuple[str, ...]
+    """File names for the loader, in this order."""
+    minimum: Version
+    """The oldest version that is accepted."""
+    prototypes: tuple[Prototype, ...]
+    spellings: Mapping[str, Sequence[str]]
+    """Name in the table -> the symbols to look for, if there are several."""
+    remedy: str
+    """What to do if there is no library."""
+    variables_to_mention: Mapping[str, str]
+    """Environment variable -> the note to print if it is set."""
+    variables_to_set: Mapping[str, str]
+    """Environment variable that should be 1 -> the note to print if it is not."""
+
+
+BLOCKING = (
+    "it overrides how gpucoll makes communicators, so that a rank that never comes may not end in "
+    "a DeadlineError: unset it"
+)
+NCCL = Vendor(
+    name="NCCL",
+    device_kind="cuda",
+    variable=config.NCCL_LIBRARY,
+    pattern=r"libnccl\.so(\.2.*)?",
+    wheels=("nvidia/nccl/lib/libnccl.so.2",),
+    file_names=("libnccl.so.2",),
+    # 2.18 introduced ncclCommSplit, and is the first version with the complete prefix.
+    minimum=(2, 18, 0),
+    prototypes=PROTOTYPES,
+    spellings=MappingProxyType({}),
+    remedy="pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13 for CUDA 13: never both, they "
+    "overwrite each other), or name a copy in " + config.NCCL_LIBRARY,
+    variables_to_mention=MappingProxyType({config.NCCL_COMM_BLOCKING: BLOCKING}),
+    variables_to_set=MappingProxyType({}),
+)
+RCCL = Vendor(
+    name="RCCL",
+    device_kind="rocm",
+    variable=config.RCCL_LIBRARY,
+    pattern=r"librccl\.so(\.1.*)?",
+    wheels=("_rocm_sdk_libraries*/lib/librccl.so.1",),
+    file_names=("librccl.so.1", "/opt/rocm/lib/librccl.so.1"),
+    # RCCL numbers its versions as the NCCL that it follows: 2.18 came with ROCm 6.0.
+    minimum=(2, 18, 0),
+    prototypes=PROTOTYPES,
+    spellings=MappingProxyType({"ncclAlltoAll": ("ncclAlltoAll", "ncclAllToAll")}),
+    remedy="it comes with ROCm (package rccl), or name a copy in " + config.RCCL_LIBRARY,
+    variables_to_mention=MappingProxyType({config.NCCL_COMM_BLOCKING: BLOCKING}),
+    variables_to_set=MappingProxyType(
+        {
+            config.HSA_NO_SCRATCH_RECLAIM: "on MI300 and newer (gfx942, gfx950) RCCL ends the "
+            "process at its first communicator with some versions of ROCm's runtime, or is slow: "
+            "set it to 1"
+        }
+    ),
+)
+"""AMD's values of the differences between the two libraries.
+
+Never executed on an AMD GPU so far: tested with a double that has RCCL's names, and with a
+comparison of the enumerations with those of the `rocm-bindings-systems` wheel.
+"""
+VENDORS = MappingProxyType({"nccl": NCCL, "rccl": RCCL})
 
 
 class Candidate(NamedTuple):
@@ -116,15 +211,15 @@ class Library:
         if required := [name for name, since in missing.items() if not since]:
             raise BackendUnavailableError(
                 f"{self} lacks {', '.join(required)}, which {vendor.name} has had since before "
-                f"{_spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
+                f"{spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
             )
 
     def __str__(self) -> str:
-        return f"{self.vendor.name} {_spelled(self.version)} ({self.path})"
+        return f"{self.vendor.name} {spelled(self.version)} ({self.path})"
 
     def _check_version(self) -> None:
         if self.version < self.vendor.minimum:
-            least = _spelled(self.vendor.minimum)
+            least = spelled(self.vendor.minimum)
             because = f" It is used because {self.reason}." if "already" in self.reason else ""
             raise BackendUnavailableError(
                 f"{self} is too old: gpucoll needs {self.vendor.name} {least} or newer.{because} "
@@ -134,7 +229,7 @@ class Library:
     @property
     def version_text(self) -> str:
         """The version as dotted text: ``"2.28.9"``."""
-        return _spelled(self.version)
+        return spelled(self.version)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -213,10 +308,6 @@ class Library:
         return code or found.value
 
 
-def _spelled(version: Version) -> str:
-    return ".".join(map(str, version))
-
-
 def _path_of(vendor: Vendor, name: str) -> str:
     """Return the path of a library that was opened by a path or by a name for the loader."""
     if os.path.sep in name:
@@ -239,3 +330,60 @@ def _version_of(vendor: Vendor, candidate: Candidate, bound: dict[str, Any]) -> 
     if code < 10_000:  # up to 2.8: major * 1000
         return code // 1000, code // 100 % 10, code % 100
     return code // 10_000, code // 100 % 100, code % 100
+
+
+# --- finding a copy -------------------------------------------------------------------------------
+
+
+FOUND_BY_LOADER = "the system's loader finds it"
+
+
+def candidates(vendor: Vendor) -> Iterator[Candidate]:
+    """Yield the copies of a vendor's library, best first."""
+    wanted = config.variable(vendor.variable)
+    loaded = loaded_copies(vendor.pattern)
+    if wanted and any(is_same_file(path, wanted) for path in loaded):
+        loaded = [wanted]
+    for path in loaded:
+        yield Candidate(path, "this process had loaded it already")
+    if wanted:
+        yield Candidate(wanted, f"{vendor.variable} names it")
+    for path in files_of_wheels(vendor.wheels):
+        yield Candidate(path, "the wheel on Python's path")
+    for name in vendor.file_names:
+        yield Candidate(name, FOUND_BY_LOADER)
+
+
+@functools.cache
+def load(vendor_name: str) -> Library:
+    """Return the vendor's library: one copy per process, found at the first call.
+
+    Parameters
+    ----------
+    vendor_name : str
+        ``"nccl"`` or ``"rccl"``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        There is none, or it is not usable; the text gives cause and remedy. The next call searches
+        again.
+    """
+    vendor = VENDORS[vendor_name]
+    if config.cpu_only():
+        raise BackendUnavailableError(
+            f"{vendor.name} is not loaded: {config.CPU_ONLY} keeps this process to the CPU"
+        )
+    problems = []
+    for candidate in candidates(vendor):
+        if candidate.reason == FOUND_BY_LOADER:
+            try:
+                open_library(candidate.path)
+            except OSError as error:
+                problems.append(str(error))
+                continue
+        return Library(vendor, candidate)
+    raise BackendUnavailableError(
+        f"{vendor.name} is not found: no wheel on Python's path, no {vendor.variable}, and "
+        f"{'; '.join(problems)}. What to do: {vendor.remedy}"
+    )

@@ -27,18 +27,54 @@ from typing import Any
 
 from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.backends.gpu import abandoned
-from gpucoll.backends.nccl.allocation import give_back, take, whole_pages
 from gpucoll.backends.nccl.library import Library
-from gpucoll.backends.nccl.prototypes import NCCL_WIN_COLL_SYMMETRIC
+from gpucoll.backends.nccl.prototypes import NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT
 from gpucoll.devices import Device
 from gpucoll.errors import GpucollError, StateError
-
-__all__ = ["Memory", "Registration", "Registrations"]
-
 
 UNGUARDED = contextlib.nullcontext()
 _IDLE_S = 2.0
 """How long the GPU has to finish its present work before other work is done."""
+
+
+def _take(library: Library, device: Device, size_bytes: int) -> int:
+    """Return the address of new memory.
+
+    Raises
+    ------
+    MemoryError
+        The GPU has too little free memory.
+    BackendError
+        The library fails for another reason.
+    """
+    if not library.has("ncclMemFree"):
+        return device.allocate(size_bytes)
+    made = ctypes.c_void_p()
+    with device:
+        code = library.functions.ncclMemAlloc(ctypes.byref(made), size_bytes)
+    if code:
+        free, total = device.memory_bytes()
+        error = library.error(code, f"ncclMemAlloc of {size_bytes} bytes")
+        if free < size_bytes:
+            text = f"{device.label}: {error}; {free} of {total} bytes are free"
+            raise MemoryError(text) from None
+        raise error
+    return made.value or 0
+
+
+def _give_back(library: Library, device: Device, address: int) -> None:
+    """Free memory of `take` that nothing on the GPU uses any more."""
+    if not library.has("ncclMemFree"):
+        device.free(address)
+        return
+    with device:
+        library.check(library.functions.ncclMemFree(address), "ncclMemFree")
+
+
+def _whole_pages(size_bytes: int) -> int:
+    """Return the size rounded up to whole pages: windows must begin and end at page boundaries."""
+    page = NCCL_WIN_REQUIRED_ALIGNMENT
+    return max(-(-size_bytes // page), 1) * page
 
 
 class Memory:
@@ -119,7 +155,6 @@ class Registrations:
         size_bytes : int
             The size; it is rounded up to whole pages of the GPU (2 MiB on most).
         is_registered : bool
-            Whether to register it here; memory for a window is registered by `register_window`.
             Whether to register it; `register_window` does so for a window.
 
         Raises
@@ -130,8 +165,8 @@ class Registrations:
             The communicator is closed.
         """
         self._check_open("allocate memory")
-        size_bytes = whole_pages(size_bytes)
-        address = take(self.library, self.device, size_bytes)
+        size_bytes = _whole_pages(size_bytes)
+        address = _take(self.library, self.device, size_bytes)
         memory = Memory(self.device, address, size_bytes)
         # A reference to `memory` itself would keep it alive.
         finalizer = weakref.finalize(memory, self._bury, address, memory.held, os.getpid())
@@ -192,7 +227,7 @@ class Registrations:
             for address, held in dead:
                 for registration in held:
                     self.deregister(registration)
-                give_back(self.library, self.device, address)
+                _give_back(self.library, self.device, address)
 
     def _take_dead(self, windows: Container[int]) -> list[tuple[int, list[Registration]]]:
         """Return memory that nothing uses any more; another thread may take part of it, too."""

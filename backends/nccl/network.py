@@ -9,8 +9,6 @@ from gpucoll import config
 from gpucoll.topology.cpus import FILE_SYSTEM
 from gpucoll.topology.gpu_network import described_nic, exactly, machine_of, setting_of
 
-__all__ = ["choose_interface", "describe"]
-
 _chosen: list[str] = []
 """The value that NCCL_SOCKET_IFNAME was set to here; the library reads it once per process."""
 

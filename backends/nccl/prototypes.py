@@ -2,7 +2,7 @@
 
 Source: ``nccl.h`` of NCCL 2.32.3, and the versions that introduced each function. RCCL has the same
 enumerations and prototypes, and CUDA streams and HIP streams are both opaque pointers, so one table
-serves both. RCCL's different names are in `gpucoll.backends.rccl.vendor`.
+serves both. RCCL's different names are in `gpucoll.backends.nccl.library`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ NCCL_UNIQUE_ID_BYTES: Final = 128
 NCCL_CONFIG_UNDEF_INT: Final = -(2**31)
 NCCL_API_MAGIC: Final = 0xCAFEBEEF
 NCCL_SPLIT_NOCOLOR: Final = -1
-NCCL_WIN_DEFAULT: Final = 0
 NCCL_WIN_COLL_SYMMETRIC: Final = 1
 NCCL_WIN_REQUIRED_ALIGNMENT: Final = 4096
 

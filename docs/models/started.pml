@@ -1,5 +1,5 @@
 /* Started calls between the compiled thread, who waits, who starts and who closes (entries/pending.py,
- * entries/waiting.py, calls/work_queue.py, HostGroup.close). Each step of Python's is one statement;
+ * entries/started.py, calls/work_queue.py, HostGroup.close). Each step of Python's is one statement;
  * README.md has the names.
  */
 #ifndef N
@@ -213,7 +213,7 @@ inline settle_group() {
   fi
 }
 
-/* waiting.wait_started: 0 if the call ended well and this has reaped it */
+/* started.wait_started: 0 if the call ended well and this has reaped it */
 inline wait_compiled(number) {
   is_compiled = 1;
   do

@@ -101,7 +101,7 @@ def test_nothing_is_kept_of_what_has_ended(alone):
 
 
 def test_a_message_nobody_holds_any_more_stays_good(alone):
-    """As where an interrupt comes before anybody has its Work: see `entries.begun_messages`."""
+    """As where an interrupt comes before anybody has its Work: see `entries.messages`."""
     out = np.zeros(2)
     seen = weakref.ref(out)
     assert isinstance(alone._begin_recv(out, 0, 5), bytearray)

@@ -13,7 +13,7 @@ from tests.waiting import until
 import gpucoll
 from gpucoll.backends.cpu.host import message_table
 from gpucoll.calls.begun_message import BegunMessage
-from gpucoll.entries.words import MAX_ENTRIES
+from gpucoll.entries.collectives import MAX_ENTRIES
 from gpucoll.errors import AbortedError, SharedMemoryError, StateError
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.transport.shared.words import Context, TransferTable

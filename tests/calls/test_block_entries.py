@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.backend import BlockMaker
 from gpucoll.calls.block_lists import has_blocks, with_counts
 from gpucoll.collectives import Collective
 from gpucoll.errors import (

@@ -18,7 +18,7 @@ from tests.waiting import thread_names, until
 import gpucoll
 from gpucoll import ReduceOp
 from gpucoll.calls import work_queue
-from gpucoll.entries.words import MAX_ENTRIES
+from gpucoll.entries.collectives import MAX_ENTRIES
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,

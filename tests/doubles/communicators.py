@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll import devices
-from gpucoll.backends.nccl import finding
+from gpucoll.backends.nccl import library
 from gpucoll.backends.nccl.prototypes import configuration, ncclUniqueId
 from tests.doubles import Control, Double
 from tests.ranks import Seat
@@ -45,7 +45,7 @@ class Communicator:
         self, seat: Seat, control: Control, *, is_blocking: bool = True, number: int | None = None
     ) -> None:
         self.rank, self.world_size, self.control = seat.rank, seat.world_size, control
-        self.library = finding.load(control.double.vendor)
+        self.library = library.load(control.double.vendor)
         self.functions = self.library.functions
         number = seat.rank if number is None else number
         self.device = devices.open_device(control.double.kind, number)

@@ -12,7 +12,7 @@ import pytest
 
 import gpucoll
 from gpucoll.errors import AbortedError, PeerLostError
-from gpucoll.group.host import reasons
+from gpucoll.group.host.members import shown_reason
 from gpucoll.transport.shared.layout import REASON_BYTES
 
 
@@ -65,7 +65,7 @@ def test_a_message_of_the_longest_size(ranks):
     def longest(comm):
         error = ValueError("x" * (REASON_BYTES - 1 - len("ValueError: ")))
         comm._group.note_exception(error)
-        return reasons.read(comm._group.members, comm.rank) == reasons.shown(error)
+        return comm._group.members.read_reason(comm.rank) == shown_reason(error)
 
     assert ranks.call(1, longest) == [True]
 

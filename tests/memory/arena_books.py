@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpucoll.memory import free_lists as lists
+from gpucoll.memory import heap as lists
 from gpucoll.memory.heap import GRANULE_BYTES
 
 

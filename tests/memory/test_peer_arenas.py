@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpucoll.errors import SharedMemoryError
-from gpucoll.transport.shared.peer_arena import FIRST_BYTES
+from gpucoll.transport.shared.peer_memory import FIRST_BYTES
 
 MIB = 1 << 20
 

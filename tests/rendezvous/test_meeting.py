@@ -17,7 +17,7 @@ from gpucoll.errors import (
     RendezvousDeadlineError,
     RendezvousError,
 )
-from gpucoll.group.host import introduction
+from gpucoll.group.host import joining
 from gpucoll.rendezvous import frames
 from gpucoll.transport.shared.layout import MAX_RANKS
 
@@ -83,7 +83,7 @@ def test_different_world_sizes(fresh):
 
 def join_as_other(seat, name, value):
     if seat.rank == 1:
-        setattr(introduction, name, value)
+        setattr(joining, name, value)
     return join(seat, 1.5)
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 from tests.topology.machines import DGX_A100, dgx_h100, mi300x, write_sysfs, write_xml
 
-from gpucoll.topology.distances import Distance, distance, gpu_label, nearest_nics
-from gpucoll.topology.machine import Gpu, Machine, Nic, Place
+from gpucoll.topology.machine import (
+    Distance,
+    Gpu,
+    Machine,
+    Nic,
+    Place,
+    distance,
+    gpu_label,
+    nearest_nics,
+)
 from gpucoll.topology.nccl_xml import read_xml
 from gpucoll.topology.sysfs import read_machine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpucoll.errors import ArgumentError, RendezvousError
-from gpucoll.topology import interface_table, interfaces
+from gpucoll.topology import interfaces
 from gpucoll.topology.interfaces import (
     Interface,
     addresses_of,
@@ -71,7 +71,7 @@ class TestOfThisHost:
         ):
             addresses_of("eth99")
         with pytest.raises(OSError, match="No such device"):
-            interface_table.mtu_of("eth99")
+            interfaces.mtu_of("eth99")
 
     def test_every_interface_has_its_own_addresses(self):
         for _, name in socket.if_nameindex():
@@ -107,7 +107,7 @@ class TestOfThisHost:
         )
         monkeypatch.setattr(Path, "read_text", lambda path: lines)
 
-        assert interface_table._ipv6() == {
+        assert interfaces._ipv6() == {
             "eth0": ["2001:db8::2", "fe80::fc:ff:fe00:1%eth0"],
             "lo": ["::1"],
         }

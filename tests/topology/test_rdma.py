@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.topology.machines import write
 
-from gpucoll.topology.distances import Distance
+from gpucoll.topology.machine import Distance
 from gpucoll.topology.rdma import GpuFacts, KernelFacts, gpu_direct_rdma, read_kernel_facts
 
 NEW, OLD = "6.8.0-50-generic", "5.4.0"

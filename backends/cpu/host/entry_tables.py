@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.entries import block_arguments, block_entry, collective_entry, lists, starting, words
+from gpucoll.entries import (
+    block_arguments,
+    block_entry,
+    collective_entry,
+    collectives,
+    lists,
+    started,
+)
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
@@ -60,15 +67,15 @@ class EntryTable:
         sends: bool = False,
     ) -> None:
         self._group, self._context = group, group.context
-        self._table = np.zeros(words.EntryTable.n_words, np.int64)
-        self._table[words.EntryTable.context] = group.context_address
-        self._table[words.EntryTable.array_type] = id(np.ndarray)
-        self._table[words.EntryTable.none] = id(None)
-        self._table[words.EntryTable.int_type] = id(int)
-        self._table[words.EntryTable.sends] = sends
-        self._table[words.EntryTable.list_type] = id(list)
-        self._table[words.EntryTable.float_type] = id(float)
-        self._table[words.EntryTable.tuple_type] = id(tuple)
+        self._table = np.zeros(collectives.EntryTable.n_words, np.int64)
+        self._table[collectives.EntryTable.context] = group.context_address
+        self._table[collectives.EntryTable.array_type] = id(np.ndarray)
+        self._table[collectives.EntryTable.none] = id(None)
+        self._table[collectives.EntryTable.int_type] = id(int)
+        self._table[collectives.EntryTable.sends] = sends
+        self._table[collectives.EntryTable.list_type] = id(list)
+        self._table[collectives.EntryTable.float_type] = id(float)
+        self._table[collectives.EntryTable.tuple_type] = id(tuple)
         self._entries: list[Entry] = []
         self._learning = threading.Lock()
         self._gone: list[Entry] = []
@@ -88,8 +95,8 @@ class EntryTable:
         """Return the entry that starts calls: ``(x, out, op, root)`` -> the number, or None."""
         if not numpy_struct.matches():
             return _never
-        self._table[words.EntryTable.queue] = self._group.started_calls().address
-        return self.entry_of(starting.start_entry)
+        self._table[collectives.EntryTable.queue] = self._group.started_calls().address
+        return self.entry_of(started.start_entry)
 
     def learn(
         self,
@@ -116,10 +123,10 @@ class EntryTable:
                 return
             if self._is_at_rest():
                 self._gone.clear()
-            elif len(self._gone) >= words.MAX_ENTRIES:
+            elif len(self._gone) >= collectives.MAX_ENTRIES:
                 return  # one long call would otherwise need ever more memory
             if tensor_table:
-                self._table[words.EntryTable.tensors] = tensor_table
+                self._table[collectives.EntryTable.tensors] = tensor_table
             block = make()
             self._group.bind(block)
             self._put_first(Entry(key, dtype, op, root, block))
@@ -131,14 +138,14 @@ class EntryTable:
 
     def _put_first(self, entry: Entry) -> None:
         entries = [entry, *self._entries]
-        self._gone += entries[words.MAX_ENTRIES :]
-        self._entries = entries[: words.MAX_ENTRIES]
-        self._table[words.EntryTable.count] = 0
+        self._gone += entries[collectives.MAX_ENTRIES :]
+        self._entries = entries[: collectives.MAX_ENTRIES]
+        self._table[collectives.EntryTable.count] = 0
         for place, each in enumerate(self._entries):
-            start = words.EntryTable.entries + place * words.Entry.n_words
+            start = collectives.EntryTable.entries + place * collectives.Entry.n_words
             objects = each.key, id(each.op), id(each.root), each.block.words.ctypes.data
-            self._table[start : start + words.Entry.n_words] = objects
-        self._table[words.EntryTable.count] = len(self._entries)
+            self._table[start : start + collectives.Entry.n_words] = objects
+        self._table[collectives.EntryTable.count] = len(self._entries)
 
 
 def _never(*arguments: Any) -> None:
@@ -152,8 +159,8 @@ class ListEntryTable(EntryTable):
         super().__init__(group, lists.list_entry)
         self._segments = np.zeros(lists.MOST_ARRAYS * Segment.n_words, np.int64)
         self._seen = np.zeros(lists.SEEN_WORDS, np.int64)
-        self._table[words.EntryTable.segments] = self._segments.ctypes.data
-        self._table[words.EntryTable.seen] = self._seen.ctypes.data
+        self._table[collectives.EntryTable.segments] = self._segments.ctypes.data
+        self._table[collectives.EntryTable.seen] = self._seen.ctypes.data
 
 
 class BlockEntryTable(EntryTable):
@@ -165,7 +172,7 @@ class BlockEntryTable(EntryTable):
     def __init__(self, group: HostGroup) -> None:
         super().__init__(group, block_entry.block_entry)
         self._blocks = np.zeros(block_arguments.TABLES * (group.world_size + 1), np.int64)
-        self._table[words.EntryTable.blocks] = self._blocks.ctypes.data
+        self._table[collectives.EntryTable.blocks] = self._blocks.ctypes.data
 
 
 class MessageEntries(EntryTable):
@@ -175,12 +182,12 @@ class MessageEntries(EntryTable):
         self, group: HostGroup, code: Any, context: npt.NDArray[np.int64], *, sends: bool
     ) -> None:
         super().__init__(group, code, sends=sends)
-        self._table[words.EntryTable.context] = context.ctypes.data
+        self._table[collectives.EntryTable.context] = context.ctypes.data
         self.context = self._context = context
         self._waits: CallBlock | None = None
 
     def wait_by(self, block: CallBlock) -> None:
         """Have entries of this table wait for one message by this call block."""
         self._group.bind(block)
-        self._table[words.EntryTable.waits] = block.words.ctypes.data
+        self._table[collectives.EntryTable.waits] = block.words.ctypes.data
         self._waits = block

@@ -1,15 +1,21 @@
-"""Mailboxes: two rings of records for each pair of ranks, written by one and read by the other.
+"""Mailboxes, and the table of pending messages that uses them.
 
-A message begins with a record that has an envelope. Data that is very small lies in the envelope.
+A mailbox is two rings of records for a pair of ranks, written by one and read by the other. A
+message begins with a record that has an envelope. Data that is very small lies in the envelope.
 Larger data follows in the record and, if it is longer still, in further records, its parts.
 Otherwise the envelope gives the place of the data in the sender's arena or process, and the sender
 waits until the message is acknowledged. The small ring is used until it is full, and again when the
 large ring has been emptied. A rank that changes a mailbox rings the other rank's bell, which costs
 a system call only if that rank sleeps.
+
+The table (`words.TransferTable`) contains the rows of sends, receives and probes
+(`words.Transfer`). Only a thread that holds the table's lock may touch the table's content. Any
+thread may check whether a row is over.
 """
 
 from __future__ import annotations
 
+from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
@@ -17,14 +23,66 @@ from gpucoll.kernels.cpu.memory import (
     load64_acquire,
     store64,
     store64_release,
-    take_line,
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import ring
 from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.room import reserve
 from gpucoll.transport.shared.steps import LINE
-from gpucoll.transport.shared.words import Context, Mailbox, Status, Transfer, TransferTable
+from gpucoll.transport.shared.words import (
+    Context,
+    LinkedList,
+    Mailbox,
+    Status,
+    Transfer,
+    TransferTable,
+)
+
+ANY = -1
+
+
+@inline
+def try_lock(table: TransferTable) -> bool:
+    """Take the table's lock, unless another thread has it; return whether it was taken."""
+    return exchange64(table.at.lock, 1) == 0
+
+
+@inline
+def unlock(table: TransferTable) -> None:
+    """Release the table's lock."""
+    store64_release(table.at.lock, 0)
+
+
+@inline
+def finish(table: TransferTable, row: Transfer, state: int) -> None:
+    """Note that a row is over: from here on its owner may read it and reuse it."""
+    table.pending -= 1
+    table.finished += 1
+    store64_release(row.at.state, state)
+
+
+@inline
+def append(items: LinkedList, item: int, next_field: int) -> None:
+    """Append an item, of which this field names the next, to a list."""
+    Words(item)[next_field] = 0
+    if items.first == 0:
+        items.first = item
+    else:
+        Words(items.last)[next_field] = item
+    items.last = item
+
+
+@inline
+def remove(items: LinkedList, before: int, item: int, next_field: int) -> None:
+    """Remove an item from a list; `before` is the one before it, or 0."""
+    after = Words(item)[next_field]
+    if before == 0:
+        items.first = after
+    else:
+        Words(before)[next_field] = after
+    if items.last == item:
+        items.last = before
+
 
 ENVELOPE_BYTES, SHAPE_BYTES = layout.ENVELOPE_BYTES, layout.SHAPE_BYTES
 POST_BYTES, SMALLEST_BYTES = layout.POST_BYTES, layout.SMALLEST_BYTES
@@ -44,13 +102,15 @@ ASKED = 1
 
 
 @inline
-def _area_of(context: Context, receiver: int, sender: int) -> int:
+def area_of(context: Context, receiver: int, sender: int) -> int:
+    """Return the address of a mailbox."""
     place = receiver * context.world_size + sender
     return context.mailboxes + place * context.mailbox_stride
 
 
 @inline
-def _opened_word(context: Context, receiver: int, sender: int) -> int:
+def opened_word(context: Context, receiver: int, sender: int) -> int:
+    """Return the address of the word that shows whether a mailbox is used."""
     place = receiver * context.world_size + sender
     return context.opened + 8 * place
 
@@ -163,12 +223,12 @@ def copy_posted(context: Context, destination: int, source: int, size_bytes: int
 def open_mailbox(table: TransferTable, words: Mailbox, receiver: int) -> bool:
     """Take memory for the mailbox to a rank; return whether it is available."""
     context = table.context
-    area = _area_of(context, receiver, context.rank)
+    area = area_of(context, receiver, context.rank)
     if reserve(context, area, _LARGE) != Status.OK:
         table.needs_room = Transfer(ASKED)
         return False
     words.out_area = area
-    exchange64(_opened_word(context, receiver, context.rank), 1)
+    exchange64(opened_word(context, receiver, context.rank), 1)
     return True
 
 
@@ -302,12 +362,6 @@ def place_record(table: TransferTable, words: Mailbox, size_bytes: int, is_part:
     return Envelope(0)
 
 
-@inline
-def take_next_line(words: Mailbox, context: Context) -> None:
-    """Begin to take the cache line of the next record, which the receiver may have read."""
-    take_line(_ring_start(words.out_area, words.out_ring) + words.out_offset)
-
-
 # --- taking ---------------------------------------------------------------------------------------
 
 
@@ -315,9 +369,9 @@ def take_next_line(words: Mailbox, context: Context) -> None:
 def _open_incoming(context: Context, words: Mailbox, sender: int) -> bool:
     """Check whether a rank has begun to send; return whether it has."""
     me = context.rank
-    if load64_acquire(_opened_word(context, me, sender)) == 0:
+    if load64_acquire(opened_word(context, me, sender)) == 0:
         return False
-    words.in_area = _area_of(context, me, sender)
+    words.in_area = area_of(context, me, sender)
     return True
 
 

@@ -7,10 +7,10 @@ sleep on their words: `gpucoll.transport.shared.flags`.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.mailboxes import ring_bell
+from gpucoll.backends.cpu.host.mailboxes import ANY, finish, ring_bell, unlock
 from gpucoll.backends.cpu.host.message_step import drop, lock
-from gpucoll.backends.cpu.host.transfers import ANY, finish, state_of, unlock
 from gpucoll.blocks import Words
+from gpucoll.entries.messages import row_state
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     add32,
@@ -52,7 +52,6 @@ from gpucoll.transport.shared.words import (
     TransferTable,
 )
 
-_DOING = layout.BELL_DOING
 _EVENT_WORD, _STATUS_CLOSED = layout.EVENT_WORD, layout.STATUS_CLOSED
 _ANSWER_EVEN, _ANSWER_ODD = layout.STATUS_ACKNOWLEDGED
 _AT_ONCE = 1
@@ -67,7 +66,7 @@ def _all_over(rows: Transfer, count: int) -> bool:
     """Return whether all rows are over."""
     n_over = 0
     for place in range(count):
-        n_over += state_of(rows[place]) >= Progress.DONE
+        n_over += row_state(rows[place]) >= Progress.DONE
     return n_over == count
 
 
@@ -86,10 +85,10 @@ def _result(rows: Transfer, count: int) -> int:
 @inline
 def _note(context: Context, rows: Transfer, count: int) -> None:
     """Write into the segment what this rank waits for: others read it when a rank gives up."""
-    doing = Doing(context.bells + context.rank * LINE + _DOING)
+    doing = Doing(context.bells + context.rank * LINE + layout.BELL_DOING)
     first, further = -1, 0
     for place in range(count):
-        if state_of(rows[place]) < Progress.DONE:
+        if row_state(rows[place]) < Progress.DONE:
             if first < 0:
                 first = place
             else:
@@ -108,7 +107,7 @@ def _note(context: Context, rows: Transfer, count: int) -> None:
 def _note_the_end(context: Context) -> None:
     """Note that this rank waits for no message any more; after an abort keep it for the others."""
     if not is_aborted(context):
-        Doing(context.bells + context.rank * LINE + _DOING).kind = 0
+        Doing(context.bells + context.rank * LINE + layout.BELL_DOING).kind = 0
 
 
 # --- looking around -------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ def _closed_peer(
     for place in range(count):
         row = rows[place]
         only_looks = call.until_ns == _AT_ONCE and row.kind == Kind.PROBE
-        if only_looks or state_of(row) >= Progress.DONE:
+        if only_looks or row_state(row) >= Progress.DONE:
             continue
         peer, n_open, closed = row.peer, 0, -1
         for rank in range(world_size):
@@ -172,7 +171,7 @@ def _first_deadline(context: Context, rows: Transfer, count: int, time_ns: int) 
     first_ns = 0
     for place in range(count):
         row = rows[place]
-        if state_of(row) >= Progress.DONE:
+        if row_state(row) >= Progress.DONE:
             continue
         if row.deadline_ns == 0:
             if row.timeout_ns == 0:
@@ -197,7 +196,7 @@ def _withdraw(
     lock(table)
     for place in range(count):
         row = rows[place]
-        if table.is_dead != 0 or state_of(row) >= Progress.DONE or time_ns < row.deadline_ns:
+        if table.is_dead != 0 or row_state(row) >= Progress.DONE or time_ns < row.deadline_ns:
             continue
         if row.mode & Mode.WITHDRAWS == 0:
             n_late += 1
@@ -239,7 +238,6 @@ def _look_around(
             if table.moves != moves or _all_over(rows, count):
                 lost = -1
     if lost >= 0:
-        context.lost_rank = lost
         _note(context, rows, count)
         _give_up_for(context, calls, Abort.LOST, lost)
         return Status.LOST

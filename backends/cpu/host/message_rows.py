@@ -1,20 +1,39 @@
-"""Rows of pending messages for Python: their memory, the requests in them, and the results."""
+"""Rows of pending messages for Python: their memory, requests and results, and waits for them."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.backends.cpu.host.message_loop import message_loop
 from gpucoll.backends.protocol import MessageRequest
+from gpucoll.collectives import Collective
+from gpucoll.entries import collectives
+from gpucoll.group.host.members import Members
+from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.layout import SentNumber
-from gpucoll.transport.shared.words import Held, Kind, Mode, Progress, Transfer
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import Envelope, SentNumber, Way
+from gpucoll.transport.shared.words import (
+    Call,
+    Context,
+    Held,
+    Kind,
+    Mailbox,
+    Mode,
+    Progress,
+    Transfer,
+    TransferTable,
+)
 from gpucoll.types import DTYPES, dtype_code
+
+if TYPE_CHECKING:
+    from gpucoll.backends.cpu.host.message_table import MessageTable
 
 # Plain ints: indexing with a block's fields takes twice as long.
 _WORDS, _SHOWN = Transfer.n_words, layout.MESSAGE_DIMENSIONS
@@ -218,3 +237,156 @@ def held_description(held: int) -> bytes:
     """Return a held message's description of its dtype; empty for most messages."""
     size_bytes = held_words(held)[Held.description_bytes]
     return ctypes.string_at(held + Held.n_bytes, size_bytes) if size_bytes else b""
+
+
+# --- rows that were started -----------------------------------------------------------------------
+
+
+class PendingTransfers:
+    """Requests that were started together: `gpucoll.backends.protocol.Transfers`."""
+
+    __slots__ = ("_kept", "_rows", "_table", "requests")
+
+    def __init__(
+        self, table: MessageTable, rows: Rows, requests: list[MessageRequest], kept: Any
+    ) -> None:
+        self._table = table
+        self._rows = rows
+        self._kept = kept
+        self.requests = requests
+
+    def is_over(self) -> bool:
+        """Return whether all of them are over, without trying to make progress."""
+        return self._rows.are_over(len(self.requests))
+
+    def look(self) -> bool:
+        """Take all pending messages a step further; return whether these requests are over."""
+        return self.is_over() or self._table.wait(self._rows, len(self.requests), 0.0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all of them are over, or `timeout_s` has passed; return whether they are."""
+        return self.is_over() or self._table.wait(self._rows, len(self.requests), timeout_s)
+
+    def settle(self) -> None:
+        """Write the outcome into the requests; they must be over."""
+        error = self._table.room_error
+        for place, request in enumerate(self.requests):
+            self._rows.settle(place, request, error)
+        self._kept = None
+        self._table.under_way.discard(self)
+
+    def withdraw(self) -> bool:
+        """Withdraw the only request; return False if it is over or another rank may see it."""
+        if len(self.requests) != 1 or not self._table.withdraw(self._rows):
+            return False
+        self._kept = None
+        self._table.under_way.discard(self)
+        return True
+
+
+_ROWS, _N_ROWS = int(Call.transfers), int(Call.n_transfers)
+_IS_STARTED, _LEAVES = int(Call.is_started), int(Call.leaves)
+_UNTIL_NS = int(Call.until_ns)
+_Words = npt.NDArray[np.int64]
+
+
+class Waiter:
+    """A private context and call block for one thread that waits for messages."""
+
+    def __init__(self, table: _Words, context: _Words) -> None:
+        context[Context.transfers] = table.ctypes.data
+        context[Context.slice_ns] = 0
+        self.context = context
+        self.block = CallBlock(Collective.SEND, message_loop.address)
+        self.words = self.block.words
+        self.shown = memoryview(self.words.data)
+        """The same words; reading one of them takes a tenth of the time."""
+        self.states = memoryview(context.data)
+        self.words[Call.context] = context.ctypes.data
+        self.words[Call.largest_bytes] = layout.NEVER  # other threads run meanwhile
+        code = collectives.prepared_call.address
+        self.run: Callable[[], int] = builtin(code, METH_NOARGS, capsule(self.words.ctypes.data))
+
+    def set_rows(
+        self, rows: Rows, count: int, *, is_started: bool, leaves: bool, until_ns: int = 0
+    ) -> None:
+        """Set what to wait for, whether it was started, and whether a signal ends only the wait."""
+        words = self.shown
+        words[_ROWS], words[_N_ROWS] = rows.address, count
+        words[_IS_STARTED], words[_LEAVES] = is_started, leaves
+        words[_UNTIL_NS] = until_ns
+
+
+# --- messages left in mailboxes at the end, for the report of a rank that closes ------------------
+
+
+def unreceived(members: Members, table: _Words, peers: _Words) -> list[tuple[int, int]]:
+    """Return sender and tag of the messages that arrived and were not received."""
+    found, held = [], int(table[TransferTable.held])
+    while held:
+        words = held_words(held)
+        if not words[Held.mode] & Mode.FOLLOWS:
+            found.append((words[Held.sender], words[Held.tag]))
+        held = words[Held.next]
+    for sender in range(members.layout.ends):
+        found += [(sender, tag) for tag in _lying(members, sender, peers[sender])]
+    return found
+
+
+def undelivered(
+    members: Members, peers: _Words, has_closed: Callable[[int], bool]
+) -> list[tuple[int, int]]:
+    """Return receiver and number of the messages that wait at ranks which have closed."""
+    found = []
+    for peer in range(members.layout.ends):
+        area = int(peers[peer, Mailbox.out_area])
+        if not area or peer == members.rank or not has_closed(peer):
+            continue
+        matched = members.load(area - members.at(0) + layout.MAILBOX_MATCHED_COUNT)
+        if left := int(peers[peer, Mailbox.out_number]) - matched:
+            found.append((peer, left))
+    return found
+
+
+def _lying(members: Members, sender: int, words: _Words) -> Iterator[int]:
+    """Return the tags of a rank's messages that are still in the mailbox."""
+    place = members.layout
+    pair = members.rank * members.layout.ends + sender
+    if not members.load(place.opened + 8 * pair):
+        return
+    mailbox = place.mailboxes + pair * place.mailbox_stride
+    starts = (mailbox + layout.MAILBOX_SMALL, mailbox + layout.MAILBOX_LARGE)
+    sizes = (layout.MAILBOX_LARGE - layout.MAILBOX_SMALL, place.large_ring_bytes)
+    which, offset, other = (
+        int(words[field]) for field in (Mailbox.in_ring, Mailbox.in_offset, Mailbox.in_other)
+    )
+    while members.load(starts[which] + offset):
+        record = starts[which] + offset
+        packed = members.load(record + 8 * Envelope.packed)
+        way = packed & 0xFF
+        if way == Way.TO_START:
+            offset = 0
+            continue
+        if way == Way.TO_OTHER:
+            after = (offset + layout.ENVELOPE_BYTES) % sizes[which]
+            which, offset, other = 1 - which, other, after
+            continue
+        if way != Way.PART and not (packed >> 8) & Mode.FOLLOWS:
+            yield members.load(record + 8 * Envelope.tag)
+        size_bytes = members.load(record + 8 * Envelope.size_bytes)
+        offset = (offset + _record_bytes(packed, size_bytes)) % sizes[which]
+
+
+def _record_bytes(packed: int, size_bytes: int) -> int:
+    """Return the size of a record."""
+    way, dimensions = packed & 0xFF, ((packed >> 16) & 0xFF) - 16
+    description_bytes = packed >> 40
+    extra = 0
+    if way != Way.PART and (dimensions > 1 or description_bytes):
+        extra = layout.SHAPE_BYTES + layout.round_up(description_bytes, 64)
+    data = 0
+    if way in (Way.POSTED, Way.PART):
+        data = min(size_bytes, layout.POST_BYTES)
+    if not extra and data <= layout.SMALLEST_BYTES:
+        return layout.ENVELOPE_BYTES
+    return layout.ENVELOPE_BYTES + extra + layout.round_up(data, 64)

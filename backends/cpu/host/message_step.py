@@ -7,20 +7,19 @@ too.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.held_messages import release
-from gpucoll.backends.cpu.host.mailboxes import ring_bell
+from gpucoll.backends.cpu.host.mailboxes import append, finish, remove, ring_bell, try_lock, unlock
 from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, want
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, note_room, send_step
-from gpucoll.backends.cpu.host.transfers import append, finish, remove, state_of, try_lock, unlock
+from gpucoll.entries.messages import row_state
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import load64_acquire, pause
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import is_aborted, yield_once
 from gpucoll.transport.shared.layout import Doing, Way
+from gpucoll.transport.shared.libc import free
 from gpucoll.transport.shared.steps import LINE
 from gpucoll.transport.shared.words import Held, Kind, LinkedList, Progress, Transfer, TransferTable
 
-_DOING = layout.BELL_DOING
 _MOST_PARTS = 8
 _TRIES = 100
 
@@ -107,7 +106,7 @@ def _note_sends(table: TransferTable) -> None:
         return  # others read that cache line whenever they wake this rank
     table.noted = noted
     context = table.context
-    doing = Doing(context.bells + context.rank * LINE + _DOING)
+    doing = Doing(context.bells + context.rank * LINE + layout.BELL_DOING)
     doing.sends = 1 if noted else 0
     doing.send_peer = (noted >> 32) - 1
     doing.send_tag = noted & 0xFFFFFFFF
@@ -182,7 +181,7 @@ def message_post(table: TransferTable, rows: Transfer, count: int) -> int:
     others = table.finished - finished
     unlock(table)
     for place in range(count):
-        mine += 1 if state_of(rows[place]) >= Progress.DONE else 0
+        mine += 1 if row_state(rows[place]) >= Progress.DONE else 0
     if others > mine:
         context = table.context
         ring_bell(context, context.rank)
@@ -220,7 +219,7 @@ def drop(table: TransferTable, row: Transfer) -> bool:
 def message_drop(table: TransferTable, row: Transfer) -> int:
     """Withdraw a row; return 1, or 0 if another rank may see it, or row or table is over."""
     lock(table)
-    is_dropped = not _is_dead(table) and state_of(row) < Progress.DONE and drop(table, row)
+    is_dropped = not _is_dead(table) and row_state(row) < Progress.DONE and drop(table, row)
     if is_dropped:
         finish(table, row, Progress.DROPPED)
     unlock(table)
@@ -277,12 +276,12 @@ def message_release(table: TransferTable) -> int:
         words = table.peers[rank]
         target = words.in_target
         if target != 0 and words.in_target_is_held != 0 and Held(target).owner:
-            release(target)  # the other messages are in the list
+            free(target)  # the other messages are in the list
         words.in_target = 0
     count, held = 0, Held(table.held.first)
     table.held.first = 0
     while held:
         after = held.next
-        release(held)
+        free(held)
         count, held = count + 1, after
     return count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +12,23 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.backends.cpu.host import left_messages, message_step
+from gpucoll.backends.cpu.host import message_rows, message_step
 from gpucoll.backends.cpu.host.entry_tables import MessageEntries
 from gpucoll.backends.cpu.host.message_loop import message_loop
-from gpucoll.backends.cpu.host.message_rows import Rows, address_of, plain_array
-from gpucoll.backends.cpu.host.message_waiter import Waiter
-from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
+from gpucoll.backends.cpu.host.message_rows import (
+    PendingTransfers,
+    Rows,
+    Waiter,
+    address_of,
+    plain_array,
+)
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.collectives import Collective
-from gpucoll.entries import begun_messages, messages
+from gpucoll.entries import messages
 from gpucoll.entries.pending import ask_thread
 from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
-from gpucoll.group.host.progress import as_messages, thread
+from gpucoll.group.host.progress import as_messages, nanoseconds, thread
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
@@ -56,19 +59,12 @@ _OK, _MISFIT = int(Status.OK), int(Status.MISFIT)
 _IDLE, _TAKEN = int(State.IDLE), int(State.TAKEN)
 
 
-def _function(code: Any, n_arguments: int) -> Callable[..., int]:
-    """Return compiled code as a function that keeps the interpreter, because it never waits."""
-    words = [ctypes.c_int64] * n_arguments
-    made: Callable[..., int] = ctypes.PYFUNCTYPE(ctypes.c_int64, *words)(code.address)
-    return made
-
-
-_post = _function(message_step.message_post, 3)
-_drop = _function(message_step.message_drop, 2)
-_refuse = _function(message_step.message_refuse, 1)
-_end = _function(message_step.message_end, 1)
-_put_back = _function(message_step.message_put_back, 2)
-_release = _function(message_step.message_release, 1)
+_post = ordering.function(message_step.message_post, 3)
+_drop = ordering.function(message_step.message_drop, 2)
+_refuse = ordering.function(message_step.message_refuse, 1)
+_end = ordering.function(message_step.message_end, 1)
+_put_back = ordering.function(message_step.message_put_back, 2)
+_release = ordering.function(message_step.message_release, 1)
 
 
 class MessageTable:
@@ -119,15 +115,14 @@ class MessageTable:
         self.send, self.receive, self.begin_send, self.begin_receive = (
             entries.call for entries in self._entries
         )
-        entry = begun_messages
         self.wait_begun, self.let_go_begun = self._row_entries(
-            self._starting, entry.wait_entry, entry.let_go_entry
+            self._starting, messages.wait_entry, messages.let_go_entry
         )
         self.take, self._fetch, self.find = self._row_entries(
-            self._blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
+            self._blocking, messages.take_entry, messages.fetch_entry, messages.probe_entry
         )
         self._entries[_RECEIVES].wait_by(CallBlock(Collective.SEND, message_loop.address))
-        self.receive_row = self._entries[_RECEIVES].entry_of(entry.receive_entry)
+        self.receive_row = self._entries[_RECEIVES].entry_of(messages.receive_entry)
         group.context[Context.message_step] = message_step.message_step.address
         group.context[Context.transfers] = self._address
 
@@ -157,7 +152,7 @@ class MessageTable:
     def _make_entries(self) -> list[MessageEntries]:
         """Return the entries that send and receive, blocking; then those that only start."""
         group, blocking, starting = self._group, self._blocking, self._starting
-        entry, start = messages.message_entry, begun_messages.start_entry
+        entry, start = messages.message_entry, messages.start_entry
         return [
             MessageEntries(group, entry, blocking, sends=True),
             MessageEntries(group, entry, blocking, sends=False),
@@ -245,7 +240,7 @@ class MessageTable:
         """Start requests, in this order, after all that were started before."""
         self._whole.check_open()
         rows = self._new_rows(len(requests))
-        timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
+        timeout_ns = nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
         until_ns = time.monotonic_ns() + timeout_ns
         kept = rows.fill(requests, timeout_ns, until_ns, withdraws=timeout_s is not None)
         transfers = PendingTransfers(self, rows, list(requests), (kept, requests))
@@ -278,7 +273,7 @@ class MessageTable:
         """
         until_ns = 0
         if timeout_s is not None:
-            until_ns = time.monotonic_ns() + _nanoseconds(timeout_s) if timeout_s else _AT_ONCE
+            until_ns = time.monotonic_ns() + nanoseconds(timeout_s) if timeout_s else _AT_ONCE
         waiter = self._take_waiter()
         try:
             waiter.set_rows(rows, count, is_started=True, leaves=True, until_ns=until_ns)
@@ -361,7 +356,7 @@ class MessageTable:
         """Start requests and wait until all are over, as a blocking call or a part of one."""
         rows = self._new_rows(len(requests))
         limit_s = self._group.timeout_s if timeout_s is None else timeout_s
-        kept = rows.fill(requests, _nanoseconds(limit_s), 0, withdraws=timeout_s is not None)
+        kept = rows.fill(requests, nanoseconds(limit_s), 0, withdraws=timeout_s is not None)
         self._wait_blocking(rows, len(requests), is_started=False)
         for place, request in enumerate(requests):
             rows.settle(place, request, self.room_error)
@@ -448,11 +443,11 @@ class MessageTable:
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of the messages that arrived and were not received."""
-        return left_messages.unreceived(self._group.members, self._words, self._peers)
+        return message_rows.unreceived(self._group.members, self._words, self._peers)
 
     def undelivered(self) -> list[tuple[int, int]]:
         """Return receiver and number of the messages that wait at ranks which have closed."""
-        return left_messages.undelivered(self._group.members, self._peers, self._has_closed)
+        return message_rows.undelivered(self._group.members, self._peers, self._has_closed)
 
     def _has_closed(self, rank: int) -> bool:
         return self._group.members.has_closed(rank)
@@ -471,7 +466,3 @@ def _stop_thread(table: int, keep: Any) -> None:
 def _padded(description: bytes) -> bytes:
     """Return a description padded to whole words, kept for ever: pending rows have its address."""
     return description.ljust(-(-len(description) // 8) * 8, b"\0")
-
-
-def _nanoseconds(timeout_s: float) -> int:
-    return int(min(timeout_s, 1e9) * 1e9)

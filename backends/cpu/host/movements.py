@@ -24,15 +24,14 @@ from gpucoll.backends.cpu.host.pieces import (
     posted_pieces,
     table_bytes,
 )
-from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
-from gpucoll.backends.cpu.host.staged_movement import move_staged
-from gpucoll.backends.cpu.host.tables import reduce_inputs
+from gpucoll.backends.cpu.host.staged import move_staged
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, load64, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER
-from gpucoll.transport.shared.peer_arena import arena_of, reach
+from gpucoll.transport.shared.operands import reduce_inputs
+from gpucoll.transport.shared.peer_memory import arena_of, can_copy_once, reach, read_from
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,
@@ -321,7 +320,7 @@ def _take_where_it_lies(context: Context, call: Call, way: int) -> int:
     sequence = context.sequence
     if call.flow == Flow.TO_ROOT and context.rank != call.root:
         root = call.root
-        status = wait(context, context.status_lines + root * LINE + STATUS_DONE, sequence, root)
+        status = wait(context, context.status_lines + root * LINE + STATUS_DONE, sequence)
     elif _sends(context, call):
         status = wait_all_done(context, sequence)
     # A peer that gave up may have reused its memory while this rank still read it.

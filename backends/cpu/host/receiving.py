@@ -1,42 +1,45 @@
 """Matching: a receive or a probe gets the first message that fits it, in the order sent.
 
 A message goes to the first posted receive that it matches. A message without such a receive stays
-in the mailbox, unless a receive waits for a later one: then it is held aside.
+in the mailbox, unless a receive waits for a later one: then it is held aside. A message that is
+received without giving size and dtype is also held: it is received in two steps. Compiled code
+allocates and frees the memory of held messages through the C library.
 """
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.held_messages import (
-    copy_shape,
-    message_extra,
-    message_record_bytes,
-    new_held,
-    release,
-)
 from gpucoll.backends.cpu.host.mailboxes import (
+    ANY,
     ENVELOPE_BYTES,
+    MANY_DIMENSIONS,
     POST_BYTES,
     SHAPE_BYTES,
     acknowledgement_of,
+    append,
     copy,
     data_place,
     description_bytes_of,
+    dimensions_of,
+    extra_bytes,
+    finish,
     give_back,
     mode_of,
     note_matched,
     record_bytes,
+    remove,
     ring_bell,
     way_of,
     written_record,
 )
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, acknowledgement_word
-from gpucoll.backends.cpu.host.transfers import ANY, append, finish, remove
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_loop, exchange64
+from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import copy_from_process, give_up, is_aborted_since
 from gpucoll.transport.shared.layout import Abort, Envelope, Way
-from gpucoll.transport.shared.peer_arena import reach
+from gpucoll.transport.shared.libc import free, malloc
+from gpucoll.transport.shared.peer_memory import reach
 from gpucoll.transport.shared.words import (
     Held,
     Kind,
@@ -51,6 +54,67 @@ _FETCHED_BYTES = 1 << 20
 """How much one step fetches: another thread may need the table meanwhile."""
 _MOST_RECORDS = 64
 """How many records of one rank one step takes."""
+
+
+# --- held messages --------------------------------------------------------------------------------
+
+
+@inline
+def copy_shape(record: Envelope, shape: Words) -> None:
+    """Write the shape of a message into a row or a held message: dimensions, then lengths."""
+    dimensions = dimensions_of(record)
+    shape[0] = dimensions
+    shape[1] = record.place if way_of(record) == Way.POSTED else record.first_length
+    if dimensions > 1 and dimensions < MANY_DIMENSIONS:
+        for place in range(layout.MESSAGE_DIMENSIONS):
+            shape[1 + place] = Words(record.address + ENVELOPE_BYTES)[place]
+
+
+@inline
+def message_extra(record: Envelope) -> int:
+    """Return the size of shape and description that follow a message's envelope."""
+    return extra_bytes(dimensions_of(record), description_bytes_of(record))
+
+
+@inline
+def message_record_bytes(record: Envelope) -> int:
+    """Return the size of a message's first record."""
+    extra = message_extra(record)
+    if way_of(record) != Way.POSTED:
+        return ENVELOPE_BYTES + extra
+    return record_bytes(extra, min(record.size_bytes, layout.POST_BYTES))
+
+
+@inline
+def new_held(record: Envelope, sender: int) -> Held:
+    """Return a new held message, without its data, for one in a mailbox; 0: no memory."""
+    description_bytes = description_bytes_of(record)
+    padded = (description_bytes + 7) & -8
+    data_bytes = record.size_bytes if way_of(record) == Way.POSTED else 0
+    held = Held(malloc(Held.n_bytes + padded + max(data_bytes, 1)))
+    if not held:
+        return held
+    held.next = Held(0)
+    held.sender = sender
+    held.tag = record.tag
+    held.size_bytes = record.size_bytes
+    held.dtype = record.dtype
+    held.way = way_of(record)
+    held.place = record.place
+    held.acknowledgement = acknowledgement_of(record)
+    held.mode = mode_of(record)
+    held.number = record.number
+    held.cost = message_record_bytes(record)
+    held.done_bytes = 0
+    held.is_whole = 0
+    held.description_bytes = description_bytes
+    held.data = held.address + Held.n_bytes + padded
+    held.owner = Transfer(0)
+    copy_shape(record, Words(held.at.n_dimensions))
+    source = Words(record.address + ENVELOPE_BYTES + SHAPE_BYTES)
+    for place in range(padded >> 3):
+        Words(held.address + Held.n_bytes)[place] = source[place]
+    return held
 
 
 # --- pending receives and probes ------------------------------------------------------------------
@@ -426,7 +490,7 @@ def _give_held(table: TransferTable, row: Transfer, held: Held, before: Held) ->
     way, place, acknowledgement = (held.way, held.place, held.acknowledgement)
     if way == Way.POSTED:
         copy(table.context, row.memory, held.data, held.size_bytes)
-    release(held)
+    free(held)
     if way == Way.POSTED:
         finish(table, row, Progress.DONE)
     else:

@@ -1,6 +1,6 @@
 """all_reduce, reduce, scan and exclusive_scan within a host: one-shot, staged or symmetric.
 
-They differ in which inputs make up which rank's result (`tables.n_inputs`). In a small call other
+They differ in which inputs make up which rank's result (`operands.n_inputs`). In a small call other
 than all_reduce a rank waits only for the ranks whose input it needs. All ranks choose the same path
 for a call: facts that a rank cannot know of others (is their buffer in shared memory?) come with
 their headers, so no further round is needed after all have arrived.
@@ -8,16 +8,31 @@ their headers, so no further round is needed after all have arrived.
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.chunks import count_chunks, keep_up, signal_chunk, wait_chunk
-from gpucoll.backends.cpu.host.segments import copy_in, input_at, is_one_piece, output_at, run_bytes
-from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
-from gpucoll.backends.cpu.host.staged import reduce_staged, stage_first_chunk
-from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
-from gpucoll.backends.cpu.host.tables import n_inputs, reduce_inputs
+from gpucoll.backends.cpu.host.staged import (
+    copy_in,
+    count_chunks,
+    input_at,
+    is_one_piece,
+    keep_up,
+    output_at,
+    reduce_staged,
+    run_bytes,
+    signal_chunk,
+    slice_bytes,
+    stage_first_chunk,
+    wait_chunk,
+)
 from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import store64
-from gpucoll.transport.shared.operands import fill_with_identity
+from gpucoll.transport.shared.flags import event_pending_since
+from gpucoll.transport.shared.operands import (
+    fill_with_identity,
+    n_inputs,
+    reduce_for_all,
+    reduce_inputs,
+)
+from gpucoll.transport.shared.peer_memory import can_copy_once, reach, read_from
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,
@@ -40,6 +55,38 @@ from gpucoll.transport.shared.steps import (
     wait_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Path, Status
+
+PREFETCH_MIN_BYTES = 64 << 10
+"""Smaller slices are not prefetched: the data ahead would be the next rank's slice."""
+
+
+@inline
+def reduce_symmetric(context: Context, call: Call) -> int:
+    """Reduce my slice of all ranks' arrays for all ranks; return when all ranks have finished.
+
+    The arrays lie in shared arenas, at offsets that may differ between ranks. They are not copied,
+    so this runs at the memory's own speed.
+    """
+    world_size, size_bytes = context.world_size, call.size_bytes
+    share = slice_bytes(size_bytes, world_size)
+    start = context.rank * share
+    stop = min(start + share, size_bytes)
+    sources, destinations = context.sources, context.destinations
+    if stop > start:
+        for rank in range(world_size):
+            source, destination = posted_source(context, rank), posted_destination(context, rank)
+            arena = reach(context, rank, max(source, destination) + size_bytes)
+            if arena == 0:
+                return Status.EVENT
+            store64(sources + 8 * rank, arena + source + start)
+            store64(destinations + 8 * rank, arena + destination + start)
+        ahead = context.prefetch_bytes if stop - start >= PREFETCH_MIN_BYTES else 0
+        reduce_for_all(context, call, stop - start, ahead)
+    signal_done(context)
+    status = wait_all_done(context, context.sequence)
+    # A peer that gave up may have reused its memory while this rank still read it.
+    return Status.EVENT if status == Status.OK and event_pending_since(context) else status
+
 
 _SHIFT_BYTES = 128 << 10
 """Size of the parts in which rank 1 reads an exclusive_scan and rank 0 overwrites what was read."""

@@ -18,17 +18,16 @@ from gpucoll.backends.cpu.host.mailboxes import (
     publish,
     record_bytes,
 )
-from gpucoll.backends.cpu.host.single_copy import can_read
 from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import load64_acquire, store64
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Envelope, Way
+from gpucoll.transport.shared.peer_memory import can_read
 from gpucoll.transport.shared.steps import NOT_SHARED, arena_offset
 from gpucoll.transport.shared.words import Context, Mailbox, Mode, Progress, Transfer, TransferTable
 
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
-_MOST_SHOWN = layout.MESSAGE_DIMENSIONS
 STAYED, MOVED, OVER = 0, 1, 2
 """How a step went. The caller removes a row that is over from its list, then ends it."""
 
@@ -119,7 +118,7 @@ def _needs_word(table: TransferTable, words: Mailbox, row: Transfer, size_bytes:
 @inline
 def _write_extra(record: Envelope, row: Transfer) -> None:
     """Write a shape of more than one dimension, and a description."""
-    for place in range(_MOST_SHOWN):
+    for place in range(layout.MESSAGE_DIMENSIONS):
         Words(record.address + ENVELOPE_BYTES)[place] = row.dimensions[place]
     size_bytes = row.description_bytes
     start, source = Words(record.address + ENVELOPE_BYTES + SHAPE_BYTES), row.description

@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.transfers import try_lock, unlock
+from gpucoll.backends.cpu.host.mailboxes import try_lock, unlock
 from gpucoll.backends.cpu.wires.receiving import receive_on
 from gpucoll.backends.cpu.wires.sending import send_on
-from gpucoll.backends.cpu.wires.state import own_rank, put_at, wake_thread, wire_to
-from gpucoll.backends.cpu.wires.words import Announced, Wire, Wires
+from gpucoll.backends.cpu.wires.words import (
+    Announced,
+    Wire,
+    Wires,
+    own_rank,
+    put_at,
+    wake_thread,
+    wire_to,
+)
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_post, call_step, load32_ordered, load64_acquire
 from gpucoll.transport.shared.flags import is_aborted
+from gpucoll.transport.shared.libc import poll
 from gpucoll.transport.shared.steps import LINE
 from gpucoll.transport.shared.words import Transfer, TransferTable
 
@@ -28,9 +36,6 @@ _FEW = 2
 _MOVED = 1
 _QUIET_STEPS = 3
 _NO_MOVES = -1
-
-_i64, _i32 = types.int64, types.int32
-_poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
 
 
 @inline
@@ -50,7 +55,7 @@ def _receive(table: TransferTable, wires: Wires) -> int:
     """Receive over all connections; return over how many something came."""
     count, moved = _n_wires(wires), 0
     if count > _FEW:
-        _poll(wires.poll_fds, count, np.int32(0))
+        poll(wires.poll_fds, count, np.int32(0))
     for place in range(count):
         wire = Wire(wires.connections[place])
         # pollfd is {int32 fd, int16 events, int16 revents}

@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.held_messages import message_record_bytes
 from gpucoll.backends.cpu.host.mailboxes import (
     ENVELOPE_BYTES,
     POST_BYTES,
     acknowledgement_of,
+    area_of,
     description_bytes_of,
     mode_of,
+    opened_word,
     place_record,
     publish,
     record_bytes,
     way_of,
 )
+from gpucoll.backends.cpu.host.receiving import message_record_bytes
 from gpucoll.backends.cpu.host.sending import acknowledgement_word
 from gpucoll.backends.cpu.wires.sending import served
-from gpucoll.backends.cpu.wires.state import (
-    area_of,
-    fail,
-    failed_call,
-    move_bytes,
-    must_seal,
-    opened_word,
-    own_rank,
-    put_at,
-    seals_data,
-    wake_python,
-)
 from gpucoll.backends.cpu.wires.words import (
     BUFFER_BYTES,
     CARRIER_FAILED,
@@ -49,9 +39,16 @@ from gpucoll.backends.cpu.wires.words import (
     Wire,
     Wires,
     WireState,
+    fail,
+    failed_call,
+    must_seal,
+    own_rank,
+    put_at,
+    seals_data,
+    wake_python,
 )
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_post,
     exchange64,
@@ -61,6 +58,7 @@ from gpucoll.kernels.cpu.memory import (
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Envelope, Way
+from gpucoll.transport.shared.libc import MSG_DONTWAIT, memmove, recv
 from gpucoll.transport.shared.room import reserve
 from gpucoll.transport.shared.words import Mode, Status, Transfer, TransferTable
 
@@ -70,14 +68,10 @@ _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
 _MOST_DESCRIPTION_BYTES = layout.MOST_DESCRIPTION_BYTES
 _MOST_SEALED_BYTES = SEAL_BYTES - HEADER_BYTES
 _WORD_BITS = 0xFFFF << 24  # the acknowledgement in `PACKED`
-_MSG_DONTWAIT = 0x40
 _MOST_FRAMES = 64
 _MOST_BODY_BYTES = 1 << 20
 _TAKEN, _LATER, _BAD, _PARTLY = 0, 1, 2, 3
 """How a frame was taken: taken; no room for it now; not a frame of ours; not complete yet."""
-
-_i64, _i32 = types.int64, types.int32
-_recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -184,7 +178,7 @@ def _take_record(
     to = _place(table, wire, size_bytes)
     if not to:
         return _LATER
-    move_bytes(to.address + 8, record.address + 8, size_bytes - 8)
+    memmove(to.address + 8, record.address + 8, size_bytes - 8)
     number = words.out_number
     if is_part:
         wire.parts_left -= record.size_bytes
@@ -230,7 +224,7 @@ def _take_opened_data(wire: Wire, data: Envelope, size_bytes: int, acknowledgeme
     row = _row_for(wire, acknowledgement, size_bytes, True)
     if not row:
         return _BAD
-    move_bytes(row.memory + row.done_bytes, data, size_bytes)
+    memmove(row.memory + row.done_bytes, data, size_bytes)
     _note_data(wire, acknowledgement, size_bytes)
     return _TAKEN
 
@@ -397,7 +391,7 @@ def _receive(
     """Receive; from a carrier until there is no more, or enough. Return the bytes, 0: none."""
     if wire.carrier != 0:
         return _receive_carried(table, wire, address, most_bytes, enough_bytes)
-    got = _recv(np.int32(wire.fd), address, most_bytes, np.int32(_MSG_DONTWAIT))
+    got = recv(np.int32(wire.fd), address, most_bytes, np.int32(MSG_DONTWAIT))
     if got > 0:
         return got
     if got < 0:
@@ -418,7 +412,7 @@ def _receive_buffered(table: TransferTable, wire: Wire) -> int:
     start, stop, buffer = wire.in_start, wire.in_stop, wire.in_buffer
     if start > 0:
         if stop > start:
-            move_bytes(buffer, buffer + start, stop - start)
+            memmove(buffer, buffer + start, stop - start)
         stop -= start
         wire.in_start = 0
         wire.in_stop = stop
@@ -434,7 +428,7 @@ def _receive_body(table: TransferTable, wire: Wire) -> int:
     left, start = wire.body_left, wire.in_start
     waiting = min(wire.in_stop - start, left)
     if waiting > 0:
-        move_bytes(wire.body_at, wire.in_buffer + start, waiting)
+        memmove(wire.body_at, wire.in_buffer + start, waiting)
         wire.in_start = start + waiting
     else:
         waiting = _receive(table, wire, wire.body_at, min(left, _MOST_BODY_BYTES), 1)

@@ -9,30 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.held_messages import message_record_bytes
 from gpucoll.backends.cpu.host.mailboxes import (
     acknowledgement_of,
+    area_of,
     description_bytes_of,
     give_back,
     mode_of,
+    opened_word,
     record_bytes,
     way_of,
     written_record,
 )
+from gpucoll.backends.cpu.host.receiving import message_record_bytes
 from gpucoll.backends.cpu.host.sending import acknowledgement_word
-from gpucoll.backends.cpu.wires.state import (
-    area_of,
-    failed_call,
-    item_of,
-    move_bytes,
-    must_seal,
-    opened_word,
-    own_rank,
-    put_header,
-    ring_room,
-    seals_data,
-    wake_python,
-)
 from gpucoll.backends.cpu.wires.words import (
     BUFFER_BYTES,
     HEADER_BYTES,
@@ -45,22 +34,27 @@ from gpucoll.backends.cpu.wires.words import (
     Wire,
     Wires,
     WireState,
+    failed_call,
+    item_of,
+    must_seal,
+    own_rank,
+    put_header,
+    ring_room,
+    seals_data,
+    wake_python,
 )
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_post, exchange64, load64_acquire, store64_release
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Envelope, Way
+from gpucoll.transport.shared.libc import MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, memmove, send
 from gpucoll.transport.shared.words import TransferTable
 
 _MATCHED, _MATCHED_COUNT = layout.MAILBOX_MATCHED, layout.MAILBOX_MATCHED_COUNT
 _TAIL = layout.MAILBOX_TAIL
-_MSG_DONTWAIT, _MSG_NOSIGNAL, _MSG_MORE = 0x40, 0x4000, 0x8000
 _MOST_CALLS = 16
 _TO_SAY = 1
-
-_i64, _i32 = types.int64, types.int32
-_send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
 
 
 @inline
@@ -165,7 +159,7 @@ def _write_record(
     table: TransferTable, wire: Wire, record: Envelope, size_bytes: int, to: Envelope
 ) -> None:
     """Write a record in the form for the other end; keep the place of data that it will request."""
-    move_bytes(to, record, size_bytes)
+    memmove(to, record, size_bytes)
     way = way_of(record)
     if way == Way.POSTED or way == Way.PART:
         return
@@ -231,7 +225,7 @@ def _serve(table: TransferTable, wire: Wire) -> None:
             return
         step = min(SEALED_PIECE_BYTES, size_bytes - done)
         to = put_header(wire.seal_buffer, Frame.DATA, step, acknowledgement)
-        move_bytes(to, kept.memory + done, step)
+        memmove(to, kept.memory + done, step)
         store64_release(wire.at.seal, HEADER_BYTES + step)
         wake_python(table)
         kept.done_bytes = done + step
@@ -313,7 +307,7 @@ def _send_some(table: TransferTable, wire: Wire, address: int, most_bytes: int, 
     if wire.carrier != 0:
         carry = Wires(table.wires).carry_away
         return call_post(carry, wire.carrier, address, most_bytes)
-    gone = _send(np.int32(wire.fd), address, most_bytes, np.int32(flags))
+    gone = send(np.int32(wire.fd), address, most_bytes, np.int32(flags))
     return gone if gone > 0 or failed_call() != 0 else 0
 
 
@@ -335,12 +329,12 @@ def send_on(table: TransferTable, wire: Wire) -> int:
         if left == 0 and body_left == 0:
             wire.is_blocked = 0
             return moved
-        flags, address, is_body = _MSG_DONTWAIT | _MSG_NOSIGNAL, wire.out_body_at, left == 0
+        flags, address, is_body = MSG_DONTWAIT | MSG_NOSIGNAL, wire.out_body_at, left == 0
         if is_body:
             left = body_left
         else:
             address = wire.out_buffer + start
-            flags |= _MSG_MORE if body_left > 0 else 0
+            flags |= MSG_MORE if body_left > 0 else 0
         gone = _send_some(table, wire, address, left, flags)
         if gone <= 0:
             wire.is_blocked = 1

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.codes import Codes
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.words import Mailbox
+from gpucoll.transport.shared.libc import EAGAIN, EINTR, errno, write
+from gpucoll.transport.shared.words import Context, Mailbox, Mode, TransferTable
+from gpucoll.types import dtype_code
 
 
 class Frame(Codes):
@@ -163,3 +168,94 @@ class Wires(Block):
     carry_here: int  # address of such a function that receives; 0: nothing arrived
     connections: Field[Words] = words(1, index=16)
     """Addresses of the connections."""
+
+
+# --- in compiled code -----------------------------------------------------------------------------
+
+
+_ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
+_OBJECT = int(dtype_code("object"))
+
+
+@inline
+def ring_room(context: Context) -> int:
+    """Return how many bytes of records the other end may send before any is taken."""
+    return context.large_ring_bytes - SLACK_BYTES
+
+
+@inline
+def must_seal(dtype: int, mode: int, description_bytes: int) -> bool:
+    """Return whether a message's first record must be sealed: Python may unpickle its content."""
+    return dtype == _OBJECT or mode & Mode.FOLLOWS != 0 or description_bytes > 0
+
+
+@inline
+def seals_data(dtype: int, mode: int) -> bool:
+    """Return whether all of a message's data must be sealed: it is part of an object."""
+    return dtype == _OBJECT or mode & Mode.FOLLOWS != 0
+
+
+@inline
+def put_at(queue: Words, number: int, acknowledgement: int) -> None:
+    """Put an acknowledgement into a queue, which has room: each is in it at most once."""
+    queue[number % _ACKNOWLEDGEMENTS] = acknowledgement
+
+
+@inline
+def item_of(queue: Words, number: int) -> int:
+    """Return an item of a queue."""
+    return queue[number % _ACKNOWLEDGEMENTS]
+
+
+@inline
+def wire_to(table: TransferTable, end: int) -> Wire:
+    """Return the connection to a rank, or 0."""
+    wires, found = Wires(table.wires), Wire(0)
+    for place in range(wires.count):
+        wire = Wire(wires.connections[place])
+        if wire.end == end:
+            found = wire
+    return found
+
+
+@inline
+def wake_python(table: TransferTable) -> None:
+    """Wake the thread for work that only Python can do."""
+    wires = Wires(table.wires)
+    wires.needs_python = 1
+    wake_thread(wires)
+
+
+@inline
+def wake_thread(wires: Wires) -> None:
+    """Wake the thread of the connections."""
+    write(np.int32(wires.event_fd), wires.at.one, 8)
+
+
+@inline
+def fail(table: TransferTable, wire: Wire, number: int) -> None:
+    """Note that a connection cannot be used any more."""
+    wire.errno = number
+    wire.state = WireState.FAILED
+    wake_python(table)
+
+
+@inline
+def failed_call() -> int:
+    """Return why a system call has failed; 0: there was nothing to do now."""
+    number = errno()
+    return 0 if number == EAGAIN or number == EINTR else number
+
+
+@inline
+def put_header(address: Words, kind: int, length: int, value: int) -> Words:
+    """Write the header of a frame; return the place for its bytes."""
+    address[0] = kind | (length << 8)
+    address[1] = value
+    return Words(address.address + HEADER_BYTES)
+
+
+@inline
+def own_rank(table: TransferTable) -> int:
+    """Return this rank's number in the table."""
+    return table.context.rank

@@ -9,8 +9,7 @@ from typing import Any
 
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.cpu.host.backend import CpuBackend
-from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.backend import BlockMaker, CpuBackend
 from gpucoll.backends.cpu.world.in_order import CallInOrder, is_combined_in_order
 from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
 from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS

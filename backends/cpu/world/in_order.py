@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.backend import BlockMaker
 from gpucoll.backends.cpu.world.phases import Bytes, input_of, not_run, output_of, put_into
 from gpucoll.backends.cpu.world.sizes import block_sizes
 from gpucoll.backends.cpu.world.small import set_loop

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.backends.cpu.host import message_step
-from gpucoll.backends.cpu.host.message_rows import Rows
+from gpucoll.backends.cpu.host.message_rows import PendingTransfers, Rows
 from gpucoll.backends.cpu.host.message_table import MessageTable
-from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.cpu.world.message_thread import MessageThread
 from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.protocol import MessageRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.arrays.array_kinds import ArrayKind
-from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.backend import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable
 from gpucoll.backends.cpu.world.phases import Bytes, input_of, not_run, output_of, put_into
 from gpucoll.backends.protocol import Request

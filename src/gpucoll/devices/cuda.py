@@ -12,17 +12,15 @@ import os
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from gpucoll import config
-from gpucoll.devices import driver, shared_memory
+from gpucoll.devices import driver
 from gpucoll.devices.device import DEFAULT_STREAMS
-from gpucoll.devices.driver import Driver, Vendor
+from gpucoll.devices.driver import Driver, DriverDevice, Vendor
 from gpucoll.devices.foreign_library import Prototype, address_of
-from gpucoll.devices.shared_memory import SharedMemoryDevice
 
 _HANDLES = POINTER(c_void_p)
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,
-    *shared_memory.PROTOTYPES,
     Prototype("error_string", (c_int, POINTER(c_char_p))),
     Prototype("context_retain", (_HANDLES, c_int)),
     Prototype("context_push", (c_void_p,)),
@@ -161,7 +159,7 @@ def open_device(number: int) -> CudaDevice:
     return CudaDevice(load(), number)
 
 
-class CudaDevice(SharedMemoryDevice):
+class CudaDevice(DriverDevice):
     """An NVIDIA GPU, in its primary context."""
 
     def __init__(self, driver: CudaDriver, number: int) -> None:

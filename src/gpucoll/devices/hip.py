@@ -13,16 +13,14 @@ import threading
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Final
 
-from gpucoll.devices import driver, shared_memory
+from gpucoll.devices import driver
 from gpucoll.devices.device import DEFAULT_STREAMS
-from gpucoll.devices.driver import Driver, Vendor
+from gpucoll.devices.driver import Driver, DriverDevice, Vendor
 from gpucoll.devices.foreign_library import Prototype, address_of
-from gpucoll.devices.shared_memory import SharedMemoryDevice
 from gpucoll.errors import BackendError, BackendUnavailableError
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,
-    *shared_memory.PROTOTYPES,
     Prototype("error_string", (c_int,), c_char_p),
     Prototype("device_set", (c_int,)),
     Prototype("device_get", (POINTER(c_int),)),
@@ -152,7 +150,7 @@ class _Before(threading.local):
 _before = _Before()
 
 
-class HipDevice(SharedMemoryDevice):
+class HipDevice(DriverDevice):
     """An AMD GPU."""
 
     def __enter__(self) -> HipDevice:

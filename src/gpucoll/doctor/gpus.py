@@ -10,8 +10,7 @@ from typing import cast
 
 from gpucoll import config, devices
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.devices.driver import Driver
-from gpucoll.devices.driver_device import DriverDevice
+from gpucoll.devices.driver import Driver, DriverDevice
 from gpucoll.devices.kernels.compiler import compiler_of
 from gpucoll.doctor.facts import DriverFound, GpuFound, Gpus
 from gpucoll.errors import BackendUnavailableError

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
-from gpucoll.backends.nccl import finding, library
-from gpucoll.backends.nccl.vendor import NCCL, Vendor
-from gpucoll.backends.rccl.vendor import RCCL
+from gpucoll.backends.nccl import library
+from gpucoll.backends.nccl.library import NCCL, RCCL, Vendor
 from gpucoll.devices.foreign_library import loaded_copies, open_library
 from gpucoll.doctor.facts import LibraryFound
 from gpucoll.errors import BackendUnavailableError
@@ -65,7 +64,7 @@ def candidates() -> list[Candidate]:
     for name, vendor in _VENDORS.items():
         found += [
             Candidate(name=name, path=copy.path, source=copy.reason)
-            for copy in finding.candidates(vendor)
+            for copy in library.candidates(vendor)
             # Default places count only if a file is there; a path that the user names always
             # counts.
             if copy.path not in vendor.file_names or _is_name(copy.path) or Path(copy.path).exists()

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from types import ModuleType
 
-from gpucoll.backends.mpi.gpu_aware import asked
-from gpucoll.backends.mpi.gpu_trial import environment
+from gpucoll.backends.mpi.gpu_aware import asked, environment
 from gpucoll.backends.mpi.library import Library, import_mpi
 from gpucoll.devices.foreign_library import loaded_copies
 from gpucoll.doctor.facts import Gpus, MpiFound, MpiGpuMemory

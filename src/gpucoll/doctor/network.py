@@ -13,10 +13,9 @@ from gpucoll.doctor.facts import GpuDirect, GpuFound, GpuNetwork, GpuPlace, NicP
 from gpucoll.doctor.host import cpu_list
 from gpucoll.errors import ArgumentError
 from gpucoll.topology.cpus import FILE_SYSTEM
-from gpucoll.topology.distances import Distance, distance, gpu_label, nearest_nics
 from gpucoll.topology.gpu_network import exactly, setting_of
 from gpucoll.topology.interfaces import interface_of, own_address
-from gpucoll.topology.machine import Gpu, Machine, Nic
+from gpucoll.topology.machine import Distance, Gpu, Machine, Nic, distance, gpu_label, nearest_nics
 from gpucoll.topology.nccl_xml import read_xml
 from gpucoll.topology.rdma import GpuFacts, KernelFacts, gpu_direct_rdma, read_kernel_facts
 from gpucoll.topology.sysfs import read_machine

@@ -18,8 +18,7 @@ from gpucoll.arrays.numpy_struct import (
     WRITEABLE,
 )
 from gpucoll.blocks import Words
-from gpucoll.entries.collectives import count_elements
-from gpucoll.entries.words import EntryTable
+from gpucoll.entries.collectives import EntryTable, as_integer, clear_error, count_elements
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import load32_acquire, load64
 
@@ -32,8 +31,6 @@ _list_size = types.ExternalFunction("PyList_Size", _i64(_i64))
 _list_item = types.ExternalFunction("PyList_GetItem", _i64(_i64, _i64))
 _tuple_size = types.ExternalFunction("PyTuple_Size", _i64(_i64))
 _tuple_item = types.ExternalFunction("PyTuple_GetItem", _i64(_i64, _i64))
-_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
-_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
 @inline
@@ -100,9 +97,9 @@ def read_counts(table: EntryTable, given: int, which: int, world_size: int) -> i
         item = _list_item(given, rank) if is_listed else _tuple_item(given, rank)
         if load64(item + OBJECT_TYPE) != table.int_type:
             return -1
-        number = _as_integer(item)
+        number = as_integer(item)
         if number < 0 or number > MOST:
-            _clear_error()
+            clear_error()
             return -1
         counts[rank] = number
         total += number

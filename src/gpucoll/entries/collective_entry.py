@@ -11,9 +11,11 @@ from gpucoll.arrays.numpy_struct import (
 from gpucoll.blocks import Words
 from gpucoll.collectives import Flow
 from gpucoll.entries.collectives import (
+    EntryTable,
     capsule_pointer,
     count_elements,
     count_of,
+    drop_reference,
     find_call,
     is_idle,
     is_usable,
@@ -26,7 +28,6 @@ from gpucoll.entries.collectives import (
 from gpucoll.entries.tensors import (
     address_of,
     counts_versions,
-    drop_reference,
     has_memory,
     is_plain,
     is_tensor,
@@ -38,7 +39,6 @@ from gpucoll.entries.tensors import (
     read_view,
     shape_of,
 )
-from gpucoll.entries.words import EntryTable
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import load32_acquire, load64
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS

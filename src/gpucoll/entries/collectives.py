@@ -25,24 +25,104 @@ from gpucoll.arrays.numpy_struct import (
     OBJECT_TYPE,
     WRITEABLE,
 )
-from gpucoll.blocks import Words
-from gpucoll.entries.deadlines import USUAL, deadline_ns, set_deadline, usual_deadline_ns
-from gpucoll.entries.words import EntryTable
+from gpucoll.arrays.tensor_table import TensorTable, TensorView
+from gpucoll.blocks import Block, Field, Words, words
+from gpucoll.config import LONGEST_TIMEOUT_S
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_loop, load32_acquire, load64
 from gpucoll.transport.shared.flags import HELD, release_interpreter
-from gpucoll.transport.shared.words import Call, Context, State, Status
+from gpucoll.transport.shared.words import Call, Context, Pending, Segment, State, Status
 from gpucoll.types import mix_digest
 
+MAX_ENTRIES = 16
 _SHORT_BYTES = 8 << 10
 
 _i64 = types.int64
-_restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
-_restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, _i64))
+restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
+restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, _i64))
+clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 capsule_pointer = types.ExternalFunction("PyCapsule_GetPointer", _i64(_i64, _i64))
+as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+_as_double = types.ExternalFunction("PyFloat_AsDouble", types.float64(_i64))
 new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
+call_object = types.ExternalFunction("PyObject_VectorcallDict", _i64(_i64, _i64, _i64, _i64))
 _increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
+drop_reference = types.ExternalFunction("Py_DecRef", types.void(_i64))
 mix = inline(mix_digest)
+
+# --- the tables that entries read: Python's objects by identity, and the calls for them -----------
+
+
+class Entry(Block):
+    """The call for one dtype, op and root, each an address of a Python object."""
+
+    dtype: int  # for tensors: the dtype's key
+    operation: int
+    root: int
+    call: Field[Call]
+
+
+class EntryTable(Block):
+    """What the built-ins of one collective, or of messages, have in their capsule."""
+
+    context: Field[Context]
+    array_type: int
+    count: int  # of entries
+    none: int
+    int_type: int
+    sends: int  # whether its messages are sent
+    list_type: int
+    segments: Field[Segment]  # the first of a list's arrays
+    seen: Field[Words]  # hash table of addresses
+    float_type: int
+    tensors: Field[TensorTable]  # with it tensors are read; 0 before the first tensor
+    tensor_view: Field[TensorView] = words(TensorView.n_words)  # of the tensor that is being read
+    queue: Field[Pending]
+    tuple_type: int
+    blocks: int  # address of the tables that `block_arguments` fills
+    waits: Field[Call]  # waits for one message
+    entries: Field[Entry] = words(MAX_ENTRIES * Entry.n_words)
+
+
+# --- the deadline of one call, if it has its own --------------------------------------------------
+
+
+SLICE_S = 0.02
+"""Time after which a wait looks whether to continue."""
+LEAST_SLICE_S = 1e-4
+
+USUAL = 0
+"""In place of nanoseconds: the communicator's deadline."""
+UNKNOWN = -1
+"""In place of nanoseconds: Python must check the argument."""
+
+_MOST_SLICE_NS, _LEAST_SLICE_NS = int(SLICE_S * 1e9), int(LEAST_SLICE_S * 1e9)
+_LONGEST_S = float(LONGEST_TIMEOUT_S)
+
+
+@inline
+def deadline_ns(seconds: int, none: int, int_type: int, float_type: int) -> int:
+    """Return a ``timeout_s`` in nanoseconds, if it is a plain float or int in range."""
+    if seconds == none:
+        return USUAL
+    kind = load64(seconds + OBJECT_TYPE)
+    if kind != float_type and kind != int_type:
+        return UNKNOWN
+    number = _as_double(seconds)
+    if number > 0 and number <= _LONGEST_S:
+        return max(1, int(number * 1e9))
+    clear_error()  # an int that no float can hold sets one
+    return UNKNOWN
+
+
+@inline
+def set_deadline(context: Context, timeout_ns: int) -> None:
+    """Set the deadline of the next call."""
+    context.timeout_ns = timeout_ns
+    context.slice_ns = max(min(_MOST_SLICE_NS, timeout_ns), _LEAST_SLICE_NS)
+
+
+# --- running a call -------------------------------------------------------------------------------
 
 
 @inline
@@ -60,7 +140,7 @@ def run(context: Context, call: Call, size_bytes: int) -> int:
     thread = context.interpreter
     context.interpreter = 0
     if thread != HELD:
-        _restore_thread(thread)
+        restore_thread(thread)
     context.status = status
     goes_on = (
         status == Status.OK
@@ -72,7 +152,7 @@ def run(context: Context, call: Call, size_bytes: int) -> int:
         goes_on = call.leaves != 0
     context.state = State.IDLE if goes_on else State.NEEDS_PYTHON
     if status == Status.SIGNAL:
-        _restore_error(context.raised[0], context.raised[1], context.raised[2])
+        restore_error(context.raised[0], context.raised[1], context.raised[2])
     return status
 
 
@@ -161,7 +241,7 @@ def is_idle(context: Context) -> bool:
 @inline
 def run_within(context: Context, call: Call, size_bytes: int, timeout_ns: int) -> int:
     """Run the call under a deadline. After a failure, Python resets it when it has read it."""
-    usual_ns = usual_deadline_ns(context)
+    usual_ns = context.timeout_ns
     if timeout_ns != USUAL:
         set_deadline(context, timeout_ns)
     status = run(context, call, size_bytes)

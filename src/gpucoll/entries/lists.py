@@ -19,8 +19,10 @@ from gpucoll.arrays.numpy_struct import (
 )
 from gpucoll.blocks import Words
 from gpucoll.entries.collectives import (
+    EntryTable,
     capsule_pointer,
     count_elements,
+    drop_reference,
     find_call,
     is_idle,
     is_usable,
@@ -32,7 +34,6 @@ from gpucoll.entries.collectives import (
 from gpucoll.entries.tensors import (
     address_of,
     counts_versions,
-    drop_reference,
     has_memory,
     is_plain,
     is_tensor,
@@ -43,7 +44,6 @@ from gpucoll.entries.tensors import (
     read_view,
     shape_of,
 )
-from gpucoll.entries.words import EntryTable
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import load32_acquire, load64
 from gpucoll.transport.shared.words import Call, Segment, Status

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     call_loop,
     call_step,
@@ -27,6 +27,7 @@ from gpucoll.kernels.cpu.memory import (
 )
 from gpucoll.transport.shared.flags import FUTEX_WAIT, SYS_FUTEX, begin_to_sleep, end_sleep, ring
 from gpucoll.transport.shared.layout import AHEAD
+from gpucoll.transport.shared.libc import syscall
 from gpucoll.transport.shared.words import (
     PENDING_CALLS,
     STARTED_WORDS,
@@ -40,15 +41,13 @@ from gpucoll.transport.shared.words import (
     TransferTable,
 )
 
-_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
+LONGEST_SLICE_NS, SHORTEST_SLICE_NS = 20_000_000, 100_000
 NOTHING, RAN, IS_BUSY = 0, 1, 2
 _NOT_WANTED, _NEW, _SEEN = 0, 1, 2
 """States of a table of messages. A new message is left alone, as most callers wait at once."""
 _LOOKS_AFTER = 100
 """Number of looks at a table after its last message, because waking the thread costs each time."""
 _SHORTEST_SLEEP_NS, _LONGEST_SLEEP_NS = 1_000_000, 5_000_000
-_i64 = types.int64
-_syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 
 
 # --- running queued calls, by the thread that has made the context BUSY ---------------------------
@@ -88,7 +87,7 @@ def post_ahead(queue: Pending, context: Context, number: int, call: Call) -> boo
 @inline
 def _set_deadline(context: Context, timeout_ns: int) -> None:
     context.timeout_ns = timeout_ns
-    context.slice_ns = max(min(_LONGEST_SLICE_NS, timeout_ns), _SHORTEST_SLICE_NS)
+    context.slice_ns = max(min(LONGEST_SLICE_NS, timeout_ns), SHORTEST_SLICE_NS)
 
 
 @inline
@@ -172,7 +171,7 @@ def end_running(queue: Pending, context: Context, status: int) -> None:
 @inline
 def sleep_on(bell: int, seen: int, timeout: int) -> None:
     """Sleep until the bell is rung, at most for the timespec at `timeout`; 0 means no limit."""
-    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+    syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
 # --- the thread -----------------------------------------------------------------------------------

@@ -12,6 +12,13 @@ import numpy as np
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.arrays.tensor_table import CPU, TensorTable, TensorView, key_of
 from gpucoll.blocks import Words
+from gpucoll.entries.collectives import (
+    as_integer,
+    call_object,
+    clear_error,
+    drop_reference,
+    new_reference,
+)
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import call_loop, load64, on_stack, signed32
 
@@ -24,13 +31,8 @@ LEAST_ADDRESS = 1 << 40
 
 _i64 = types.int64
 _get_attribute = types.ExternalFunction("PyObject_GetAttr", _i64(_i64, _i64))
-_call = types.ExternalFunction("PyObject_VectorcallDict", _i64(_i64, _i64, _i64, _i64))
-_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 _new_tuple = types.ExternalFunction("PyTuple_New", _i64(_i64))
 _set_item = types.ExternalFunction("PyTuple_SetItem", types.int32(_i64, _i64, _i64))
-_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
-_increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
-drop_reference = types.ExternalFunction("Py_DecRef", types.void(_i64))
 
 
 @inline
@@ -39,7 +41,7 @@ def _call_with(function: int, argument: int) -> int:
 
     ``PyObject_CallOneArg`` is not used: it is a function of libpython only from Python 3.11 on.
     """
-    return _call(function, on_stack(argument), 1, 0)
+    return call_object(function, on_stack(argument), 1, 0)
 
 
 @inline
@@ -55,7 +57,7 @@ def is_tensor(tensors: TensorTable, x: int) -> bool:
 def _is_false(tensors: TensorTable, answer: int) -> bool:
     """Return whether a flag is not set, and release it. An error counts as set."""
     if answer == 0:
-        _clear_error()
+        clear_error()
         return False
     drop_reference(answer)
     return answer == tensors.false
@@ -66,7 +68,7 @@ def _has_dtype(tensors: TensorTable, x: int, dtype: int) -> bool:
     """Return whether a tensor's dtype is this object."""
     found = _get_attribute(x, tensors.dtype)
     if found == 0:
-        _clear_error()
+        clear_error()
         return False
     drop_reference(found)
     return found == dtype
@@ -107,9 +109,9 @@ def _has_memory(tensors: TensorTable, x: int, address: int, item_bytes: int) -> 
         return False
     offset = _call_with(tensors.storage_offset, x)
     if offset == 0:
-        _clear_error()
+        clear_error()
         return False
-    elements = _as_integer(offset)
+    elements = as_integer(offset)
     drop_reference(offset)
     return address != elements * item_bytes
 
@@ -156,7 +158,7 @@ def shape_of(view: TensorView) -> Words:
 def read_view(tensors: TensorTable, x: int, view: TensorView) -> int:
     """Fill in a contiguous tensor's view; return its number of elements, or -1 if it has none."""
     if np.int32(call_loop(tensors.read, x, view)) != 0:
-        _clear_error()  # a tensor without memory, or of a kind that DLPack does not support
+        clear_error()  # a tensor without memory, or of a kind that DLPack does not support
         return -1
     if np.int32(view.device) != CPU:
         return -1
@@ -176,7 +178,7 @@ def new_like(tensors: TensorTable, x: int) -> int:
     """Return a new reference to a new tensor like x, or 0 if PyTorch makes none."""
     made = _call_with(tensors.empty_like, x)
     if made == 0:
-        _clear_error()
+        clear_error()
     return made
 
 
@@ -196,7 +198,7 @@ def note_one_written(tensors: TensorTable, x: int) -> int:
     xs = _new_tuple(1)
     if xs == 0:
         return False
-    _increase_reference(x)
+    new_reference(x)
     _set_item(xs, 0, x)  # takes the reference
     went_well = note_written(tensors, xs)
     drop_reference(xs)

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll import config
-from gpucoll.memory import free_lists, heap
-from gpucoll.memory.free_lists import Heap
-from gpucoll.memory.heap import GRANULE_BYTES
+from gpucoll.memory import heap
+from gpucoll.memory.heap import GRANULE_BYTES, Heap
 from gpucoll.memory.numpy_memory import MemoryHandler, keep_for_ever
 from gpucoll.transport.shared import mapping
 
@@ -66,8 +65,8 @@ class Arena:
         self._heap.generation = 1
         self._heap.keep_at_most = kept_bytes // GRANULE_BYTES
         self._heap.take, self._heap.give = heap.take.address, heap.give.address
-        for place in range(free_lists.N_LISTS):
-            self._heap.lists[place] = free_lists.NONE
+        for place in range(heap.N_LISTS):
+            self._heap.lists[place] = heap.NONE
         heap.begin.ctypes(self._heap.address)
         keep_for_ever((self._heap, heap.take, heap.give))
         _heaps.append(self._heap)
@@ -146,7 +145,7 @@ def _records(size_bytes: int) -> mapping.Mapping:
 
     Anonymous memory of this size would count as used if the system does not overcommit.
     """
-    records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.Record.n_bytes
+    records_bytes = (size_bytes // GRANULE_BYTES + 1) * heap.Record.n_bytes
     fd = mapping.create("gpucoll-arena-records", records_bytes)
     try:
         return mapping.Mapping(fd, records_bytes, "the arena's records", _SMALLER)

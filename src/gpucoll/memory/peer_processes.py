@@ -14,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.transport.shared import mapping
-from gpucoll.transport.shared.peer_arena import FIRST_BYTES, GROWTHS, PeerArena
-
-__all__ = ["PeerProcess", "arena_words", "meet"]
+from gpucoll.transport.shared.peer_memory import FIRST_BYTES, GROWTHS, PeerArena
 
 _known: dict[tuple[int, int], PeerProcess] = {}
 _lock = threading.RLock()

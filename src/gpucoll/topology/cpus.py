@@ -17,17 +17,6 @@ from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-__all__ = [
-    "FILE_SYSTEM",
-    "cgroup_folders",
-    "cpu_quota",
-    "cpu_sets",
-    "parse_cpu_list",
-    "read_text",
-    "usable_cpu_count",
-    "usable_cpus",
-]
-
 FILE_SYSTEM = Path("/")
 
 

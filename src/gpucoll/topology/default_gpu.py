@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from gpucoll import config
 
-__all__ = ["DefaultGpu", "default_gpu", "default_number", "visible_gpus"]
-
 
 class DefaultGpu(NamedTuple):
     """The GPU of a rank."""

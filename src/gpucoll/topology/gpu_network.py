@@ -14,12 +14,9 @@ from typing import NamedTuple
 
 from gpucoll import config
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
-from gpucoll.topology.distances import distance, nearest_nics
-from gpucoll.topology.machine import Machine, Nic
+from gpucoll.topology.machine import Machine, Nic, distance, nearest_nics
 from gpucoll.topology.nccl_xml import read_xml
 from gpucoll.topology.sysfs import read_machine
-
-__all__ = ["Setting", "described_nic", "exactly", "machine_of", "setting_of"]
 
 _FILE = "etc/nccl.conf"
 

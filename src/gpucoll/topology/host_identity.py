@@ -7,8 +7,6 @@ import os
 from gpucoll import config
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 
-__all__ = ["host_id", "network_id"]
-
 _NAMESPACES = ("net", "uts")
 
 

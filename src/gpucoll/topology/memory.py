@@ -6,8 +6,6 @@ from pathlib import Path
 
 from gpucoll.topology.cpus import FILE_SYSTEM, cgroup_folders, read_text
 
-__all__ = ["free_memory_bytes"]
-
 _KIB = 1024
 _NO_LIMIT = 1 << 60
 """Without a limit, version 1 of cgroups writes the largest whole number of pages."""

@@ -17,12 +17,10 @@ from gpucoll.errors import ArgumentError
 from gpucoll.topology.machine import SWITCH, UNKNOWN_NODE, Gpu, Machine, Nic, Place
 from gpucoll.topology.sysfs import GPU_VENDORS, natural_key
 
-__all__ = ["read_xml"]
-
 _MAX_BYTES = 16 << 20  # NCCL's own limit of nodes makes files of some 100 KiB
 _NVSWITCH_CLASS = "0x0680"
 _GPU_CLASSES = ("0x03", "0x12")
-_BRIDGE_CLASS, _NETWORK_CLASS = "0x0604", "0x02"
+_NETWORK_CLASS = "0x02"
 
 
 def read_xml(path: Path | str) -> Machine:

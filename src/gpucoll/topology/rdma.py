@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
-from gpucoll.topology.distances import Distance
-
-__all__ = ["GpuFacts", "KernelFacts", "Verdict", "gpu_direct_rdma", "read_kernel_facts"]
+from gpucoll.topology.machine import Distance
 
 PEER_MEMORY = {
     "nvidia": (

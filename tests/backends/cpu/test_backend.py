@@ -20,7 +20,7 @@ from gpucoll.types import ReduceOp
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_avg_over_more_ranks_than_the_dtype_can_count(dtype):
     precompile.load()
-    from gpucoll.backends.cpu.host.blocks import BlockMaker
+    from gpucoll.backends.cpu.host.backend import BlockMaker
 
     with pytest.raises(ArgumentTypeError, match=f"avg of {dtype} over 128 ranks"):
         BlockMaker(0, 128).plain(Collective.ALL_REDUCE, dtype, 1, ReduceOp.AVG)

@@ -27,7 +27,7 @@ from gpucoll.arrays.operands import prepare
 from gpucoll.backends.direct import backend as direct_backend
 from gpucoll.backends.direct import kernel_reductions, through_mpi
 from gpucoll.backends.direct.pieces import SLOT_BYTES
-from gpucoll.backends.mpi import gpu_aware, gpu_trial
+from gpucoll.backends.mpi import gpu_aware
 from gpucoll.backends.mpi.words import MpiWords
 from gpucoll.backends.protocol import Request
 from gpucoll.collectives import Collective
@@ -176,19 +176,19 @@ def give_up_in_mpi() -> None:
 
 def trial() -> None:
     """A trial of each rank's, in a process that is no rank, whatever job this one belongs to."""
-    gpu_trial._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
+    gpu_aware._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
     device = host_device.device(WORLD.rank)
-    assert gpu_trial.tried(MPI, device, 60.0) == ""
-    kept = gpu_trial._path(MPI, device)
+    assert gpu_aware.tried(MPI, device, 60.0) == ""
+    kept = gpu_aware._path(MPI, device)
     assert kept is not None
     assert kept.exists()
-    program, gpu_trial.PROGRAM = gpu_trial.PROGRAM, (sys.executable, "-c", "raise SystemExit(3)")
-    assert gpu_trial.tried(MPI, device, 60.0) == "", "it was not kept"
+    program, gpu_aware.PROGRAM = gpu_aware.PROGRAM, (sys.executable, "-c", "raise SystemExit(3)")
+    assert gpu_aware.tried(MPI, device, 60.0) == "", "it was not kept"
     kept.unlink()
-    problem = gpu_trial.tried(MPI, device, 60.0)
+    problem = gpu_aware.tried(MPI, device, 60.0)
     assert problem.startswith("a trial of it ended with code 3"), problem
-    gpu_trial.PROGRAM = program
-    assert gpu_trial.tried(MPI, device, 60.0) == problem, "it was not kept"
+    gpu_aware.PROGRAM = program
+    assert gpu_aware.tried(MPI, device, 60.0) == problem, "it was not kept"
     kept.unlink()
 
 
@@ -200,7 +200,7 @@ def doubled() -> None:
     n_hosts = len({*os.environ.get("GPUCOLL_TEST_HOSTS", "a")})
     said_by = gpu_aware.said_by
     gpu_aware.said_by = lambda library, kind, said=says: said_by(ctypes.CDLL(said), kind)  # type: ignore[misc]
-    gpu_trial._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
+    gpu_aware._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
     kit = CupyKit(cupy_double.install(kind))
     kernel_reductions.STAGED_BYTES = 100
     with made() as comm:
@@ -213,7 +213,7 @@ def doubled() -> None:
         assert "says yes, and a trial has shown it" in how, how
         backend = connected(comm)
         assert backend.device.device_of(backend.slots_for_mpi.for_host(1)[1]) == comm.rank
-    results = [name for name in os.listdir(gpu_trial._FOLDER) if not name.endswith(".lock")]
+    results = [name for name in os.listdir(gpu_aware._FOLDER) if not name.endswith(".lock")]
     assert len(results) == n_hosts, "one rank of each host tries"
     if kind == "cuda":
         assert (driver.double_get(b"flushes") > 0) == (n_hosts > 1)
@@ -224,7 +224,7 @@ def on_gpu() -> None:
     import cupy
 
     kind = "rocm" if cupy.cuda.runtime.is_hip else "cuda"
-    problem = gpu_trial.tried(MPI, open_device(kind, 0), 60.0)
+    problem = gpu_aware.tried(MPI, open_device(kind, 0), 60.0)
     print(f"{MPI.Get_library_version().splitlines()[0]}: {gpu_aware.asked(MPI, kind).why}")
     print(f"a trial: {problem or 'passed'}")
     kit = CupyKit(cupy)

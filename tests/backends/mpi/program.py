@@ -38,7 +38,7 @@ from tests.waiting import is_broken, until
 import gpucoll
 from gpucoll.arrays.operands import prepare
 from gpucoll.backends.cpu.wires.words import Wire, Wires
-from gpucoll.backends.mpi import blocks, ranks
+from gpucoll.backends.mpi import backend, ranks
 from gpucoll.backends.protocol import Request
 from gpucoll.collectives import Collective
 
@@ -95,14 +95,14 @@ def met_by_init() -> None:
 
 def pieces() -> None:
     """The same where no message may have more than a thousand bytes, as if they were 2^31."""
-    blocks.MOST_BYTES = 1000
+    backend.MOST_BYTES = 1000
     with made() as comm:
         run_cases(comm, drawn_cases(comm.world_size, (0, 3, 700, 2500), 60))
 
 
 def as_among_many() -> None:
     """The same where MPI reduces all that it can, as among many ranks; and that in pieces, too."""
-    blocks.FEW_RANKS = 0
+    backend.FEW_RANKS = 0
     cases()
     pieces()
 

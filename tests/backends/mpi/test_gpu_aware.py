@@ -10,7 +10,7 @@ import pytest
 
 from gpucoll import config
 from gpucoll.backends.direct import through_mpi
-from gpucoll.backends.mpi import gpu_aware, gpu_trial
+from gpucoll.backends.mpi import gpu_aware
 from gpucoll.backends.mpi.gpu_aware import answer_of
 from gpucoll.errors import ArgumentError
 
@@ -173,7 +173,7 @@ def agree(doubles, monkeypatch):
             tried.append(1)
             return trial
 
-        monkeypatch.setattr(gpu_trial, "tried", try_it)
+        monkeypatch.setattr(gpu_aware, "tried", try_it)
         mpi = mpi_double(doubles.mpi(cuda=said))
         group = SimpleNamespace(rank=1, world_size=3, here=here, over_mpi=SimpleNamespace(mpi=mpi))
         inner: Any = SimpleNamespace(group=group)

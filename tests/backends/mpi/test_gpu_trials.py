@@ -16,7 +16,7 @@ from tests.backends.mpi.test_gpu_aware import Gpu, mpi_double
 from tests.calls.gpu import cupy_double
 from tests.waiting import SOON_S
 
-from gpucoll.backends.mpi import gpu_trial, gpu_trial_program
+from gpucoll.backends.mpi import gpu_aware, gpu_trial_program
 from gpucoll.devices import open_device
 
 
@@ -34,7 +34,7 @@ def test_a_trial_belongs_to_no_job():
         "PMIX_PREFIX": "/mpi", "UCX_TLS": "tcp",
     }  # fmt: skip
 
-    made = gpu_trial.environment(given | kept)
+    made = gpu_aware.environment(given | kept)
 
     assert made == kept | {"OMPI_MCA_ess_singleton_isolated": "1"}
 
@@ -51,12 +51,12 @@ PASS = f"print({gpu_trial_program.PASSED!r})"
 def trial(monkeypatch, tmp_path):
     """Return what tries a program in the place of a trial's, kept in a folder of its own."""
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(gpu_trial, "_FOLDER", str(tmp_path))
+    monkeypatch.setattr(gpu_aware, "_FOLDER", str(tmp_path))
 
     def run(program, limit_s=20.0, mpi=None):
-        monkeypatch.setattr(gpu_trial, "PROGRAM", (sys.executable, "-c", program))
+        monkeypatch.setattr(gpu_aware, "PROGRAM", (sys.executable, "-c", program))
         gpu: Any = Gpu()
-        return gpu_trial.tried(mpi or mpi_double(), gpu, limit_s)
+        return gpu_aware.tried(mpi or mpi_double(), gpu, limit_s)
 
     return run
 
@@ -104,7 +104,7 @@ def test_a_result_that_was_cut_off_is_made_again(trial, tmp_path):
 def test_no_process(trial, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", refuse)
     gpu: Any = Gpu()
-    assert gpu_trial._try(gpu, 1.0) == ("no process can be started to try it: too many", False)
+    assert gpu_aware._try(gpu, 1.0) == ("no process can be started to try it: too many", False)
 
 
 def refuse(*_, **__):

@@ -15,7 +15,7 @@ from tests import mpis
 from tests.calls.gpu.conftest import skip_without_gpu
 
 from gpucoll import config
-from gpucoll.backends.mpi.gpu_trial import environment
+from gpucoll.backends.mpi.gpu_aware import environment
 
 LIMIT_S = 100.0
 

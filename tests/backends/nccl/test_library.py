@@ -9,21 +9,20 @@ import sys
 import pytest
 from tests.doubles import run_python
 
+from gpucoll.backends.nccl.library import NCCL, RCCL
 from gpucoll.backends.nccl.prototypes import PROTOTYPES
-from gpucoll.backends.nccl.vendor import NCCL
-from gpucoll.backends.rccl.vendor import RCCL
 
 VENDORS = pytest.mark.parametrize("vendor", ["nccl", "rccl"])
 
 TELL = """
 import json, sys, ctypes
-from gpucoll.backends.nccl import finding, library
+from gpucoll.backends.nccl import library
 from gpucoll.errors import GpucollError
 for path in sys.argv[2:]:
     ctypes.CDLL(path)
 try:
-    found = finding.load(sys.argv[1])
-    assert finding.load(sys.argv[1]) is found
+    found = library.load(sys.argv[1])
+    assert library.load(sys.argv[1]) is found
     said = [found.path, found.reason, found.version, found.notes(), list(found.absent)]
 except GpucollError as error:
     said = [type(error).__name__, str(error)]
@@ -79,11 +78,11 @@ def test_the_loader_comes_last(doubles, vendor):
     double = doubles.double(vendor)
     code = f"""
 import sys
-from gpucoll.backends.nccl import finding, library
+from gpucoll.backends.nccl import library
 sys.path = [folder for folder in sys.path if "site-packages" not in folder]  # no wheels
-found = list(finding.candidates(finding.vendor_of({vendor!r})))
+found = list(library.candidates(library.VENDORS[{vendor!r}]))
 path, reason = found[0]
-print(reason, library.Library(finding.vendor_of({vendor!r}), found[0]).path)
+print(reason, library.Library(library.VENDORS[{vendor!r}], found[0]).path)
 """
     said = run_python(code, GPUCOLL_CPU_ONLY="0", **double.search_path)
     assert said.strip() == f"the system's loader finds it {double.library}"
@@ -183,10 +182,10 @@ def test_cpu_only():
 
 def use(seat, double):
     double.load()
-    from gpucoll.backends.nccl import finding, library
+    from gpucoll.backends.nccl import library
     from gpucoll.errors import BackendUnavailableError
 
-    found = finding.load(double.vendor)
+    found = library.load(double.vendor)
     assert str(found.functions.ncclGetErrorString(4)).startswith("b'invalid argument")
     first, second = found.unique_id(), found.unique_id()
     assert len(first) == 128
@@ -224,7 +223,7 @@ def test_each_function_stands_once_in_the_table():
 def test_nothing_is_loaded_by_importing():
     code = """
 import sys
-import gpucoll.backends.nccl.finding, gpucoll.backends.rccl.vendor, gpucoll.devices
+import gpucoll.backends.nccl.library, gpucoll.devices
 from gpucoll.devices.foreign_library import loaded_copies
 print(loaded_copies("lib(nccl|rccl|cuda|amdhip).*"), "cupy" in sys.modules)
 """

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from gpucoll.backends.nccl import prototypes
-from gpucoll.backends.rccl.vendor import RCCL
+from gpucoll.backends.nccl.library import RCCL
 from gpucoll.devices import hip
 
 rccl = pytest.importorskip(

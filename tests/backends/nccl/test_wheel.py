@@ -13,7 +13,7 @@ from tests.doubles import run_python
 
 from gpucoll import devices
 from gpucoll.backends.nccl import prototypes
-from gpucoll.backends.nccl.vendor import NCCL
+from gpucoll.backends.nccl.library import NCCL
 
 
 def wheel():
@@ -41,8 +41,8 @@ def header():
 
 def test_it_loads_with_every_function_of_the_table():
     path, reason, version, absent, code = in_new_process("""
-from gpucoll.backends.nccl import finding
-found = finding.load("nccl")
+from gpucoll.backends.nccl import library
+found = library.load("nccl")
 version = sum(n * scale for n, scale in zip(found.version, (10000, 100, 1)))
 print(json.dumps([found.path, found.reason, found.version_text, found.absent, version]))
 """)
@@ -58,8 +58,8 @@ print(json.dumps([found.path, found.reason, found.version_text, found.absent, ve
 
 def test_its_words_for_each_code():
     texts = in_new_process("""
-from gpucoll.backends.nccl import finding
-found = finding.load("nccl")
+from gpucoll.backends.nccl import library
+found = library.load("nccl")
 errors = [found.error(code, "ncclAllReduce") for code in range(1, 8)]
 print(json.dumps([[type(error).__name__, str(error)] for error in errors]))
 """)
@@ -75,8 +75,8 @@ print(json.dumps([[type(error).__name__, str(error)] for error in errors]))
 
 def test_its_last_error_is_told():
     kind, message = in_new_process("""
-from gpucoll.backends.nccl import finding
-found = finding.load("nccl")
+from gpucoll.backends.nccl import library
+found = library.load("nccl")
 code = found.functions.ncclAllReduce(None, None, 1, 7, 0, None, None)
 error = found.error(code, "ncclAllReduce")
 print(json.dumps([type(error).__name__, str(error)]))
@@ -90,9 +90,9 @@ print(json.dumps([type(error).__name__, str(error)]))
 def test_without_a_gpu_it_says_so(is_blocking):
     code, message = in_new_process(f"""
 import ctypes
-from gpucoll.backends.nccl import finding
+from gpucoll.backends.nccl import library
 from gpucoll.backends.nccl.prototypes import configuration, ncclUniqueId
-found = finding.load("nccl")
+found = library.load("nccl")
 made, unique_id = ctypes.c_void_p(), ncclUniqueId.from_buffer_copy(found.unique_id())
 options = configuration(is_blocking={is_blocking})
 arguments = ctypes.byref(made), 1, unique_id, 0, ctypes.byref(options)

@@ -192,9 +192,9 @@ def test_float8_of_one_rank(gpus):
 
 
 def scan_in_pieces(comm, kit):
-    from gpucoll.backends.nccl import scans
+    from gpucoll.backends.nccl import collectives
 
-    scans.SCRATCH_BYTES = 1000
+    collectives.SCAN_SCRATCH_BYTES = 1000
     try:
         cases = [
             Case(dtype, 1001, op, seed=7, collective=name, in_place=in_place)
@@ -204,7 +204,7 @@ def scan_in_pieces(comm, kit):
         ]
         return run_cases(comm, kit, cases)
     finally:
-        scans.SCRATCH_BYTES = 64 << 20
+        collectives.SCAN_SCRATCH_BYTES = 64 << 20
 
 
 @EVERYWHERE

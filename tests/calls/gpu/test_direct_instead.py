@@ -16,13 +16,13 @@ from tests.faults.test_ends import errors
 
 from gpucoll import backends
 from gpucoll.backends.choice import instead
-from gpucoll.backends.nccl import finding
+from gpucoll.backends.nccl import library
 from gpucoll.calls.gpu import connection
 from gpucoll.collectives import Collective
 from gpucoll.errors import BackendUnavailableError
 
 LOAD = backends.load
-NCCL_LOAD = finding.load
+NCCL_LOAD = library.load
 SERVED = ("cpu", "nccl", "rccl", "direct")
 
 
@@ -102,7 +102,7 @@ def miss_the_library(rank, backend):
         return NCCL_LOAD(name)
 
     with (
-        patch.object(finding, "load", load),
+        patch.object(library, "load", load),
         with_direct(),
         rank.init(device=rank.rank, backend=backend) as comm,
     ):

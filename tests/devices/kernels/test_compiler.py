@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpucoll import config
-from gpucoll.devices.kernels import compiler, compiler_search
+from gpucoll.devices.kernels import compiler
 from gpucoll.devices.kernels.compiler import VENDORS, Compiler, compiler_of, kind_of
 from gpucoll.errors import BackendError, BackendUnavailableError
 
@@ -120,8 +120,8 @@ def places(monkeypatch) -> dict[str, list[str]]:
         stem = pattern.partition("\\")[0]
         return [path for path in found["loaded"] if Path(path).name.startswith(stem)]
 
-    monkeypatch.setattr(compiler_search, "loaded_copies", loaded_copies)
-    monkeypatch.setattr(compiler_search, "files_of_wheels", lambda patterns: found["wheels"])
+    monkeypatch.setattr(compiler, "loaded_copies", loaded_copies)
+    monkeypatch.setattr(compiler, "files_of_wheels", lambda patterns: found["wheels"])
     for name in (config.CUDA_PATH, config.CUDA_HOME, config.ROCM_PATH):
         monkeypatch.delenv(name, raising=False)
     return found
@@ -131,7 +131,7 @@ def test_where_nvrtc_is_looked_for(places, monkeypatch):
     places["loaded"] = ["/torch/libnvrtc.so.13"]
     places["wheels"] = ["/site/libnvrtc.so.13", "/site/libnvrtc.so.12", "/torch/libnvrtc.so.13"]
     monkeypatch.setenv(config.CUDA_HOME, "/cuda")
-    found = compiler_search.candidates("cuda")
+    found = compiler.candidates("cuda")
     assert found[:7] == [
         "/torch/libnvrtc.so.13",
         "/site/libnvrtc.so.13",
@@ -142,7 +142,7 @@ def test_where_nvrtc_is_looked_for(places, monkeypatch):
         "libnvrtc.so.12",
     ]
     assert len(set(found)) == len(found)
-    for_old_driver = compiler_search.candidates("cuda", 12)
+    for_old_driver = compiler.candidates("cuda", 12)
     assert for_old_driver[:2] == ["/site/libnvrtc.so.12", "/cuda/lib64/libnvrtc.so.12"]
     assert sorted(for_old_driver) == sorted(found)
 
@@ -152,7 +152,7 @@ def test_hiprtc_is_looked_for_beside_the_runtime(places, tmp_path):
     runtime.touch()
     other.touch()
     places["loaded"] = [str(runtime)]
-    assert compiler_search.candidates("rocm")[:2] == [str(other), "libhiprtc.so.7"]
+    assert compiler.candidates("rocm")[:2] == [str(other), "libhiprtc.so.7"]
 
 
 def test_copies_that_may_make_different_code_have_different_names(tmp_path, doubles):

@@ -11,7 +11,7 @@ import pytest
 from tests.doubles import run_python
 
 from gpucoll import config
-from gpucoll.devices.kernels import image_files, images
+from gpucoll.devices.kernels import images
 from gpucoll.devices.kernels.compiler import compiler_of
 from gpucoll.devices.kernels.images import compile_group, image_of
 from gpucoll.errors import BackendUnavailableError
@@ -27,7 +27,7 @@ def kept_in(folder: Path):
     """Have this process keep its kernels in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         folder.mkdir(mode=0o700, exist_ok=True)
-        patch.setattr(image_files, "folder", lambda: folder)
+        patch.setattr(images, "folder", lambda: folder)
         yield patch
 
 
@@ -79,7 +79,7 @@ def spoilt(device, control, folder, how):
         again = image_of(KERNEL, device.target)
         compiled = control.compilations - before
         assert len(again.content) == len(whole.content)
-        assert image_files.kept(path.name.removesuffix(".image")) == again.content
+        assert images.kept(path.name.removesuffix(".image")) == again.content
         assert path.is_file()
         return compiled
 
@@ -147,9 +147,9 @@ def test_another_source_is_another_kernel(on_device, tmp_path):
 
 def not_kept(device, control, folder):
     with kept_in(folder) as patch:
-        patch.setattr(image_files, "folder", lambda: None)
+        patch.setattr(images, "folder", lambda: None)
         first = image_of(KERNEL, device.target).content
-        patch.setattr(image_files, "folder", lambda: folder / "gone")
+        patch.setattr(images, "folder", lambda: folder / "gone")
         second = image_of(KERNEL, device.target).content
     return len(first) == len(second), list(folder.iterdir())
 
@@ -164,7 +164,7 @@ def held_by_another(device, control, folder):
         name = f"{images._name((KERNEL,), device.target)}.{compiler_of(device.kind).identity}"
         with FolderLock(folder / f"{name}.image") as lock:
             lock.take(alone=True)
-            patch.setattr(image_files, "WAIT_S", 0.01)
+            patch.setattr(images, "WAIT_S", 0.01)
             return len(image_of(KERNEL, device.target).content) > 0
 
 
@@ -209,9 +209,9 @@ def test_what_nobody_uses_any_more_goes(on_device, tmp_path):
 
 
 PROGRAM = """
-from gpucoll.devices.kernels import image_files
+from gpucoll.devices.kernels import images
 try:
-    print(image_files.folder())
+    print(images.folder())
 except Exception as error:
     print(type(error).__name__, error)
 """

@@ -14,10 +14,9 @@ from tests.dtypes import assert_same
 from tests.guarded import POISON
 
 from gpucoll import devices
-from gpucoll.devices.kernels import table_memory
-from gpucoll.devices.kernels.driver_launcher import DriverLauncher
+from gpucoll.devices.kernels import driver_launcher
+from gpucoll.devices.kernels.driver_launcher import DriverLauncher, TableMemory
 from gpucoll.devices.kernels.images import Image, image_of
-from gpucoll.devices.kernels.table_memory import TableMemory
 from gpucoll.errors import ArgumentTypeError, BackendError
 from gpucoll.kernels.gpu import reduce
 from gpucoll.kernels.gpu.launch import launcher_of
@@ -203,7 +202,7 @@ def many_tables(device, control):
     memory = TableMemory(device)
     before = control.count("memory")
     with Memory(device) as arrays, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_memory, "_MOST_UNUSED_BYTES", 3 * 4096)
+        patch.setattr(driver_launcher, "_MOST_UNUSED_BYTES", 3 * 4096)
         held = [memory.upload(np.zeros(10, np.uint8), arrays.stream) for _ in range(10)]
         most = control.count("memory") - before
         del held

@@ -9,7 +9,7 @@ from tests.doubles import run_python
 
 from gpucoll import config
 from gpucoll.devices.foreign_library import files_of_wheels
-from gpucoll.devices.kernels import compiler_search, precompile
+from gpucoll.devices.kernels import compiler, precompile
 
 
 def run(arguments: list[str], **variables: str) -> str:
@@ -83,7 +83,7 @@ except BackendError as error:
 
 
 def test_by_the_real_nvrtc(tmp_path):
-    wheels = [*files_of_wheels(compiler_search._WHEELS["cuda"])]
+    wheels = [*files_of_wheels(compiler._WHEELS["cuda"])]
     if not wheels:
         pytest.skip("no wheel of NVRTC: pip install nvidia-cuda-nvrtc-cu12, no GPU is needed")
     for path in wheels:

@@ -35,7 +35,7 @@ from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.testing.session import environment
 from gpucoll.transport.tcp import secure_streams
-from gpucoll.transport.tcp.certificate_files import certificate_files
+from gpucoll.transport.tcp.credentials import certificate_files
 from gpucoll.transport.tcp.secure_streams import SecureStreams
 from gpucoll.transport.tcp.streams import Streams
 from gpucoll.transport.tcp.tls import Tls

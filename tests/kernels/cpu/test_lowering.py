@@ -162,7 +162,7 @@ LOOPS = (
     ("gpucoll.entries.collective_entry", "collective_entry"),
     ("gpucoll.entries.collectives", "prepared_call"),
     ("gpucoll.entries.messages", "message_entry"),
-    ("gpucoll.entries.begun_messages", "take_entry"),
+    ("gpucoll.entries.messages", "take_entry"),
     ("gpucoll.entries.lists", "list_entry"),
     ("gpucoll.backends.cpu.host.message_loop", "message_loop"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucoll.transport.tcp.hkdf import MOST_KEY_BYTES, expand, extract
+from gpucoll.transport.tcp.secret import MOST_KEY_BYTES, expand, extract
 
 VECTORS = {
     "basic": (

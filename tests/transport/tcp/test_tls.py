@@ -13,12 +13,10 @@ from tests.certificates import Authority
 
 from gpucoll import config
 from gpucoll.errors import AuthenticationError
-from gpucoll.transport.tcp.certificate_files import CertificateFiles
 from gpucoll.transport.tcp.connection import SealedConnection
-from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.transport.tcp.credentials import CertificateFiles, Credentials
 from gpucoll.transport.tcp.handshake import ClosedEarlyError, Role, encode_purpose
-from gpucoll.transport.tcp.tls import Tls
-from gpucoll.transport.tcp.tls_socket import is_in_kernel
+from gpucoll.transport.tcp.tls import Tls, is_in_kernel
 
 SECRET = b"0123456789abcdef"
 PURPOSE = encode_purpose("a test")

@@ -17,14 +17,11 @@ import numpy as np
 
 from gpucoll import config
 from gpucoll.devices.device import Exported, Identity
-from gpucoll.devices.host.entries import Entries, entries
 from gpucoll.devices.host.faults import Faults
 from gpucoll.devices.host.memory import Arena, OpenedArenas, Ranges, address_of
-from gpucoll.devices.host.streams import Streams, streams
+from gpucoll.devices.host.streams import Entries, Streams, entries, streams
 from gpucoll.devices.host.words import MEANINGS, MOST_DEVICES, Code, Command
 from gpucoll.errors import ArgumentError, BackendError, BackendUnavailableError
-
-__all__ = ["HostDevice", "device_count", "load", "open_device", "opened"]
 
 _DEFAULT_STREAMS: Final = (0, 1, 2)
 _MULTIPROCESSORS: Final = 4

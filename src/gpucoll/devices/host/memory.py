@@ -19,8 +19,6 @@ import numpy as np
 
 from gpucoll.errors import BackendError
 
-__all__ = ["ALIGNMENT_BYTES", "Arena", "OpenedArenas", "Ranges"]
-
 ALIGNMENT_BYTES = 512
 """Alignment of every allocation, as in the vendors' drivers."""
 _GIVE_BACK_BYTES = 1 << 20

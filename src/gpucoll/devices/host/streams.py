@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import mmap
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from gpucoll.devices.foreign_library import address_of
 from gpucoll.devices.host import loop
 from gpucoll.devices.host.words import (
     EVENT_HANDLES,
@@ -35,7 +38,71 @@ from gpucoll.devices.host.words import (
 )
 from gpucoll.errors import BackendError
 
-__all__ = ["Streams", "streams"]
+# --- a driver's functions: compiled functions with the process's state already bound --------------
+
+# Libraries call a driver's functions by address. So each of them gets a few instructions, made
+# here, that put the address of the state before the arguments.
+
+
+class Entries:
+    """The functions of a driver's library.
+
+    Attributes
+    ----------
+    addresses : dict
+        Their addresses, by the names of `gpucoll.backends.gpu.enqueue_words.DriverTable`.
+    """
+
+    def __init__(self, state: int) -> None:
+        self.record_event = _entry("record_event", state, loop.record_event, 2)
+        self.stream_wait_event = _entry("stream_wait_event", state, loop.stream_wait_event, 3)
+        self.query_event = _entry("query_event", state, loop.query_event, 1)
+        self.stream_wait_value = _entry("stream_wait_value", state, loop.stream_wait_value, 3)
+        self.stream_write_value = _entry("stream_write_value", state, loop.stream_write_value, 3)
+        self.is_capturing = _entry("is_capturing", state, loop.is_capturing, 2)
+        self.get_device = _entry("get_device", state, loop.get_device, 1)
+        self.set_device = _entry("set_device", state, loop.set_device, 1)
+        self.addresses = {
+            "RECORD": address_of(self.record_event),
+            "WAIT": address_of(self.stream_wait_event),
+            "IS_CAPTURING": address_of(self.is_capturing),
+            "GET_DEVICE": address_of(self.get_device),
+            "SET_DEVICE": address_of(self.set_device),
+        }
+
+    def current_device(self) -> int:
+        """Return the number of the thread's current device."""
+        number = ctypes.c_int()
+        self.get_device(ctypes.addressof(number))
+        return number.value
+
+
+def _entry(name: str, state: int, function: Any, n_arguments: int) -> Callable[..., int]:
+    """Return a function of `n_arguments` words that calls another one with the state first."""
+    from llvmlite import ir
+
+    from gpucoll.kernels.cpu.codegen import I64, compile_function
+
+    module = ir.Module(name=name)
+    kind = ir.FunctionType(I64, [I64] * n_arguments)
+    made = ir.Function(module, kind, name=f"gpucoll_host_{name}")
+    b = ir.IRBuilder(made.append_basic_block("entry"))
+    target = ir.FunctionType(I64, [I64] * (n_arguments + 1)).as_pointer()
+    called = b.inttoptr(I64(function.address), target)
+    b.ret(b.call(called, [I64(state), *made.args]))
+    words = [ctypes.c_int64] * n_arguments
+    result: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int64, *words)(compile_function(made))
+    return result
+
+
+@functools.cache
+def entries(state: int) -> Entries:
+    """Return the entries of a process's state."""
+    return Entries(state)
+
+
+# --- streams and events ---------------------------------------------------------------------------
+
 
 _SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
 _STACK_BYTES = 1 << 20

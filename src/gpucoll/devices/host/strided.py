@@ -10,8 +10,6 @@ import numpy.typing as npt
 from gpucoll.devices.host.device import HostDevice
 from gpucoll.kernels.cpu.addresses import PACK, ROW_WORDS, CopyKind, address_of, copy_kernel
 
-__all__ = ["copy_elements"]
-
 _COPY = CopyKind("read", "write")
 
 

@@ -6,18 +6,22 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gpucoll import config
-from gpucoll.devices.foreign_library import Prototype, bind, open_library
-from gpucoll.devices.kernels.compiler_search import candidates
+from gpucoll.devices.foreign_library import (
+    Prototype,
+    bind,
+    files_of_wheels,
+    loaded_copies,
+    open_library,
+)
 from gpucoll.errors import BackendError, BackendUnavailableError
 from gpucoll.hashing import blake2b
-
-__all__ = ["VENDORS", "Compiler", "Vendor", "compiler_of", "kind_of"]
 
 _PROGRAM = POINTER(c_void_p)
 _TEXTS = POINTER(c_char_p)
@@ -269,3 +273,56 @@ def compiler_of(kind: str, most_major: int = 0) -> Compiler:
         f"GPU kernels are compiled by {vendor.name}, which cannot be loaded: "
         f"{'; '.join(problems)}. {vendor.remedy}"
     )
+
+
+# --- the places where copies are searched for -----------------------------------------------------
+
+
+_WHEELS = {
+    "cuda": ("nvidia/cu1[3-9]/lib/libnvrtc.so.1[3-9]", "nvidia/cuda_nvrtc/lib/libnvrtc.so.1[2-9]"),
+    "rocm": ("_rocm_sdk_core/lib/libhiprtc.so.*",),
+}
+_FILE_NAMES = {
+    "cuda": ("libnvrtc.so.13", "libnvrtc.so.12"),
+    "rocm": ("libhiprtc.so.7", "libhiprtc.so.6"),
+}
+"""For the loader, which searches the system's folders, and those of LD_LIBRARY_PATH."""
+_VARIABLES = {
+    "cuda": ((config.CUDA_PATH, "lib64"), (config.CUDA_HOME, "lib64")),
+    "rocm": ((config.ROCM_PATH, "lib"),),
+}
+"""The variables with the toolkit's location, and the folder in it."""
+_FOLDERS = {"cuda": (f"{sys.prefix}/lib", "/usr/local/cuda/lib64"), "rocm": ("/opt/rocm/lib",)}
+"""The folders of a conda environment in which the vendor's own packages put their copies."""
+
+
+def candidates(kind: str, most_major: int = 0) -> list[str]:
+    """Return the paths and names of copies that might exist, the best one first.
+
+    A copy that is already in the process, such as PyTorch's or CuPy's, comes first. AMD's is
+    searched for next to the HIP runtime in use, because they belong together.
+    """
+    found = dict.fromkeys(_all(kind))
+    if not most_major:
+        return list(found)
+    return sorted(found, key=lambda path: _major(path) > most_major)
+
+
+def _all(kind: str) -> Iterator[str]:
+    stem = _FILE_NAMES[kind][0].partition(".so")[0]
+    yield from loaded_copies(rf"{stem}\.so.*")
+    if kind == "rocm":
+        for runtime in loaded_copies(r"libamdhip64\.so.*"):
+            yield from sorted(map(str, Path(runtime).parent.glob(f"{stem}.so*")))
+    yield from files_of_wheels(_WHEELS[kind])
+    named = [(config.variable(name), lib) for name, lib in _VARIABLES[kind]]
+    for folder in [str(Path(root) / lib) for root, lib in named if root]:
+        yield from (str(Path(folder) / name) for name in _FILE_NAMES[kind])
+    yield from _FILE_NAMES[kind]
+    for folder in _FOLDERS[kind]:
+        yield from (str(Path(folder) / name) for name in _FILE_NAMES[kind])
+
+
+def _major(path: str) -> int:
+    found = re.search(r"\.so\.(\d+)", path)
+    return int(found[1]) if found else 0

@@ -21,13 +21,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from gpucoll import config, devices
-from gpucoll.devices.kernels import image_files
+from gpucoll.devices.kernels import images
 from gpucoll.devices.kernels.compiler import compiler_of, kind_of
 from gpucoll.devices.kernels.images import compile_group
 from gpucoll.errors import BackendUnavailableError, GpucollError
 from gpucoll.kernels.gpu.catalogue import groups
-
-__all__ = ["TARGETS", "precompile", "targets_here"]
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100")
 """Targets for which every kernel is known to compile (docs/gpu_kernels.md)."""
@@ -63,7 +61,7 @@ def precompile(
     BackendUnavailableError
         There is no folder in which to keep them.
     """
-    if image_files.folder() is None:
+    if images.folder() is None:
         raise BackendUnavailableError(
             "there is no folder for compiled kernels to which no other user can write: name one "
             f"by {config.CACHE_DIR}"
@@ -82,7 +80,7 @@ def precompile(
                 continue
             report(
                 f"{target}: {sum(map(len, groups()))} kernels, {sum(sizes) / 1e6:.1f} MB, by "
-                f"{compiler} in {time.monotonic() - begun_s:.1f} s, in {image_files.folder()}"
+                f"{compiler} in {time.monotonic() - begun_s:.1f} s, in {images.folder()}"
             )
     return all(done)
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from gpucoll import config
 from gpucoll.topology.cpus import FILE_SYSTEM, cpu_sets
 
-__all__ = ["bind", "describe", "own_cpus"]
-
 
 def own_cpus(
     allowed: Sequence[frozenset[int]], rank: int, root: Path = FILE_SYSTEM

@@ -19,7 +19,7 @@ from gpucoll.kernels.cpu.addresses import (
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import wait_long
 from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
-from gpucoll.transport.shared.peer_arena import map_more
+from gpucoll.transport.shared.peer_memory import map_more
 from gpucoll.transport.shared.room import take_memory
 from gpucoll.transport.shared.words import Context
 

@@ -6,6 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from gpucoll import config
 from gpucoll.collectives import Collective
 from gpucoll.errors import (
@@ -16,9 +19,7 @@ from gpucoll.errors import (
     PeerLostError,
     SharedMemoryError,
 )
-from gpucoll.group.host import reasons
 from gpucoll.group.host.members import Members
-from gpucoll.group.host.pieces import disagreement
 from gpucoll.group.host.records import describe_call, describe_enqueued, difference
 from gpucoll.group.host.whereabouts import (
     DEADLOCK,
@@ -33,7 +34,7 @@ from gpucoll.group.host.whereabouts import (
     trace,
 )
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.layout import Abort, Record
 from gpucoll.transport.shared.words import Context
 from gpucoll.wording import MESSAGE_REASONS
 
@@ -94,7 +95,8 @@ def mismatch_error(group: HostGroup, sequence: int, *, is_broken: bool = False) 
         f"{group.members.spelled(ranks)} called {called}" for (called, _), ranks in groups
     )
     if len({digest for _, digest in by_call}) == 1:  # an all_to_all whose counts conflict
-        calls = disagreement(group.members, sequence) or calls
+        with group.members.held():
+            calls = _pieces_disagreement(group.members, sequence) or calls
     elif len({called for called, _ in by_call}) < len(groups):
         calls += f" (they differ in what is not shown here: {_not_shown(groups[0][0][0])})"
     early = ("broadcast(", "scatter(")  # small ones: see `steps.wait_arrived`
@@ -288,7 +290,7 @@ def _how_it_went(group: HostGroup, lost: int, after: str = "") -> str:
 
 def why(group: HostGroup, rank: int) -> str:
     """Return the exception that took a rank out of the group, as the end of a sentence."""
-    reason = reasons.read(group.members, rank).rstrip(".")
+    reason = group.members.read_reason(rank).rstrip(".")
     return f", because it raised {reason}" if reason else ""
 
 
@@ -343,3 +345,50 @@ def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> G
     return AbortedError(
         f"{_who(group)}: the communicator was given up: rank {number} {reason}. Close it"
     )
+
+
+# --- counts for an all_to_all that contradict each other ------------------------------------------
+
+
+def _pieces_disagreement(members: Members, sequence: int) -> str:
+    """Describe between which ranks send_counts and recv_counts differ; empty: they agree.
+
+    The ranks' tables are still in the slots of this call, because no rank has begun another call.
+    """
+    everyone = range(members.world_size)
+    records = [members.record_words(rank, sequence) for rank in everyone]
+    exchanges = {int(each) for each in Collective if each.is_exchange}
+    if not {int(record[Record.collective]) for record in records} <= exchanges:
+        return ""
+    if not all(record[Record.n_counts] for record in records):
+        return ""
+    tables = [members.pieces_words(rank, sequence) for rank in everyone]
+    found = []
+    for sender in everyone:
+        for receiver in everyone:
+            sent = int(tables[sender][receiver])
+            expected = int(tables[receiver][members.world_size + sender])
+            if sent != expected:
+                found.append((sender, receiver, sent, expected))
+    if not found:
+        return ""
+    sender, receiver, sent, expected = found[0]
+    row_bytes = _row_bytes(records)
+    if row_bytes and not sent % row_bytes and not expected % row_bytes:
+        sizes = f"{sent // row_bytes} rows", f"{expected // row_bytes}"
+    else:
+        sizes = f"{sent} bytes", f"{expected}"
+    more = f" (and {len(found) - 1} more pairs of ranks differ)" if len(found) > 1 else ""
+    return (
+        f"rank {sender} sends {sizes[0]} to rank {receiver}, which expects {sizes[1]}, in "
+        f"all_to_all with send_counts and recv_counts{more}"
+    )
+
+
+def _row_bytes(records: list[npt.NDArray[np.int64]]) -> int:
+    """Return the size of a row in bytes, which all ranks agree on; 0 if no rank has a row."""
+    for record in records:
+        rows = int(record[Record.dimensions])
+        if rows > 0:
+            return int(record[Record.size_bytes]) // rows
+    return 0

@@ -35,8 +35,6 @@ from gpucoll.transport.shared.layout import Record
 from gpucoll.transport.shared.steps import fill_record
 from gpucoll.transport.shared.words import Call, Context, State, Status
 
-__all__ = ["SEQUENCE", "EnqueuedCalls", "compare_calls", "post", "post_call"]
-
 SEQUENCE = int(Context.enqueued_sequence)
 """Index in `EnqueuedCalls.words` of the last posted call's number: an int, found at once."""
 _LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout.ENQUEUED_COMPARED

@@ -20,16 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.entries import collectives
-from gpucoll.entries.deadlines import LEAST_SLICE_S, SLICE_S
+from gpucoll.entries.collectives import LEAST_SLICE_S, SLICE_S
 from gpucoll.errors import GpucollError, StateError
 from gpucoll.finalizers import is_first, leave
-from gpucoll.group.host import binding, diagnosis, reasons, recovery
+from gpucoll.group.host import binding, diagnosis, recovery
 from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
+from gpucoll.group.host.progress import StartedCalls, hold_started
 from gpucoll.group.host.records import difference, last_completed
 from gpucoll.group.host.segment_room import make_room
-from gpucoll.group.host.started import StartedCalls, hold_started
 from gpucoll.group.protocol import ENDING_S
 from gpucoll.group.survivors import Agreement
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
@@ -452,7 +452,7 @@ class HostGroup:
         It must be called before `close` or `abort`.
         """
         if not self.is_closed and not self._is_forked:
-            reasons.write(self.members, error)
+            self.members.write_reason(error)
 
     def close(self) -> None:
         """Report that this rank leaves the group, and release everything shared.

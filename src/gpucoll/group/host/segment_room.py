@@ -17,8 +17,6 @@ from gpucoll.transport.shared.layout import NEVER, SegmentLayout
 from gpucoll.transport.shared.words import Context
 from gpucoll.wording import rank_of
 
-__all__ = ["check_room", "make_room"]
-
 _LEFT_OVER = 16
 """This fraction (1/16) of the free memory is left to other processes and to this one itself."""
 _GRANTED = 16

@@ -149,8 +149,8 @@ class PlainEnds:
         if type(end) is socket.socket:
             return end
         # Without TLS none of this is loaded.
+        from gpucoll.transport.tcp.tls import is_in_kernel
         from gpucoll.transport.tcp.tls_relay import TlsRelay
-        from gpucoll.transport.tcp.tls_socket import is_in_kernel
 
         secured = cast("ssl.SSLSocket", end)
         if is_in_kernel(secured):

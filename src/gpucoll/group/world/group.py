@@ -38,7 +38,7 @@ from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import interface_of
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.tcp.handshake import encode_purpose
-from gpucoll.transport.tcp.hkdf import DIGEST_BYTES, expand, extract
+from gpucoll.transport.tcp.secret import DIGEST_BYTES, expand, extract
 from gpucoll.wording import list_ranks
 
 if TYPE_CHECKING:

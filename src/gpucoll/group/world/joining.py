@@ -15,8 +15,7 @@ from typing import Any
 
 from gpucoll import config
 from gpucoll.errors import RendezvousError
-from gpucoll.group.host.introduction import check_facts
-from gpucoll.group.host.joining import join
+from gpucoll.group.host.joining import check_facts, join
 from gpucoll.group.host.members import Members
 from gpucoll.group.world import ballots, board, connecting, lanes
 from gpucoll.group.world.bulk import Bulk

@@ -41,6 +41,7 @@ from gpucoll.transport.shared.layout import (
     STATUS_CLOSED_SEQUENCE,
     Abort,
 )
+from gpucoll.transport.shared.libc import CLOCK_MONOTONIC, clock_gettime, poll, sched_yield, syscall
 from gpucoll.transport.shared.words import Context, Status
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
@@ -53,7 +54,6 @@ SYS_PROCESS_VM_READV = _READV_NUMBERS[MACHINE]
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 EVERYBODY = 2**31 - 1
-CLOCK_MONOTONIC = 1
 LEAST_SLICE_NS = 50_000
 """The shortest slice: the last sleep before a deadline ends at the deadline, but is not shorter."""
 TIME_SLICE_NS = 500_000
@@ -82,16 +82,12 @@ HELD = 1
 """In `Context.interpreter`: the call holds it."""
 
 _i64 = types.int64
-_syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 _sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
-_poll = types.ExternalFunction("poll", types.int32(_i64, _i64, types.int32))
-_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
+save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
 _give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
-_check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
+check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
 _fetch_error = types.ExternalFunction("PyErr_Fetch", types.void(_i64, _i64, _i64))
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, _i64))
 
 
 @inline
@@ -104,13 +100,13 @@ def copy_from_process(
     vectors[1] = size_bytes
     vectors[2] = source
     vectors[3] = size_bytes
-    return _syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors.address + 16, 1, 0)
+    return syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors.address + 16, 1, 0)
 
 
 @inline
 def now_ns(context: Context) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), context.at.clock)
+    clock_gettime(np.int32(CLOCK_MONOTONIC), context.at.clock)
     return context.clock[0] * NANOSECONDS + context.clock[1]
 
 
@@ -125,7 +121,7 @@ def signal(address: int, value: int) -> None:
     """Set a {value, waiters} word and wake all that sleep on it."""
     exchange32(address, value)
     if load32_ordered(address + 4) > 0:
-        _syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+        syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
 @inline
@@ -133,7 +129,7 @@ def signal_header(slot: int, word: int) -> None:
     """Set a slot's {sequence, digest} word and wake all that sleep on it."""
     exchange64(slot + HEADER_WORD, word)
     if load32_ordered(slot + HEADER_WAITERS) > 0:
-        _syscall(SYS_FUTEX, slot + HEADER_WORD, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+        syscall(SYS_FUTEX, slot + HEADER_WORD, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
 @inline
@@ -180,13 +176,13 @@ def start_clock(context: Context) -> int:
 def release_interpreter(context: Context) -> None:
     """Release the interpreter to other Python threads, if this call still holds it."""
     if context.interpreter == HELD:
-        context.interpreter = _save_thread()
+        context.interpreter = save_thread()
 
 
 @inline
 def yield_once() -> None:
     """Yield the CPU to another process."""
-    _sched_yield()
+    sched_yield()
 
 
 @inline
@@ -194,7 +190,7 @@ def ring(bell: int) -> None:
     """Wake all that sleep on a bell; first store what they are to see, with a full fence."""
     if load32_ordered(bell + 4) > 0:
         add32(bell, 1)
-        _syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+        syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
 
 
 @inline
@@ -223,7 +219,7 @@ def _sleep_slice(context: Context, address: int, waiters: int, value: int, slice
     seen = load32_ordered(address)
     if behind(seen, value):
         timeout = context.at.futex_timeout
-        _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+        syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
     add32(waiters, -1)
 
 
@@ -234,7 +230,7 @@ def sleep_until_rung(context: Context, bell: int, seen: int) -> None:
     context.futex_timeout[0] = slice_ns // NANOSECONDS
     context.futex_timeout[1] = slice_ns % NANOSECONDS
     timeout = context.at.futex_timeout
-    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+    syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
 
 
 @inline
@@ -254,7 +250,7 @@ def end_sleep(bell: int) -> None:
 def python_raised(context: Context) -> int:
     """Let Python's signal handlers run; keep the exception, and return whether there is one."""
     gil = _take_gil()
-    raised = _check_signals() != 0
+    raised = check_signals() != 0
     if raised:
         kept = context.at.raised
         _fetch_error(kept, kept + 8, kept + 16)
@@ -266,7 +262,7 @@ def python_raised(context: Context) -> int:
 def dead_rank(context: Context) -> int:
     """Return a rank whose process ended without closing the communicator, or -1."""
     world_size, fds = context.world_size, Words(context.poll_fds)
-    _poll(fds, world_size, np.int32(0))
+    poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
         if fds[rank] >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
             line = context.status_lines + rank * LINE_BYTES
@@ -283,7 +279,7 @@ def _lost_rank(context: Context) -> int:
     after its last one.
     """
     world_size, fds = context.world_size, Words(context.poll_fds)
-    _poll(fds, world_size, np.int32(0))
+    poll(fds, world_size, np.int32(0))
     for rank in range(world_size):
         line = context.status_lines + rank * LINE_BYTES
         if load64_acquire(line + STATUS_CLOSED) != 0:
@@ -307,7 +303,6 @@ def look_for_end(context: Context, deadline_code: int) -> int:
     """Check for a lost rank and the deadline; return a status."""
     lost = _lost_rank(context)
     if lost >= 0:
-        context.lost_rank = lost
         give_up(context, Abort.LOST, lost)
         return Status.LOST
     if start_clock(context) - context.start_ns > context.timeout_ns:
@@ -378,7 +373,7 @@ def _yield_until(context: Context, address: int, value: int) -> bool:
             return False
     before_ns = start_clock(context)
     for _ in range(yields):
-        _sched_yield()
+        sched_yield()
         if not behind(load32_acquire(address), value):
             return True
         after_ns = now_ns(context)
@@ -402,7 +397,7 @@ def _event_unless_reached(address: int, value: int) -> int:
 
 
 @compiled
-def wait_long(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
+def wait_long(context: Context, address: int, waiters: int, value: int) -> int:
     """Go on spinning, yield, then sleep in slices, with checks after each slice.
 
     It is a C function of its own, so that it is compiled once, not into every place that waits.
@@ -416,7 +411,6 @@ def wait_long(context: Context, address: int, waiters: int, value: int, rank: in
             return Status.OK
     if _yield_until(context, address, value):
         return Status.OK
-    context.waited_rank = rank
     time_ns = start_clock(context)
     look_ns = time_ns + context.slice_ns
     end_ns = context.start_ns + context.timeout_ns
@@ -436,7 +430,7 @@ def wait_long(context: Context, address: int, waiters: int, value: int, rank: in
 
 
 @inline
-def wait_counter(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
+def wait_counter(context: Context, address: int, waiters: int, value: int) -> int:
     """Wait until the 32-bit counter at `address` has reached `value`; return a status."""
     if not behind(load32_acquire(address), value):
         return Status.OK
@@ -444,25 +438,25 @@ def wait_counter(context: Context, address: int, waiters: int, value: int, rank:
         pause()
         if not behind(load32_acquire(address), value):
             return Status.OK
-    return call_wait(context.wait_long, context, address, waiters, np.int64(value), rank)
+    return call_wait(context.wait_long, context, address, waiters, np.int64(value))
 
 
 @inline
-def wait(context: Context, address: int, value: int, rank: int) -> int:
-    """Wait until the {value, waiters} word of `rank` has reached `value`; return a status."""
-    return wait_counter(context, address, address + 4, value, rank)
+def wait(context: Context, address: int, value: int) -> int:
+    """Wait until a {value, waiters} word has reached `value`; return a status."""
+    return wait_counter(context, address, address + 4, value)
 
 
 @inline
-def wait_header(context: Context, slot: int, word: int, rank: int) -> int:
-    """Wait until `rank` has posted this sequence in `slot`; MISMATCH if its digest differs.
+def wait_header(context: Context, slot: int, word: int) -> int:
+    """Wait until the rank of `slot` has posted this sequence; MISMATCH if its digest differs.
 
     A rank that is a whole ring ahead compared this rank's digest before it reused the slot.
     """
     seen = load64_acquire(slot + HEADER_WORD)
     if seen == word:
         return Status.OK
-    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, signed32(word), rank)
+    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, signed32(word))
     if status != Status.OK:
         return status
     seen = load64_acquire(slot + HEADER_WORD)
@@ -486,13 +480,12 @@ def event_store(address: int, value: int) -> int:
 
 
 @compiled
-def wait_long_alone(context: Context, address: int, waiters: int, value: int, rank: int) -> int:
+def wait_long_alone(context: Context, address: int, waiters: int, value: int) -> int:
     """Wait like `wait_long`, in a thread that is not Python's and runs next to one that computes.
 
     Unlike `wait_long`, it sleeps at once. It does not check for Python signals, because such a
     thread never takes the interpreter. It ends when another thread gives the communicator up.
     """
-    context.waited_rank = rank
     start_clock(context)
     while True:
         _sleep_slice(context, address, waiters, value, context.slice_ns)

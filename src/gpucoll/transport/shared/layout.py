@@ -79,7 +79,7 @@ EVENT_SURVIVORS = 24
 # Offsets in a status line.
 STATUS_DONE = 0
 STATUS_COPIES = 8
-"""1 if this rank can read the private memory of every other one (`single_copy`)."""
+"""1 if this rank can read the private memory of every other one (`peer_memory`)."""
 STATUS_CLOSED = 16
 STATUS_CLOSED_SEQUENCE = 24
 STATUS_ACKNOWLEDGED = (64, 96)
@@ -107,8 +107,7 @@ HEADER_DESTINATION = 24
 HEADER_ADDRESS = 32
 """Address of a larger private input in its process; small payloads use the same place."""
 
-# Offsets in a bell's line.
-BELL_WORD = 0
+# In a bell's line; the word that a rank sleeps on comes first.
 BELL_DOING = 8
 """What the rank waits for at its bell; see `Doing`."""
 

@@ -16,8 +16,6 @@ from gpucoll.kernels.cpu.jit import compiled
 from gpucoll.kernels.cpu.memory import fence_full, load64_acquire
 from gpucoll.transport.shared.flags import event_compare_exchange, event_store
 
-__all__ = ["compare_exchange", "load", "load_after", "store", "word_load", "word_load_after"]
-
 
 @compiled
 def word_load(address: int) -> int:

@@ -15,29 +15,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import load64_acquire, store64_release
 from gpucoll.transport.shared.flags import give_up
 from gpucoll.transport.shared.layout import EVENT_PAYLOADS, RING, STAGES, Abort
+from gpucoll.transport.shared.libc import EINTR, errno
 from gpucoll.transport.shared.words import Context, Status
-
-__all__ = ["PIECE_BYTES", "have_stages", "reserve", "reserve_part", "take_memory"]
 
 PIECE_BYTES = 1 << 20
 """The size reserved in one system call; if a signal interrupts it, the kernel undoes the call."""
 PAGE_BYTES = 4096
-EINTR, EOPNOTSUPP = 4, 95
+EOPNOTSUPP = 95
 _i64, _i32 = types.int64, types.int32
 _fallocate = types.ExternalFunction("fallocate", _i32(_i32, _i32, _i64, _i64))
-_errno_location = types.ExternalFunction("__errno_location", _i64())
-
-
-@inline
-def _errno() -> int:
-    """Return this thread's errno: 32 bits of a word of 64."""
-    address = _errno_location()
-    return (Words(address & ~7)[0] >> ((address & 4) << 3)) & 0xFFFFFFFF
 
 
 @inline
@@ -46,7 +36,7 @@ def _reserve_piece(fd: int, offset: int, size_bytes: int) -> int:
     while True:
         if _fallocate(np.int32(fd), np.int32(0), offset, size_bytes) == 0:
             return 0
-        error = _errno()
+        error = errno()
         if error == EOPNOTSUPP:  # no memfd, and a file system without it: pages come when touched
             return 0
         if error != EINTR:

@@ -136,7 +136,7 @@ def wait_all_done(context: Context, sequence: int) -> int:
     me, world_size = context.rank, context.world_size
     for step in range(1, world_size):
         rank = (me + step) % world_size
-        status = wait(context, lines + rank * LINE + STATUS_DONE, sequence, rank)
+        status = wait(context, lines + rank * LINE + STATUS_DONE, sequence)
         if status != Status.OK:
             return status
     return Status.OK
@@ -157,7 +157,7 @@ def verify(context: Context) -> int:
         word = load64(slot_of(context, sequence, me))
         for step in range(1, world_size):
             rank = (me + step) % world_size
-            status = wait_header(context, slot_of(context, sequence, rank), word, rank)
+            status = wait_header(context, slot_of(context, sequence, rank), word)
             if status != Status.OK:
                 context.mismatched = sequence
                 return status
@@ -226,7 +226,7 @@ def wait_all_arrived(context: Context, call: Call) -> int:
     status: int = Status.OK
     for step in range(1, world_size):
         rank = (me + step) % world_size
-        seen = wait_header(context, slot_of(context, sequence, rank), word, rank)
+        seen = wait_header(context, slot_of(context, sequence, rank), word)
         if seen == Status.MISMATCH:
             context.mismatched = sequence
             status = seen  # go on: the error names every odd rank, so all must have arrived
@@ -248,7 +248,7 @@ def wait_arrived(context: Context, call: Call, rank: int) -> int:
     """
     sequence = context.sequence
     slot, word = slot_of(context, sequence, rank), header_word(call, sequence)
-    status = wait_header(context, slot, word, rank)
+    status = wait_header(context, slot, word)
     return wait_all_arrived(context, call) if status == Status.MISMATCH else status
 
 

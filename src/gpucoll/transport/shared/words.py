@@ -93,8 +93,6 @@ class Context(Block):
     start_ns: int  # when this call began to wait; 0: it has not
     timeout_ns: int
     poll_fds: int
-    lost_rank: int
-    waited_rank: int
     clock: Field[Words] = words(2)
     futex_timeout: Field[Words] = words(2)
     io_vectors: Field[Words] = words(4)

@@ -21,7 +21,7 @@ from gpucoll.transport.tcp.sealed import Opening, Seal
 from gpucoll.transport.tcp.socket_options import tune_socket
 
 if TYPE_CHECKING:
-    from gpucoll.transport.tcp.tls_socket import TlsSocket
+    from gpucoll.transport.tcp.tls import TlsSocket
 
 _AT_ONCE_BYTES = 1 << 18
 

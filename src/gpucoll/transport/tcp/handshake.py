@@ -25,9 +25,8 @@ from typing import Final
 
 from gpucoll import config
 from gpucoll.errors import AuthenticationError, StateError
-from gpucoll.transport.tcp.hkdf import DIGEST_BYTES, expand, extract, mac
 from gpucoll.transport.tcp.one_sided_tls import spoke_tls
-from gpucoll.transport.tcp.secret import check_secret
+from gpucoll.transport.tcp.secret import DIGEST_BYTES, check_secret, expand, extract, mac
 
 MAGIC: Final = b"gpucoll\0"
 PROTOCOL_VERSION: Final = 1

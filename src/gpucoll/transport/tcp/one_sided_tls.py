@@ -8,8 +8,6 @@ from typing import Final
 
 from gpucoll import config
 
-__all__ = ["EVERYWHERE", "SPOKE_PLAINLY", "is_tls_greeting", "send_alert", "spoke_tls"]
-
 EVERYWHERE: Final = (
     f"set {config.TLS_CERT}, {config.TLS_KEY} and {config.TLS_CA} on every rank of the job, or on "
     "none"

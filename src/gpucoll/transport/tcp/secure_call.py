@@ -1,9 +1,9 @@
 """One call over encrypting connections, as `SecureStreams` runs it.
 
-The rules are those of the compiled loop (`gpucoll.transport.tcp.stream_sending` and
-`stream_receiving`), with larger pieces. Data that TLS has begun to encrypt must be offered again
-unchanged, so a piece counts as sent only when all of it is sent. Received data whose place must not
-be overwritten before then waits in scratch memory, which takes more than one piece.
+The rules are those of the compiled loop (`gpucoll.transport.tcp.stream_loop`), with larger pieces.
+Data that TLS has begun to encrypt must be offered again unchanged, so a piece counts as sent only
+when all of it is sent. Received data whose place must not be overwritten before then waits in
+scratch memory, which takes more than one piece.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS
-from gpucoll.transport.tcp.stream_sending import LEAST_PASSED_ON
+from gpucoll.transport.tcp.stream_loop import LEAST_PASSED_ON
 from gpucoll.transport.tcp.stream_words import (
     HEADER_BYTES,
     SCRATCH_BYTES,

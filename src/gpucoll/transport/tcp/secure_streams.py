@@ -24,7 +24,7 @@ from gpucoll.transport.tcp.stream_words import (
     StreamStatus,
 )
 from gpucoll.transport.tcp.streams import Streams
-from gpucoll.transport.tcp.tls_socket import is_in_kernel
+from gpucoll.transport.tcp.tls import is_in_kernel
 
 __all__ = ["SecureStreams", "secure_streams"]
 

@@ -7,8 +7,6 @@ import socket
 
 from gpucoll import config
 
-__all__ = ["tune_socket"]
-
 _CONGESTION_CONTROL = b"cubic"
 _PROBES = 4
 _LONGEST_INTERVAL_S = 32767

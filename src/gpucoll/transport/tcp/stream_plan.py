@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.transport.tcp.stream_state import go_on, link_of, plan_of, row_of
-from gpucoll.transport.tcp.stream_words import Fault, Link, Plan, State, StreamStatus
+from gpucoll.transport.tcp.stream_words import (
+    Fault,
+    Link,
+    Plan,
+    State,
+    StreamStatus,
+    go_on,
+    link_of,
+    plan_of,
+    row_of,
+)
 
 
 @inline

@@ -20,8 +20,6 @@ import weakref
 from collections import deque
 from typing import Final
 
-__all__ = ["TlsRelay"]
-
 _CHUNK_BYTES: Final = 256 << 10
 _LENGTH: Final = struct.Struct("<I")
 _TURNS: Final = 64
