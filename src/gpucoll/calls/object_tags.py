@@ -58,7 +58,11 @@ class ObjectTags:
 
     def check(self, tag: bytes, arrival: Arrival, sender: int, receiver: int = EVERYONE) -> None:
         """Raise AuthenticationError, and abort the communicator, if an object is not as sent."""
-        if tag == self.of(arrival, sender, receiver):  # each tag is tried once: time tells nothing
+        if self._key is None:
+            return
+        import hmac
+
+        if hmac.compare_digest(tag, self.of(arrival, sender, receiver)):
             return
         group = self._group
         error = AuthenticationError(
