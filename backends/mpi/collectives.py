@@ -346,9 +346,7 @@ def _slice_start(words: MpiWords, call: Call, rank: int, size_bytes: int) -> int
 
 
 @inline
-def _combine_slices(
-    context: Context, words: MpiWords, call: Call, scratch: int, width: int, mine_bytes: int
-) -> None:
+def _combine_slices(words: MpiWords, call: Call, scratch: int, width: int, mine_bytes: int) -> None:
     """Combine this rank's slices of all inputs, for the ranks that get them, after the inputs."""
     world_size = words.world_size
     results = scratch + world_size * width
@@ -383,7 +381,7 @@ def _reduce_slices(
     status = exchange(context, words)
     if status != Status.OK:
         return status
-    _combine_slices(context, words, call, scratch, width, mine_bytes)
+    _combine_slices(words, call, scratch, width, mine_bytes)
     for rank in range(world_size):
         start = _slice_start(words, call, rank, size_bytes)
         stop = _slice_start(words, call, rank + 1, size_bytes)

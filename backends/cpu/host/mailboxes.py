@@ -269,7 +269,7 @@ def publish(
 
 
 @inline
-def _go_to_start(context: Context, words: Mailbox, record: Envelope, skipped: int) -> None:
+def _go_to_start(words: Mailbox, record: Envelope, skipped: int) -> None:
     """Write a record that sends the reader to the start of this ring."""
     start = _ring_start(words.out_area, words.out_ring)
     store64(start, 0)
@@ -352,7 +352,7 @@ def place_record(table: TransferTable, words: Mailbox, size_bytes: int, is_part:
         elif _used_bytes(words) + needed <= ring_size:
             if not skipped:
                 return record
-            _go_to_start(context, words, record, skipped)
+            _go_to_start(words, record, skipped)
         elif which:
             return Envelope(0)
         elif _has_large(table, words):

@@ -172,19 +172,17 @@ class MessageTable:
     def learn(self, kind: Kind, dtype: np.dtype[Any], name: str, description: bytes | None) -> None:
         """Make the compiled entries serve arrays of this dtype."""
         padded = _padded(description or b"")
+
+        def make() -> CallBlock:
+            size = dtype.itemsize
+            block = CallBlock(Collective.SEND, message_loop.address, dtype=name, item_bytes=size)
+            block.words[Call.transfers] = self._rows.address
+            if description is not None:
+                block.words[Call.description] = address_of(padded)
+                block.words[Call.description_bytes] = len(description)
+            return block
+
         for entries in self._entries[int(kind != Kind.SEND) :: 2]:
-
-            def make(context: _Words = entries.context) -> CallBlock:
-                size = dtype.itemsize
-                block = CallBlock(
-                    Collective.SEND, message_loop.address, dtype=name, item_bytes=size
-                )
-                block.words[Call.transfers] = self._rows.address
-                if description is not None:
-                    block.words[Call.description] = address_of(padded)
-                    block.words[Call.description_bytes] = len(description)
-                return block
-
             entries.learn(dtype, None, None, make)
 
     def hold(self, is_held: bool) -> None:

@@ -267,9 +267,7 @@ def _fits(row: Transfer) -> bool:
 
 
 @inline
-def _take_first_part(
-    table: TransferTable, words: Mailbox, sender: int, record: Envelope, destination: int
-) -> int:
+def _take_first_part(table: TransferTable, record: Envelope, destination: int) -> int:
     """Copy the data in a message's first record; return its size."""
     context, size_bytes = table.context, record.size_bytes
     part_bytes = min(size_bytes, POST_BYTES)
@@ -309,7 +307,7 @@ def _hold(
         append(table.held, held.address, Held.next)
     done = record.size_bytes
     if held.way == Way.POSTED:
-        done = _take_first_part(table, words, sender, record, held.data)
+        done = _take_first_part(table, record, held.data)
     held.done_bytes = done
     is_whole = 1 if done == held.size_bytes else 0
     held.is_whole = is_whole
@@ -331,7 +329,7 @@ def _take_into_row(
         _leave_mailbox(table, words, sender, record)
         _begin_to_fetch(table, row, way, place, acknowledgement)
         return
-    done = _take_first_part(table, words, sender, record, row.memory)
+    done = _take_first_part(table, record, row.memory)
     row.done_bytes = done
     _leave_mailbox(table, words, sender, record)
     acknowledge(table, sender, acknowledgement)

@@ -138,7 +138,7 @@ def _place(table: TransferTable, wire: Wire, size_bytes: int) -> Envelope:
 
 
 @inline
-def _note_message(table: TransferTable, wire: Wire, record: Envelope, is_sealed: int) -> int:
+def _note_message(table: TransferTable, wire: Wire, record: Envelope) -> int:
     """Note the facts about a message that arrived; return its word `PACKED`."""
     context, end = table.context, wire.end
     packed, acknowledgement = record.packed, acknowledgement_of(record)
@@ -185,7 +185,7 @@ def _take_record(
     else:
         number += 1
         words.out_number = number
-        to.packed = _note_message(table, wire, record, is_sealed)
+        to.packed = _note_message(table, wire, record)
         if way_of(record) == Way.ON_ANOTHER_HOST:
             to.place = 1  # not asked for yet
     wire.came_bytes += size_bytes
@@ -295,7 +295,7 @@ def _take_frame(table: TransferTable, wire: Wire, frame: Words, is_sealed: int) 
 
 
 @inline
-def _begin_body(table: TransferTable, wire: Wire, kind: int, size_bytes: int, value: int) -> bool:
+def _begin_body(wire: Wire, kind: int, size_bytes: int, value: int) -> bool:
     """Begin a frame whose bytes go directly to their place; return whether it is one of ours."""
     if kind == Frame.SEALED:
         wire.body_at = wire.open_buffer
@@ -350,7 +350,7 @@ def _take_buffered(table: TransferTable, wire: Wire) -> int:
     frame = Words(wire.in_buffer + start)
     kind, size_bytes = frame[0] & 0xFF, frame[0] >> 8
     if kind == Frame.DATA or kind == Frame.SEALED:
-        if not _begin_body(table, wire, kind, size_bytes, frame[1]):
+        if not _begin_body(wire, kind, size_bytes, frame[1]):
             return _BAD
         wire.in_start = start + HEADER_BYTES
         return _TAKEN

@@ -337,9 +337,7 @@ def _prepare_block(table: EntryTable, call: Call, out: int, total: int, world_si
 
 
 @inline
-def _output_rows(
-    table: EntryTable, call: Call, rows: int, total: int, received: int, world_size: int
-) -> int:
+def _output_rows(table: EntryTable, call: Call, total: int, received: int) -> int:
     """Return the rows of an output in one array; -1 if they are not known."""
     if call.gathers:
         return received if is_exchange(call) else total
@@ -374,7 +372,7 @@ def _prepare_both(
         else:
             describe_equal(call, first, rows, row_count, world_size)
         return call
-    out_rows = _output_rows(table, call, rows, total, received, world_size)
+    out_rows = _output_rows(table, call, total, received)
     if out_rows > _MOST_BYTES // row_bytes:
         return Call(0)
     if not _read_output(table, call, x, out, row_count, out_rows, arguments):
