@@ -22,6 +22,7 @@ poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
 send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
 sendmsg = types.ExternalFunction("sendmsg", _i64(_i32, _i64, _i32))
 recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
+recvmsg = types.ExternalFunction("recvmsg", _i64(_i32, _i64, _i32))
 write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 _errno_location = types.ExternalFunction("__errno_location", _i64())
 

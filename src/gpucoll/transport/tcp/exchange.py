@@ -15,9 +15,26 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.blocks import Words
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_loop, load32, load64, signed32
+from gpucoll.kernels.cpu.memory import call_loop, load64
+from gpucoll.transport.shared.libc import (
+    CLOCK_MONOTONIC,
+    EAGAIN,
+    EINTR,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    POLLIN,
+    POLLOUT,
+    clock_gettime,
+    errno,
+    poll,
+    recv,
+    recvmsg,
+    sched_yield,
+    send,
+    sendmsg,
+)
 from gpucoll.transport.tcp.exchange_words import (
     MAGIC,
     MESSAGE_WORDS,
@@ -34,20 +51,6 @@ YIELDS = 100
 TIME_SLICE_NS = 500_000
 """A yield that takes longer than this has given away a time slice; no more yields follow."""
 NANOSECONDS, MILLISECOND_NS = 1_000_000_000, 1_000_000
-CLOCK_MONOTONIC = 1
-POLLIN, POLLOUT = 1, 4
-MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
-EINTR, EAGAIN = 4, 11
-
-_i64, _i32 = types.int64, types.int32
-_send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
-_recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
-_sendmsg = types.ExternalFunction("sendmsg", _i64(_i32, _i64, _i32))
-_recvmsg = types.ExternalFunction("recvmsg", _i64(_i32, _i64, _i32))
-_poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
-_sched_yield = types.ExternalFunction("sched_yield", _i32())
-_clock_gettime = types.ExternalFunction("clock_gettime", _i32(_i32, _i64))
-_errno_location = types.ExternalFunction("__errno_location", _i64())
 
 
 @inline
@@ -59,7 +62,7 @@ def whole_words(size_bytes: int) -> int:
 @inline
 def now_ns(words: Exchange) -> int:
     """Return the monotonic clock, in nanoseconds."""
-    _clock_gettime(np.int32(CLOCK_MONOTONIC), words.clock.address)
+    clock_gettime(np.int32(CLOCK_MONOTONIC), words.clock.address)
     return words.clock[0] * NANOSECONDS + words.clock[1]
 
 
@@ -131,7 +134,7 @@ def begin_exchange(words: Exchange, digest: int, kind: int, size_bytes: int) -> 
 @inline
 def _failed(words: Exchange, host: int) -> int:
     """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
-    number = signed32(load32(_errno_location()))
+    number = errno()
     if number == EAGAIN or number == EINTR:
         return IDLE
     words.errno = number
@@ -166,9 +169,9 @@ def _send_some(words: Exchange) -> int:
         start = words.sent_header.address + sent
         size_bytes = whole - HEADER_BYTES
         message = _two_vectors(words, start, HEADER_BYTES - sent, held, size_bytes)
-        taken = _sendmsg(fd, message, flags)
+        taken = sendmsg(fd, message, flags)
     else:
-        taken = _send(fd, held + sent - HEADER_BYTES, whole - sent, flags)
+        taken = send(fd, held + sent - HEADER_BYTES, whole - sent, flags)
     if taken < 0:
         return _failed(words, (words.here + (1 << words.step)) % words.n_hosts)
     words.sent = sent + taken
@@ -201,9 +204,9 @@ def _receive_some(words: Exchange) -> int:
         start = words.came_header.address + came
         expected = min(words.comes, words.capacity - words.held_bytes)
         message = _two_vectors(words, start, HEADER_BYTES - came, place, expected)
-        got = _recvmsg(fd, message, flags)
+        got = recvmsg(fd, message, flags)
     else:
-        got = _recv(fd, place + came - HEADER_BYTES, whole - came, flags)
+        got = recv(fd, place + came - HEADER_BYTES, whole - came, flags)
     if got < 0:
         return _failed(words, sender_of(words))
     if got == 0:
@@ -267,7 +270,7 @@ def _sleep(words: Exchange, duration_ns: int) -> bool:
         fds[count] = step.to | (POLLOUT << 32)
         count += 1
     milliseconds = (duration_ns + MILLISECOND_NS - 1) // MILLISECOND_NS
-    return _poll(fds.address, count, np.int32(milliseconds)) < 0
+    return poll(fds.address, count, np.int32(milliseconds)) < 0
 
 
 @inline
@@ -305,7 +308,7 @@ def go_on_until(words: Exchange, end_ns: int) -> int:
                 if _sleep(words, end_ns - time_ns):
                     return Outcome.AGAIN
             else:
-                _sched_yield()
+                sched_yield()
                 if now_ns(words) - time_ns > TIME_SLICE_NS:
                     idle = YIELDS
     return find_parts(words)

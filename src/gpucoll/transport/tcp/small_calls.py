@@ -14,11 +14,12 @@ import numpy as np
 
 from gpucoll.blocks import Words
 from gpucoll.collectives import Flow
-from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_copy, call_loop, call_reduce, exchange64, load64
 from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
 from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.libc import write
 from gpucoll.transport.shared.operands import fill_with_identity, n_operands
 from gpucoll.transport.shared.steps import (
     NOT_SHARED,
@@ -40,9 +41,6 @@ LATER_NS = 1_000_000_000
 LEADER = 0
 LEAST_BYTES = 16
 """Size of the largest element."""
-
-_i64, _i32 = types.int64, types.int32
-_write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -258,7 +256,7 @@ def _spread(words: Exchange, context: Context, call: Call, whole_bytes: int) -> 
 def _ring_bell(words: Exchange) -> None:
     """Wake the leader's thread to look for news on this host."""
     words.one = 1
-    _write(np.int32(words.bell_fd), words.at.one, 8)
+    write(np.int32(words.bell_fd), words.at.one, 8)
 
 
 @inline
