@@ -12,7 +12,7 @@ from gpucoll import config
 from gpucoll.launcher.arguments import parse
 from gpucoll.rendezvous import meeting_points
 from gpucoll.rendezvous.addresses import derived_port
-from gpucoll.rendezvous.meeting_points import parse_meet
+from gpucoll.rendezvous.meet_argument import parse_meet
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "clusters.md").read_text("utf-8")
 LINES = re.findall(r"^gpucoll-run (.*?)(?: +#.*)?$", TEXT, re.MULTILINE)

@@ -153,7 +153,9 @@ class TestSeveralHosts:
         environment(WITH_STORE)
         job = find_job()
 
-        assert job.meet == TorchrunPoint("localhost", 29500)
+        expected = TorchrunPoint("localhost", 29500)
+        assert isinstance(job.meet, TorchrunPoint)
+        assert (job.meet.text, job.meet.key) == (expected.text, expected.key)
         assert job.meet != find_job(name="a").meet
         environment({}, TORCHELASTIC_RESTART_COUNT="1")
         assert find_job().meet != job.meet

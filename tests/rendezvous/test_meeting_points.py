@@ -15,8 +15,9 @@ from tests.waiting import until
 from gpucoll.errors import ArgumentError, ArgumentTypeError, AuthenticationError, RendezvousError
 from gpucoll.rendezvous import meeting_points
 from gpucoll.rendezvous.addresses import derived_port, join_address, split_address
+from gpucoll.rendezvous.meet_argument import parse_meet
 from gpucoll.rendezvous.meeting_file import FilePoint
-from gpucoll.rendezvous.meeting_points import TcpPoint, parse_meet
+from gpucoll.rendezvous.meeting_points import TcpPoint
 from gpucoll.rendezvous.meeting_store import StorePoint, TorchrunPoint
 from gpucoll.topology import interfaces
 

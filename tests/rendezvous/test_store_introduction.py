@@ -84,9 +84,9 @@ def test_rank_0_looks_often_again_when_the_last_rank_has_come(monkeypatch):
     def sleep(seconds):
         slept.append(seconds)
         if len(slept) == 50:
-            other.write("rank/1", json.dumps({"nonce": "n", "host": "h"}))
+            other.set("gpucoll/group/rank/1", json.dumps({"nonce": "n", "host": "h"}))
         elif len(slept) > 50:
-            other.write("rank/1", "")
+            other.set("gpucoll/group/rank/1", "")
 
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setenv("GPUCOLL_HOST_ID", "h")

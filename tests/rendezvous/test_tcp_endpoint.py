@@ -11,7 +11,7 @@ import pytest
 
 from gpucoll.errors import RendezvousError
 from gpucoll.rendezvous import tcp
-from gpucoll.rendezvous.handed_point import HandedPoint
+from gpucoll.rendezvous.meeting_points import HandedPoint
 from gpucoll.rendezvous.tcp import TcpEndpoint
 from gpucoll.transport.tcp.credentials import Credentials
 

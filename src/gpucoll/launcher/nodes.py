@@ -91,7 +91,7 @@ def find_span(
 
 
 def _meeting_point(meet: str | None) -> MeetingPoint:
-    from gpucoll.rendezvous.meeting_points import parse_meet
+    from gpucoll.rendezvous.meet_argument import parse_meet
 
     text = config.variable(config.MEET) if meet is None else meet
     if not text:

@@ -96,7 +96,7 @@ def find_job(
         Take precedence over the launcher. If they are fewer ranks than it started, these are ranks
         of this host unless `meet` or `name` is given.
     meet : str or store, optional
-        Where the ranks of several hosts meet (`meeting_points.parse_meet`). Default:
+        Where the ranks of several hosts meet (`meet_argument.parse_meet`). Default:
         ``GPUCOLL_MEET``, then the launcher's meeting point. It is ignored if the launcher started
         all ranks, and no others are meant, on this host.
     name : str, optional
@@ -211,7 +211,7 @@ def _meeting_point(
                 return None
             if not text:
                 return _launchers_point(started, name)
-    from gpucoll.rendezvous.meeting_points import parse_meet
+    from gpucoll.rendezvous.meet_argument import parse_meet
 
     return parse_meet(given, name) if given is not None else parse_meet(text, name, config.MEET)
 

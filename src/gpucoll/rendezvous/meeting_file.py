@@ -19,6 +19,7 @@ import stat
 from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.hashing import blake2b
 from gpucoll.rendezvous.addresses import split_address
+from gpucoll.rendezvous.meeting_points import SharedPoint
 
 __all__ = ["FilePoint"]
 
@@ -27,8 +28,8 @@ _SECRET_BYTES = 32
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class FilePoint:
-    """A file on a file system that all hosts share.
+class FilePoint(SharedPoint):
+    """A file on a file system that all hosts share: a store of one key.
 
     Parameters
     ----------
@@ -36,43 +37,18 @@ class FilePoint:
         Absolute path. A meeting with a name has a file of its own next to it: ``path.name``.
     name : str
         The meeting's name; a file of a meeting with another name is ignored.
-    number : int
-        The meeting's number among those of this name.
     """
 
-    def __init__(self, path: str, name: str = "", number: int = 0) -> None:
-        self._path, self._name, self._number = path, name, number
+    def __init__(self, path: str, name: str = "") -> None:
         self.path = f"{path}.{_file_name(name)}" if name else path
-        self.text = f"file://{self.path}"
-        self.trouble = ""
-        self._secret: bytes | None = None
+        super().__init__(name, f"file://{self.path}")
         self._written: tuple[int, int] | None = None
         """Device and inode of the file that this rank has written."""
-        self._address: str | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FilePoint):
-            return False
-        return (self.path, self._number) == (other.path, other._number)
-
-    def __hash__(self) -> int:
-        return hash((self.path, self._number))
-
-    def numbered(self, number: int) -> FilePoint:
-        """Return the point of another meeting in the same file."""
-        return FilePoint(self._path, self._name, number)
-
-    def listen_at(self) -> None:
-        """Return None: rank 0 may listen at any port."""
-
-    def leads_to(self) -> str | None:
-        """Return rank 0's host, once it is known."""
-        return split_address(self._address)[0] if self._address else None
 
     # --- rank 0 ---------------------------------------------------------------------------------
 
-    def publish(self, address: str) -> None:
-        """Write the address in one step: a reader finds all of it, or what was there before.
+    def set(self, key: str, text: str) -> None:
+        """Write the file in one step: a reader finds all of it, or what was there before.
 
         Raises
         ------
@@ -81,8 +57,8 @@ class FilePoint:
         """
         content = {
             "gpucoll": 1,
-            "meeting": self._meeting,
-            "address": address,
+            "meeting": key,
+            "address": text,
             "secret": None if self._secret is None else self._secret.hex(),
         }
         folder, name = os.path.split(self.path)
@@ -110,7 +86,7 @@ class FilePoint:
             status = os.fstat(descriptor)
         self._written = status.st_dev, status.st_ino
 
-    def withdraw(self) -> None:
+    def delete(self, key: str) -> None:
         """Remove the file, unless it is another job's by now."""
         written, self._written = self._written, None
         if written is None:
@@ -122,32 +98,32 @@ class FilePoint:
 
     # --- the others -----------------------------------------------------------------------------
 
-    def find(self) -> str | None:
-        """Return the address in the file; None: there is no file, or it is another meeting's.
+    def get(self, key: str) -> str:
+        """Return the address in the file; empty: there is no file, or it is another meeting's.
 
         Raises
         ------
         AuthenticationError
             The file belongs to another user, or other users can read or write it.
         """
+        self._secret = None
         try:
             data = self._read()
         except FileNotFoundError:
-            self._forget("" if os.path.isdir(os.path.dirname(self.path)) else "has no folder here")
-            return None
+            has_folder = os.path.isdir(os.path.dirname(self.path))
+            return self._nothing("" if has_folder else "has no folder here")
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise AuthenticationError(
                     f"the meeting point {self.text} is a symbolic link, which is not followed: it "
                     "must be a file that rank 0 has written"
                 ) from None
-            self._forget(f"cannot be read here: {error.strerror}")  # the file server may be away
-            return None
+            # The file server may be away.
+            return self._nothing(f"cannot be read here: {error.strerror}")
         try:
-            self._take(data)
+            return self._taken(key, data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            self._forget(f"has no address of rank 0 in it: {error}"[:200])
-        return self._address
+            return self._nothing(f"has no address of rank 0 in it: {error}"[:200])
 
     def secret(self) -> bytes | None:
         """Return the secret in the file; on rank 0, make the one that `publish` will write."""
@@ -176,23 +152,19 @@ class FilePoint:
             "has written. Remove it, or name another"
         )
 
-    def _take(self, data: bytes) -> None:
+    def _taken(self, key: str, data: bytes) -> str:
         content = json.loads(data)
-        meeting, address, secret = (content[key] for key in ("meeting", "address", "secret"))
-        if meeting != self._meeting:
-            self._forget(f"is of the meeting {meeting!r}, and this one is {self._meeting!r}"[:300])
-            return
+        meeting, address, secret = (content[name] for name in ("meeting", "address", "secret"))
+        if meeting != key:
+            return self._nothing(f"is of the meeting {meeting!r}, and this one is {key!r}"[:300])
         split_address(address)
         self._secret = None if secret is None else bytes.fromhex(secret)
-        self._address, self.trouble = address, ""
+        self.trouble = ""
+        return str(address)
 
-    def _forget(self, trouble: str) -> None:
-        self._address = self._secret = None
+    def _nothing(self, trouble: str) -> str:
         self.trouble = f"the meeting point {self.text} {trouble}" if trouble else ""
-
-    @property
-    def _meeting(self) -> str:
-        return f"{self._name}#{self._number}"
+        return ""
 
 
 def _file_name(name: str) -> str:

@@ -7,44 +7,48 @@ a store            rank 0 sets a key of a store that all share: torch's, or any 
 torchrun           a key of the store by which torchrun's agents met
 =================  ===========================================================================
 
-These classes only provide an address. Other modules handle how the ranks meet there, and how they
-prove that they belong to the job.
+The last three are one: a `SharedPoint` reads and writes a store by `set`, `get` and `delete`, and
+a file is a store of one key. These classes only provide an address. Other modules handle how the
+ranks meet there, and how they prove that they belong to the job.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import copy
 import socket
 import time
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpucoll import config
-from gpucoll.errors import ArgumentError, ArgumentTypeError, RendezvousError
+from gpucoll.errors import RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.topology.interfaces import chosen_addresses, is_local, reachable_addresses
 
 if TYPE_CHECKING:
-    from gpucoll.rendezvous.meeting_store import AnyStore
+    from gpucoll.transport.tcp.credentials import Credentials
 
-__all__ = ["MeetingPoint", "TcpPoint", "parse_meet"]
+__all__ = ["HandedPoint", "MeetingPoint", "SharedPoint", "TcpPoint"]
 
 _RESOLVE_AGAIN_S = 0.5
 _MAY_NOT_RESOLVE_S = 20.0
 """How long a name may fail to resolve: the DNS may learn a container's name only once it runs."""
 
 
-class MeetingPoint(Protocol):
+class MeetingPoint:
     """A way to learn rank 0's TCP address.
 
     Rank 0 calls `listen_at`, listens, calls `publish`, and calls `withdraw` when the meeting is
     over, however it ended. The others call `find` until they are connected to a rank that proves to
     be rank 0. An address that refuses them may have been left behind by a killed job, so they call
     `find` again.
+
+    The base class does what suits an address that all ranks know beforehand.
     """
 
     text: str
     """The meeting point, for messages: ``tcp://10.0.0.1:29500``, ``file:///shared/x``."""
-    trouble: str
+    trouble = ""
     """Why the last `find` returned None, as a sentence without its full stop.
 
     Empty if rank 0 has not come yet, and nothing else is wrong.
@@ -52,9 +56,11 @@ class MeetingPoint(Protocol):
 
     def numbered(self, number: int) -> MeetingPoint:
         """Return the point for another meeting of the same job and name."""
+        return self
 
     def listen_at(self) -> tuple[str, int] | None:
         """Return where rank 0 must listen; None: at any port of the interface that it chooses."""
+        return None
 
     def publish(self, address: str) -> None:
         """Publish where rank 0 listens, as ``host:port``."""
@@ -65,12 +71,14 @@ class MeetingPoint(Protocol):
         It does not wait for rank 0. It may be called again and again; if a name has several
         addresses, it returns one after the other.
         """
+        raise NotImplementedError
 
     def withdraw(self) -> None:
         """Remove what rank 0 has published, because the meeting is over. It raises nothing."""
 
     def leads_to(self) -> str | None:
         """Return a host; the interface that leads to it is the default. None: there is none."""
+        raise NotImplementedError
 
     def secret(self) -> bytes | None:
         """Return a secret that only this job's ranks can know; None: the point provides none.
@@ -78,9 +86,44 @@ class MeetingPoint(Protocol):
         On rank 0 it is called before `publish`, on the others after a `find` that returned an
         address.
         """
+        return None
 
 
-class TcpPoint:
+class HandedPoint(MeetingPoint):
+    """A point that a communicator hands to some of its ranks: rank 0 is listening already.
+
+    Parameters
+    ----------
+    address : str
+        Rank 0's address, as ``host:port``.
+    credentials : Credentials
+        The communicator's credentials.
+    listener : socket, optional
+        Rank 0's listening socket, on rank 0; it belongs to the code that takes it.
+    """
+
+    def __init__(
+        self, address: str, credentials: Credentials, listener: socket.socket | None = None
+    ) -> None:
+        self.text = f"tcp://{address}"
+        self.credentials, self.listener = credentials, listener
+        self._address = address
+
+    def find(self) -> str:
+        """Return the address."""
+        return self._address
+
+    def leads_to(self) -> str:
+        """Return rank 0's host."""
+        return split_address(self._address)[0]
+
+    def secret(self) -> bytes:
+        """Return the communicator's secret."""
+        return self.credentials.secret
+
+
+@dataclass
+class TcpPoint(MeetingPoint):
     """``tcp://host:port``: rank 0's own address, which all ranks know beforehand.
 
     Parameters
@@ -91,24 +134,15 @@ class TcpPoint:
         A port that is free on that host.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self.host, self.port = host, port
-        self.text = f"tcp://{join_address(host, port)}"
-        self.trouble = ""
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        self.text = f"tcp://{join_address(self.host, self.port)}"
         self._addresses: list[str] = []
         self._resolved_at = -_RESOLVE_AGAIN_S
         self._unknown_since: float | None = None
         self._n_asked = 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TcpPoint) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def numbered(self, number: int) -> TcpPoint:
-        """Return a point at the same address."""
-        return TcpPoint(self.host, self.port)
 
     def listen_at(self) -> tuple[str, int]:
         """Return the local address at which to listen, and the port.
@@ -133,9 +167,6 @@ class TcpPoint:
             "interface to listen at"
         )
 
-    def publish(self, address: str) -> None:
-        """Do nothing: all ranks have the address already."""
-
     def find(self) -> str | None:
         """Return the address; if the name has several, the next one each time.
 
@@ -159,16 +190,9 @@ class TcpPoint:
         address = self._addresses[(self._n_asked - 1) % len(self._addresses)]
         return join_address(address, self.port)
 
-    def withdraw(self) -> None:
-        """Do nothing: nothing was published."""
-
     def leads_to(self) -> str:
         """Return rank 0's host."""
         return self.host
-
-    def secret(self) -> bytes | None:
-        """Return None: an address is no secret."""
-        return None
 
     def _wait_for_name(self, error: OSError, now: float) -> None:
         self._addresses = []
@@ -185,65 +209,69 @@ class TcpPoint:
         )
 
 
-# --- from the user's argument -------------------------------------------------------------------
+class SharedPoint(MeetingPoint):
+    """A store of keys and values that all ranks share: rank 0 sets a key to its address.
 
-_KINDS = "tcp://HOST:PORT of rank 0's host, or file:///PATH on a file system that all hosts share"
-
-
-def parse_meet(meet: str | AnyStore | None, name: str = "", where: str = "meet") -> MeetingPoint:
-    """Return the meeting point that a user has specified.
+    A subclass implements `set`, `get` and `delete`. No method waits for a key: what a killed job
+    has left may be under it, so callers ask again until they find what they need.
 
     Parameters
     ----------
-    meet : str or object
-        ``tcp://host:port`` (``tcp://`` may be missing), ``file://path``, or a store: an object with
-        ``set(key, value)`` and ``get(key)``, and better also ``check([key])`` or
-        ``wait([key], timedelta)``, as torch's have.
     name : str
-        Name of the meeting, which tells it apart from others at the same place.
-    where : str
-        The name of the argument or variable, for messages.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        It is none of these.
+        The meeting's name, which tells it apart from others in the same store.
+    text : str
+        The store, for messages.
     """
-    if not isinstance(meet, str):
-        if not (callable(getattr(meet, "set", None)) and callable(getattr(meet, "get", None))):
-            raise ArgumentTypeError(
-                f"{where} must be {_KINDS}, or a store with set and get; got {type(meet).__name__}"
-            )
-        from gpucoll.rendezvous.meeting_store import StorePoint
 
-        return StorePoint(meet, name)
-    scheme, slashes, rest = meet.partition("://")
-    if not slashes:
-        scheme, rest = "tcp", meet
-    if scheme == "file":
-        from gpucoll.rendezvous.meeting_file import FilePoint
+    def __init__(self, name: str, text: str) -> None:
+        self.text = text
+        self._name, self._number = name, 0
+        self._address: str | None = None
+        self._secret: bytes | None = None
 
-        if not rest.startswith("/") or rest.endswith("/"):
-            raise ArgumentError(
-                f"{where}: {meet!r} must name a file by its whole path, as file:///shared/meeting"
-            )
-        return FilePoint(rest, name)
-    if scheme != "tcp":
-        raise ArgumentError(f"{where} must be {_KINDS}; got {meet!r}")
-    try:
-        host, port = split_address(rest)
-    except ValueError as error:
-        raise ArgumentError(f"{where} must be {_KINDS}; got {meet!r}: {error}") from None
-    if _is_unspecified(host):
-        raise ArgumentError(
-            f"{where}: {meet!r} is the address of every interface, so no other host can connect to "
-            "it: name rank 0's host"
-        )
-    return TcpPoint(host, port)
+    def set(self, key: str, text: str) -> None:
+        """Set a key; RendezvousError: it cannot be set."""
+        raise NotImplementedError
 
+    def get(self, key: str) -> str:
+        """Return a key's value; empty: it is not set, or the store cannot be read (`trouble`)."""
+        raise NotImplementedError
 
-def _is_unspecified(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
-    except ValueError:
-        return False
+    def delete(self, key: str) -> None:
+        """Delete a key. It raises nothing."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        """The key of rank 0's address."""
+        return f"{self._name}#{self._number}"
+
+    def numbered(self, number: int) -> SharedPoint:
+        """Return the point of another meeting in the same store."""
+        point = copy.copy(self)
+        point._number = number
+        return point
+
+    def publish(self, address: str) -> None:
+        """Set the key."""
+        self.set(self.key, address)
+
+    def find(self) -> str | None:
+        """Return the key's value."""
+        self._address = None
+        if text := self.get(self.key):
+            try:
+                split_address(text)
+            except ValueError as error:
+                self.trouble = f"the key {self.key!r} of {self.text} is {text[:100]!r}: {error}"
+            else:
+                self._address = text
+        return self._address
+
+    def withdraw(self) -> None:
+        """Delete the key."""
+        self.delete(self.key)
+
+    def leads_to(self) -> str | None:
+        """Return rank 0's host, once it is known."""
+        return split_address(self._address)[0] if self._address else None

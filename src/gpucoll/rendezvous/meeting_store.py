@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import inspect
 import os
@@ -10,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from gpucoll.errors import ArgumentTypeError, GpucollError, RendezvousError
-from gpucoll.rendezvous.addresses import join_address, split_address
+from gpucoll.rendezvous.addresses import join_address
+from gpucoll.rendezvous.meeting_points import SharedPoint
 from gpucoll.topology.interfaces import means_loopback
 from gpucoll.transport.tcp.secret import check_secret, job_secret
 
@@ -22,7 +24,7 @@ AnyStore: TypeAlias = Any
 """A store of torch's, or another: `StorePoint` says which methods it needs."""
 
 
-class StorePoint:
+class StorePoint(SharedPoint):
     """The key ``gpucoll/NAME#NUMBER/address`` of a store.
 
     The store needs ``set(key, value)`` and ``get(key)``; values come back as bytes or str.
@@ -40,74 +42,24 @@ class StorePoint:
         The store; the caller keeps it.
     name : str
         The meeting's name.
-    number : int
-        The meeting's number among those of this name.
     text : str
         A description of the store, for messages.
     """
 
-    def __init__(self, store: AnyStore, name: str = "", number: int = 0, text: str = "") -> None:
-        self._store, self._name, self._number = store, name, number
-        self._given_text = text
-        self.text = text or _described(store)
-        self.trouble = ""
-        self._address: str | None = None
-        self._secret: bytes | None = None
+    def __init__(self, store: AnyStore, name: str = "", text: str = "") -> None:
+        super().__init__(name, text or _described(store))
+        self._store, self._prefix = store, "gpucoll"
 
     @property
     def key(self) -> str:
         """The key of rank 0's address."""
-        return f"gpucoll/{self._name}#{self._number}/address"
-
-    def numbered(self, number: int) -> StorePoint:
-        """Return the point of another meeting in the same store."""
-        return StorePoint(self._store, self._name, number, self._given_text)
+        return f"{self._prefix}/{super().key}/address"
 
     def named(self, word: str) -> StorePoint:
         """Return a point for one meeting, which `word` tells apart from all others of this name."""
-        return StorePoint(self._store, f"{self._name}/{word}", 0, self._given_text)
-
-    def listen_at(self) -> None:
-        """Return None: rank 0 may listen at any port."""
-
-    def publish(self, address: str) -> None:
-        """Set the key.
-
-        Raises
-        ------
-        RendezvousError
-            The store raised an error.
-        """
-        self._set(self.key, address)
-
-    def find(self) -> str | None:
-        """Return the key's value; None: it is not set, or the store cannot be read."""
-        self._address = None
-        if text := self._get(self.key):
-            self._take(text)
-        return self._address
-
-    def withdraw(self) -> None:
-        """Delete the key; if the store cannot delete keys, set it to nothing."""
-        self._delete(self.key)
-
-    def write(self, key: str, text: str) -> None:
-        """Set another key of this name, which all meetings of this name share.
-
-        Raises
-        ------
-        RendezvousError
-            The store raised an error.
-        """
-        self._set(f"gpucoll/{self._name}/{key}", text)
-
-    def read(self, key: str) -> str:
-        """Return the value of such a key; empty: it is not set, or the store cannot be read."""
-        return self._get(f"gpucoll/{self._name}/{key}")
-
-    def erase(self, key: str) -> None:
-        """Delete such a key. It raises nothing."""
-        self._delete(f"gpucoll/{self._name}/{key}")
+        point = copy.copy(self)
+        point._name = f"{self._name}/{word}"
+        return point
 
     def leads_to(self) -> str | None:
         """Return the store's own host if it has one; else rank 0's, once it is known.
@@ -118,7 +70,7 @@ class StorePoint:
         host = getattr(self._store, "host", None)
         if isinstance(host, str) and host and not means_loopback(host):
             return host
-        return split_address(self._address)[0] if self._address else None
+        return super().leads_to()
 
     def secret(self) -> bytes | None:
         """Return the secret that the store's creator has put into it.
@@ -140,7 +92,8 @@ class StorePoint:
     def _opened(self) -> AnyStore:
         return self._store
 
-    def _set(self, key: str, text: str) -> None:
+    def set(self, key: str, text: str) -> None:
+        """Set a key; RendezvousError: the store raised an error."""
         try:
             self._opened().set(key, text)
         except GpucollError:
@@ -150,7 +103,8 @@ class StorePoint:
                 f"the key {key!r} of {self.text} cannot be set: {_said(error)}"
             ) from error
 
-    def _get(self, key: str) -> str:
+    def get(self, key: str) -> str:
+        """Return a key's value; empty: it is not set, or the store cannot be read."""
         self.trouble = ""
         try:
             store = self._opened()
@@ -166,7 +120,8 @@ class StorePoint:
             return ""
         return value if isinstance(value, str) else bytes(value).decode(errors="replace")
 
-    def _delete(self, key: str) -> None:
+    def delete(self, key: str) -> None:
+        """Delete a key; if the store cannot delete keys, set it to nothing."""
         with contextlib.suppress(Exception):  # the store may be gone, with the job
             store = self._opened()
             for name in ("delete_key", "delete"):
@@ -175,14 +130,6 @@ class StorePoint:
                         delete(key)
                         return
             store.set(key, "")
-
-    def _take(self, text: str) -> None:
-        try:
-            split_address(text)
-        except ValueError as error:
-            self.trouble = f"the key {self.key!r} of {self.text} is {text[:100]!r}: {error}"
-        else:
-            self._address = text
 
 
 class TorchrunPoint(StorePoint):
@@ -196,33 +143,11 @@ class TorchrunPoint(StorePoint):
         The meeting's name.
     attempt : str
         The number of torchrun's attempt; the store outlives attempts.
-    number : int
-        The meeting's number among those of this name.
     """
 
-    def __init__(
-        self, host: str, port: int, name: str = "", attempt: str = "0", number: int = 0
-    ) -> None:
-        text = f"torchrun's store at {join_address(host, port)}"
-        super().__init__(None, name, number, text)
-        self._host, self._port, self._attempt = host, port, attempt
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TorchrunPoint) and (self.text, self.key) == (other.text, other.key)
-
-    def __hash__(self) -> int:
-        return hash((self.text, self.key))
-
-    @property
-    def key(self) -> str:
-        """The key of rank 0's address."""
-        return f"gpucoll/{self._attempt}/{self._name}#{self._number}/address"
-
-    def numbered(self, number: int) -> TorchrunPoint:
-        """Return the point of another meeting in the same store."""
-        point = TorchrunPoint(self._host, self._port, self._name, self._attempt, number)
-        point._store = self._store
-        return point
+    def __init__(self, host: str, port: int, name: str = "", attempt: str = "0") -> None:
+        super().__init__(None, name, f"torchrun's store at {join_address(host, port)}")
+        self._host, self._port, self._prefix = host, port, f"gpucoll/{attempt}"
 
     def leads_to(self) -> str | None:
         """Return the store's host."""

@@ -74,7 +74,7 @@ def introduced(job: Job, timeout_s: float) -> Iterator[Job]:
     yield replace(job, token=f"store:{word}", meet=meet, title=title)
     if job.rank == 0:
         for key in (_SEEN, _DECISION, *(f"rank/{rank}" for rank in range(1, job.world_size))):
-            store.erase(key)
+            store.delete(waiting.key(key))
 
 
 @dataclass
@@ -86,6 +86,9 @@ class _Waiting:
     deadline: float
     timeout_s: float
     sleep_s: float = field(default=_LEAST_SLEEP_S)
+
+    def key(self, what: str) -> str:
+        return f"gpucoll/{self.job.name}/{what}"
 
     def pause(self, missing: list[int]) -> None:
         if time.monotonic() > self.deadline:
@@ -102,45 +105,46 @@ class _Waiting:
 
 def _ask(waiting: _Waiting) -> Message:
     """Introduce this rank in the store; return rank 0's decision."""
-    job, store = waiting.job, waiting.store
-    nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
-    store.write(mine, json.dumps({"nonce": nonce, **_introduction(store)}))
+    store, key = waiting.store, waiting.key
+    nonce, mine = os.urandom(8).hex(), key(f"rank/{waiting.job.rank}")
+    store.set(mine, json.dumps({"nonce": nonce, **_introduction(store)}))
     try:
-        while nonce not in _parsed(store.read(_SEEN)).get("nonces", ()):
+        while nonce not in _parsed(store.get(key(_SEEN))).get("nonces", ()):
             waiting.pause([0])
     finally:
         with contextlib.suppress(RendezvousError):
-            store.write(mine, "")
+            store.set(mine, "")
     waiting.sleep_s = _LEAST_SLEEP_S
-    while nonce not in (decision := _parsed(store.read(_DECISION))).get("nonces", ()):
+    while nonce not in (decision := _parsed(store.get(key(_DECISION)))).get("nonces", ()):
         waiting.pause([0])
     return decision
 
 
 def _decide(waiting: _Waiting) -> Message:
     """Wait until all ranks have introduced themselves and seen that rank 0 knows; decide."""
-    job, store = waiting.job, waiting.store
-    others = range(1, job.world_size)
+    store, key = waiting.store, waiting.key
+    others = range(1, waiting.job.world_size)
     said: dict[int, Message] = {}
     have_seen: set[int] = set()
     is_written = False
     while len(have_seen) < len(others):
         is_news = False
         for rank in others:
-            found = _parsed(store.read(f"rank/{rank}"))
+            found = _parsed(store.get(key(f"rank/{rank}")))
             if found and found != said.get(rank):
                 said[rank], is_news = found, True
                 have_seen.discard(rank)
             elif not found and is_written and rank in said:
                 have_seen.add(rank)
         if is_news and len(said) == len(others):
-            store.write(_SEEN, json.dumps({"nonces": [one.get("nonce") for one in said.values()]}))
+            nonces = [one.get("nonce") for one in said.values()]
+            store.set(key(_SEEN), json.dumps({"nonces": nonces}))
             is_written = True
             waiting.sleep_s = _LEAST_SLEEP_S
         elif len(have_seen) < len(others):
             waiting.pause([rank for rank in others if rank not in said] or [*others])
     decision = {"word": os.urandom(16).hex(), **_decided({0: _introduction(store), **said})}
-    store.write(_DECISION, json.dumps(decision))
+    store.set(key(_DECISION), json.dumps(decision))
     return decision
 
 

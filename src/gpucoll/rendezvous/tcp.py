@@ -14,8 +14,7 @@ from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.rendezvous.endpoint import TurnedAwayError
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, Message
-from gpucoll.rendezvous.handed_point import HandedPoint
-from gpucoll.rendezvous.meeting_points import MeetingPoint
+from gpucoll.rendezvous.meeting_points import HandedPoint, MeetingPoint
 from gpucoll.topology.interfaces import check_not_link_local, own_address
 from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials, job_tls

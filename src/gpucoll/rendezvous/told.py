@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.rendezvous.addresses import join_address
-from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting_points import HandedPoint
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.host_identity import host_id
 from gpucoll.topology.interfaces import own_address

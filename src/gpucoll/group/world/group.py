@@ -31,9 +31,9 @@ from gpucoll.group.world.news import WorldNews
 from gpucoll.group.world.reunion import MeetingPlaces
 from gpucoll.group.world.state import WorldState
 from gpucoll.rendezvous.addresses import join_address
-from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting_points import HandedPoint
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import interface_of
 from gpucoll.transport.shared.layout import Abort

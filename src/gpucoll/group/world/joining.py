@@ -26,9 +26,9 @@ from gpucoll.group.world.listeners import Listeners
 from gpucoll.group.world.pairs import Pairs
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.addresses import is_place
-from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
+from gpucoll.rendezvous.meeting_points import HandedPoint
 from gpucoll.rendezvous.meeting_store import given_secret
 from gpucoll.rendezvous.tcp import TcpEndpoint
 from gpucoll.topology.host_identity import host_id, network_id

@@ -32,10 +32,10 @@ from gpucoll.group.survivors import (
 from gpucoll.group.world.ballots import ROUNDS, Ballots
 from gpucoll.group.world.reunion import MeetingPlaces, Message, Reunion
 from gpucoll.rendezvous.addresses import join_address
-from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
+from gpucoll.rendezvous.meeting_points import HandedPoint
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.wording import list_ranks, rank_of
 

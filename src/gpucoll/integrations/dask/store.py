@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -55,17 +55,14 @@ class Store:
         Variable(key, client=client).set(value)
         Event(key, client=client).set()
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are set."""
-        from distributed import Event
+    def get(self, key: str) -> str | None:
+        """Return a key's value; None if it is not set."""
+        from distributed import Event, Variable
 
-        return all(Event(key, client=self._opened(key)).is_set() for key in keys)
-
-    def get(self, key: str) -> str:
-        """Return the value of a key that is set."""
-        from distributed import Variable
-
-        value: str = Variable(key, client=self._opened(key)).get(timeout=_ANSWER_S)
+        client = self._opened(key)
+        if not Event(key, client=client).is_set():
+            return None
+        value: str = Variable(key, client=client).get(timeout=_ANSWER_S)
         return value
 
     def delete(self, key: str) -> None:
