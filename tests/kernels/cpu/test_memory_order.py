@@ -86,7 +86,6 @@ ORDERS = {
     "backends.cpu.host.sending._is_acknowledged": "A",
     "backends.cpu.host.receiving.acknowledge": "XOX",
     "backends.cpu.host.mailboxes.finish": "S",
-    "backends.cpu.host.mailboxes.state_of": "A",
     "backends.cpu.host.mailboxes.try_lock": "X",
     "backends.cpu.host.mailboxes.unlock": "S",
     "backends.cpu.wires.loop._n_wires": "A",
