@@ -22,7 +22,12 @@ TAG_BYTES: Final = 32
 EVERYONE: Final = -1
 """In place of a receiver, for an object that all ranks get."""
 _ABOUT: Final = struct.Struct("<7q")
-_NO_TAG: Final = bytes(TAG_BYTES)
+
+
+def tags_of(group: Group, collective: Collective) -> ObjectTags | None:
+    """Return the tags of a call that begins; None: nobody between the ranks can alter objects."""
+    key = group.object_key
+    return None if key is None else ObjectTags(group, key, collective)
 
 
 class ObjectTags:
@@ -31,21 +36,21 @@ class ObjectTags:
     Parameters
     ----------
     group : Group
-        The ranks. Only a group that gives an `object_key` needs tags; others have zeros.
+        The ranks.
+    key : bytes
+        The group's key.
     collective : Collective
         The call.
     """
 
-    def __init__(self, group: Group, collective: Collective) -> None:
+    def __init__(self, group: Group, key: bytes, collective: Collective) -> None:
         self._group = group
+        self._key = key
         self._collective = collective
-        self._key = group.object_key
         self._number = group.number
 
     def of(self, parcel: Parcel | Arrival, sender: int, receiver: int = EVERYONE) -> bytes:
         """Return the tag of an object."""
-        if self._key is None:
-            return _NO_TAG
         import hmac  # on one host nothing needs it
 
         sizes = len(parcel.tail), len(parcel.large)
@@ -58,8 +63,6 @@ class ObjectTags:
 
     def check(self, tag: bytes, arrival: Arrival, sender: int, receiver: int = EVERYONE) -> None:
         """Raise AuthenticationError, and abort the communicator, if an object is not as sent."""
-        if self._key is None:
-            return
         import hmac
 
         if hmac.compare_digest(tag, self.of(arrival, sender, receiver)):

@@ -16,7 +16,7 @@ import numpy as np
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
 from gpucoll.calls.given import AnyObject, Unchecked
-from gpucoll.calls.object_tags import TAG_BYTES, ObjectTags
+from gpucoll.calls.object_tags import TAG_BYTES, ObjectTags, tags_of
 from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
 from gpucoll.calls.runner import Runner
 from gpucoll.collectives import NO_ROOT, Collective
@@ -77,17 +77,17 @@ class ObjectMover:
         arrived: list[Arrival] = []
 
         def task(timeout_s: float | None) -> None:
-            tags = ObjectTags(self._runner.group, collective)
-            tag = tags.of(parcel, root) if is_root else b""
+            tags = tags_of(self._runner.group, collective)
+            tag = tags.of(parcel, root) if tags and is_root else b""
             head = self._first(collective, root, parcel, failure, timeout_s, (root,), tag)[root]
             if head.tail_bytes <= ROOM and not head.n_large:
                 arrival = self._arrival(root, head)
             else:
                 with in_one_piece(self._runner.group):
                     arrival = self._spread_rest(collective, root, head, parcel, timeout_s)
-            if not is_root:
+            if tags and not is_root:
                 tags.check(head.tag, arrival, root)
-                arrived.append(arrival)
+            arrived.append(arrival)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return value if is_root else arrived[0].unpack()
@@ -119,15 +119,17 @@ class ObjectMover:
 
         def task(timeout_s: float | None) -> None:
             everyone = range(self._world_size)
-            tags = ObjectTags(self._runner.group, collective)
-            tag = tags.of(parcel, self._rank)
+            tags = tags_of(self._runner.group, collective)
+            tag = tags.of(parcel, self._rank) if tags else b""
             heads = self._first(collective, root, parcel, failure, timeout_s, everyone, tag)
             for rank in self._others() if gets else ():
                 arrived[rank] = self._arrival(rank, heads[rank])
-            with in_one_piece(self._runner.group):
-                self._gather_rest(collective, root, heads, parcel, arrived, timeout_s)
-            for rank, arrival in arrived.items():
-                tags.check(heads[rank].tag, arrival, rank)
+            if any(head.tail_bytes > ROOM or head.n_large for head in heads.values()):
+                with in_one_piece(self._runner.group):
+                    self._gather_rest(collective, root, heads, parcel, arrived, timeout_s)
+            if tags:
+                for rank, arrival in arrived.items():
+                    tags.check(heads[rank].tag, arrival, rank)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return arrived if gets else None
@@ -163,7 +165,7 @@ class ObjectMover:
         arrived: dict[int, Arrival] = {}
 
         def task(timeout_s: float | None) -> None:
-            tags = ObjectTags(self._runner.group, collective)
+            tags = tags_of(self._runner.group, collective)
             bundle = self._bundled(parcels, tags) if is_root and failure is None else failed
             head = self._first(collective, root, bundle, failure, timeout_s, (root,))[root]
             if head.tail_bytes <= ROOM and not head.n_large:
@@ -172,7 +174,7 @@ class ObjectMover:
             else:
                 with in_one_piece(self._runner.group):
                     place = self._scatter_rest(root, head, bundle, parcels, arrived, timeout_s)
-            if not is_root:
+            if tags and not is_root:
                 tags.check(place.tag, arrived[root], root, self._rank)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
@@ -251,10 +253,12 @@ class ObjectMover:
             parcels.append(parcel)
         return parcels, NOTHING, None
 
-    def _bundled(self, parcels: list[Parcel], tags: ObjectTags) -> Parcel:
+    def _bundled(self, parcels: list[Parcel], tags: ObjectTags | None) -> Parcel:
         """Return a parcel of each rank's object for the first round."""
         table = b"".join(
-            _PLACE.pack(each.n_parts, len(each.tail), tags.of(each, self._rank, rank))
+            _PLACE.pack(
+                each.n_parts, len(each.tail), tags.of(each, self._rank, rank) if tags else b""
+            )
             for rank, each in enumerate(parcels)
         )
         size_bytes = len(table) + sum(len(each.tail) for each in parcels)
