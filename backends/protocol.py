@@ -15,7 +15,7 @@ from gpucoll.compression import Compression
 from gpucoll.errors import BackendUnavailableError
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
-from gpucoll.transport.shared.words import Kind
+from gpucoll.transport.shared.words import Kind, Status
 from gpucoll.types import ReduceOp
 
 T = TypeVar("T")
@@ -257,6 +257,27 @@ class PreparedCall(Protocol):
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
         """Start the call in the group's queue; return its number, or 0 if it must be `run`."""
+
+
+def not_run() -> int:
+    """Return `Status.NOT_RUN`."""
+    return int(Status.NOT_RUN)
+
+
+class NotStarted:
+    """A prepared call that no queue of compiled calls takes."""
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Return 0: a Python thread runs a started call, or the thread that waits for it."""
+        return 0
+
+
+class RunByPython(NotStarted):
+    """A prepared call in the middle of which Python has a part."""
+
+    def run_once(self) -> int:
+        """Return `Status.NOT_RUN`: the call has to be `run`."""
+        return not_run()
 
 
 class HostMessages(Protocol):

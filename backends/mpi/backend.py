@@ -22,11 +22,11 @@ from gpucoll.backends.mpi.collectives import mpi_call
 from gpucoll.backends.mpi.library import Library, library, native_operation
 from gpucoll.backends.mpi.ranks import MpiRanks, keep_for_ever
 from gpucoll.backends.mpi.words import FUNCTIONS, Move, MpiWords
-from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
+from gpucoll.backends.protocol import HostBackend, HostMessages, NotStarted, PreparedCall, Request
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import BackendUnavailableError, StateError
 from gpucoll.group.host.group import HostGroup
-from gpucoll.group.protocol import Group, StartedCalls
+from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Status
 from gpucoll.types import ReduceOp
@@ -182,7 +182,7 @@ class BlockMakers:
         return self._on_gpu.of(request)
 
 
-class MpiCall:
+class MpiCall(NotStarted):
     """A prepared call: one built-in over one call block.
 
     Parameters
@@ -238,10 +238,6 @@ class MpiCall:
         except BaseException:
             self._memory.keep_given_up(held)
             raise
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls, or the thread that waits for them."""
-        return 0
 
 
 class Memory:

@@ -26,9 +26,8 @@ from gpucoll.backends.mpi.carriers import Carriers
 from gpucoll.backends.mpi.collectives import mpi_call
 from gpucoll.backends.mpi.exchange import go_on_by_mpi
 from gpucoll.backends.mpi.ranks import MpiRanks
-from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
+from gpucoll.backends.protocol import HostBackend, NotStarted, PreparedCall, Request, RunByPython
 from gpucoll.collectives import Collective
-from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.exchanges import MOST_BYTES_BY_MPI
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.words import Status
@@ -41,7 +40,7 @@ _OVER_MPI = (
 _MESSAGES = "on a host through shared memory, between hosts through MPI"
 
 
-class WorldMpiCall:
+class WorldMpiCall(NotStarted):
     """A prepared call, completely compiled.
 
     Parameters
@@ -74,31 +73,19 @@ class WorldMpiCall:
             self._memory.keep_given_up(self._call)
             raise
 
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls, or the thread that waits for them."""
-        return 0
 
-
-class WorldMpiCallInPhases:
+class WorldMpiCallInPhases(RunByPython):
     """A prepared call on GPU arrays: the leaders agree, then MPI does the rest."""
 
     def __init__(self, phases: Phases, call: MpiCall) -> None:
         self._phases = phases
         self._call = call
 
-    def run_once(self) -> int:
-        """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
-        return int(Status.NOT_RUN)
-
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
         with self._phases.begun(timeout_s) as run:
             run.agree()
             self._call.run(run.call.left_s)
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls, or the thread that waits for them."""
-        return 0
 
 
 class WorldMpiBackend(WorldCpuBackend):

@@ -16,12 +16,18 @@ from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
 from gpucoll.backends.cpu.world.large_scans import LARGE_SCANS
 from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.cpu.world.messages import WorldMessages
-from gpucoll.backends.cpu.world.phases import Phases, Signature, not_run
+from gpucoll.backends.cpu.world.phases import Phases, Signature
 from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries
 from gpucoll.backends.cpu.world.uneven import UnevenAllToAll
-from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request, row_of
+from gpucoll.backends.protocol import (
+    HostBackend,
+    HostMessages,
+    PreparedCall,
+    Request,
+    RunByPython,
+    row_of,
+)
 from gpucoll.collectives import Collective
-from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.group import WorldGroup
 
@@ -41,7 +47,7 @@ IN_ORDER = {
 """The promises that differ with ``deterministic="order"``."""
 
 
-class LargeCall:
+class LargeCall(RunByPython):
     """A prepared large call of all hosts, in phases that Python runs.
 
     Parameters
@@ -54,18 +60,10 @@ class LargeCall:
         self._phases = phases
         self._steps = row_of(LARGE, phases.request.collective, "between hosts")
 
-    def run_once(self) -> int:
-        """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
-        return not_run()
-
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
         with self._phases.begun(timeout_s) as run:
             self._steps(run)
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls."""
-        return 0
 
 
 class WorldCpuBackend:

@@ -8,25 +8,21 @@ do not combine like inputs, and with ``deterministic="order"``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.host.backend import BlockMaker
-from gpucoll.backends.cpu.world.phases import Bytes, input_of, not_run, output_of, put_into
+from gpucoll.backends.cpu.world.phases import Bytes, input_of, output_of, put_into
 from gpucoll.backends.cpu.world.sizes import block_sizes
 from gpucoll.backends.cpu.world.small import set_loop
-from gpucoll.backends.protocol import PartOf, Request
+from gpucoll.backends.protocol import PartOf, Request, RunByPython
 from gpucoll.collectives import NO_ROOT, Collective
-from gpucoll.group.in_one_piece import in_one_piece
-from gpucoll.group.protocol import StartedCalls
+from gpucoll.group.in_one_piece import Deadline, in_one_piece
 from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.kernels.cpu.addresses import changes_inputs
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
-
-_LEAST_TIMEOUT_S = 1e-3
 
 
 def is_combined_in_order(request: Request, group: WorldGroup) -> bool:
@@ -42,7 +38,7 @@ def is_combined_in_order(request: Request, group: WorldGroup) -> bool:
     return not op.commutative and not group.hosts.is_in_order
 
 
-class CallInOrder:
+class CallInOrder(RunByPython):
     """A prepared reduction.
 
     Parameters
@@ -69,15 +65,10 @@ class CallInOrder:
         self._given: tuple[Bytes, Bytes] | None = None
         """Memory for compiled code, which must outlive a call that was given up."""
 
-    def run_once(self) -> int:
-        """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
-        return not_run()
-
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
         group = self._group
-        limit_s = group.timeout_s if timeout_s is None else timeout_s
-        stop = time.monotonic() + limit_s
+        deadline = Deadline(group.timeout_s if timeout_s is None else timeout_s)
         mine, output = self._given = input_of(self._request), output_of(self._request)
         with in_one_piece(group):
             for root, place, landing in self._slices(mine, output):
@@ -86,13 +77,9 @@ class CallInOrder:
                 block.words[Call.source] = source + place.start
                 gets = root in (NO_ROOT, group.rank)
                 block.words[Call.destination] = destination + landing if gets else 0
-                group.calls.run_small(run, block, max(stop - time.monotonic(), _LEAST_TIMEOUT_S))
+                group.calls.run_small(run, block, deadline.left_s)
         put_into(self._request, output)
         self._given = None
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls."""
-        return 0
 
     def _slices(self, mine: Bytes, output: Bytes) -> Iterator[tuple[int, slice, int]]:
         """Yield the root of each slice, where it lies in the input, and its place in the output."""

@@ -24,7 +24,7 @@ from gpucoll.group.world.schedules import Schedule, Section
 from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
-from gpucoll.transport.shared.words import Call, Status
+from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import ALL, Reduction
 from gpucoll.types import ReduceOp
 
@@ -321,11 +321,6 @@ def put_into(request: Request, output: Bytes) -> None:
         buffers, cut(output, [buffer.size_bytes for buffer in buffers]), strict=True
     ):
         bytes_of(buffer)[:] = part
-
-
-def not_run() -> int:
-    """Return `Status.NOT_RUN`, as calls do in which Python has a part."""
-    return int(Status.NOT_RUN)
 
 
 # --- bytes --------------------------------------------------------------------------------------

@@ -12,10 +12,9 @@ from typing import Any
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.backends.cpu.host.backend import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable
-from gpucoll.backends.cpu.world.phases import Bytes, input_of, not_run, output_of, put_into
-from gpucoll.backends.protocol import Request
+from gpucoll.backends.cpu.world.phases import Bytes, input_of, output_of, put_into
+from gpucoll.backends.protocol import NotStarted, Request, not_run
 from gpucoll.collectives import NO_ROOT, Collective, Flow
-from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.call_block import CallBlock
@@ -23,7 +22,7 @@ from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.types import ReduceOp
 
 
-class SmallCall:
+class SmallCall(NotStarted):
     """A prepared call on the path of small calls.
 
     Parameters
@@ -67,10 +66,6 @@ class SmallCall:
         self._group.calls.run_small(self._run_queued, self._block, timeout_s)
         put_into(self._request, output)
         self._packed = None
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls."""
-        return 0
 
 
 class SmallEntries:

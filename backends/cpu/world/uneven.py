@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from gpucoll.backends.cpu.world.large_movements import all_to_all
-from gpucoll.backends.cpu.world.phases import Phases, flat, not_run
-from gpucoll.backends.protocol import PreparedCall, Request
+from gpucoll.backends.cpu.world.phases import Phases, flat
+from gpucoll.backends.protocol import PreparedCall, Request, RunByPython
 from gpucoll.collectives import Collective
 from gpucoll.errors import MismatchError
-from gpucoll.group.in_one_piece import in_one_piece
-from gpucoll.group.protocol import StartedCalls
+from gpucoll.group.in_one_piece import Deadline, in_one_piece
 from gpucoll.wording import rank_of
 
-_LEAST_TIMEOUT_S = 1e-3
 
-
-class UnevenAllToAll:
+class UnevenAllToAll(RunByPython):
     """A prepared all_to_all with counts for both directions.
 
     Parameters
@@ -43,25 +39,16 @@ class UnevenAllToAll:
             Request(Collective.ALL_GATHER, flat(mine), flat(self._tables), part_of=phases.part_of)
         )
 
-    def run_once(self) -> int:
-        """Return `Status.NOT_RUN`: Python has a part in the middle of these calls."""
-        return not_run()
-
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
         group = self._phases.group
-        limit_s = group.timeout_s if timeout_s is None else timeout_s
-        stop = time.monotonic() + limit_s
+        deadline = Deadline(group.timeout_s if timeout_s is None else timeout_s)
         with in_one_piece(group):
-            self._exchange.run(limit_s)
+            self._exchange.run(deadline.left_s)
             self._check()
             sizes = (self._tables[:, 0] * self._row_bytes).tolist()
-            with self._phases.begun(max(stop - time.monotonic(), _LEAST_TIMEOUT_S)) as run:
+            with self._phases.begun(deadline.left_s) as run:
                 all_to_all(run, sizes)
-
-    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
-        """Return 0: a Python thread runs started calls."""
-        return 0
 
     def _check(self) -> None:
         """Raise, on every rank, MismatchError if a rank does not send what another one expects."""

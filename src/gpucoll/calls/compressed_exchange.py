@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,11 +14,9 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.compressed import CompressedPlan, plan_of
 from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.collectives import Collective
-from gpucoll.group.in_one_piece import in_one_piece
+from gpucoll.group.in_one_piece import Deadline, in_one_piece
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.block_message import BLOCK
-
-_LEAST_TIMEOUT_S = 1e-3
 
 Bytes = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
@@ -120,14 +117,12 @@ class CompressedExchange:
 
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call. Outputs and residuals are written last, after all ranks did their part."""
-        start = time.monotonic()
+        deadline = None if timeout_s is None else Deadline(timeout_s)
         self._encode()
         self._all_to_all.run(timeout_s)
         with in_one_piece(self._group):
             self._add_up()
-            if timeout_s is not None:
-                timeout_s = max(timeout_s - (time.monotonic() - start), _LEAST_TIMEOUT_S)
-            self._all_gather.run(timeout_s)
+            self._all_gather.run(None if deadline is None else deadline.left_s)
         if self._residual is not None:
             self._keep_errors(self._residual)
         self._decode()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpucoll.errors import MismatchError
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.layout import Abort
+
+_LEAST_S = 1e-3
 
 
 @contextmanager
@@ -26,6 +29,24 @@ def in_one_piece(group: Group) -> Iterator[None]:
     except BaseException as error:
         give_up(group, error)
         raise
+
+
+class Deadline:
+    """The deadline of a call that consists of several; each gets what is left.
+
+    Parameters
+    ----------
+    timeout_s : float
+        What all of them may take together, in seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._stop = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """The rest, in seconds, at least a millisecond: the next call then says what is late."""
+        return max(self._stop - time.monotonic(), _LEAST_S)
 
 
 def give_up(group: Group, error: BaseException) -> None:
