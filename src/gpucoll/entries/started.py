@@ -163,13 +163,8 @@ def _reap(queue: Pending, context: Context, number: int) -> bool:
 
 
 @inline
-def _run_here(queue: Pending, context: Context, until: int) -> int:
-    """Run calls in this thread, which has the interpreter; return the last status."""
-    context.interpreter = HELD
-    call = entry_of(queue, until).call
-    if max(call.size_bytes, call.largest_bytes) > _LONG_BYTES:
-        release_interpreter(context)
-    status = run_pending(queue, context, until)
+def _stop_here(queue: Pending, context: Context, status: int) -> None:
+    """Stop running calls in this thread, which takes the interpreter if calls released it."""
     thread = context.interpreter
     context.interpreter = 0
     if thread != HELD:
@@ -177,6 +172,17 @@ def _run_here(queue: Pending, context: Context, until: int) -> int:
     end_running(queue, context, status)
     if status == Status.SIGNAL:
         restore_error(context.raised[0], context.raised[1], context.raised[2])
+
+
+@inline
+def _run_here(queue: Pending, context: Context, until: int) -> int:
+    """Run calls in this thread, which has the interpreter; return the last status."""
+    context.interpreter = HELD
+    call = entry_of(queue, until).call
+    if max(call.size_bytes, call.largest_bytes) > _LONG_BYTES:
+        release_interpreter(context)
+    status = run_pending(queue, context, until)
+    _stop_here(queue, context, status)
     return status
 
 
@@ -272,13 +278,8 @@ def poll_started(self: int, arguments: Words, n_arguments: int) -> int:
     if load64_acquire(queue.at.done) < number and begin_running(queue, context) == State.IDLE:
         context.interpreter = HELD
         status = _finish_arrived(queue, context, number)
-        thread = context.interpreter
-        context.interpreter = 0
-        if thread != HELD:
-            restore_thread(thread)
-        end_running(queue, context, status)
+        _stop_here(queue, context, status)
         if status == Status.SIGNAL:
-            restore_error(context.raised[0], context.raised[1], context.raised[2])
             return 0
     if load64_acquire(queue.at.done) >= number:
         return new_integer(1)
