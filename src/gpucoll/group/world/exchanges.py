@@ -34,10 +34,10 @@ from gpucoll.transport.tcp.handshake import encode_purpose
 MOST_BYTES: Final = 256 << 10
 """Limit on the combined data of all ranks; larger calls use the schedules.
 
-An exchange brings all data to every host, but takes one compiled step. An all_reduce of 64 KiB
-takes 23 us between two hosts of a rank, and 67 us of two ranks on 2 cores, against 480 and 1860 us
-in phases (loopback, 2026-11-28); at 1 Gbit/s, the further bytes of 256 KiB take about as long as
-the phases.
+An exchange brings all data to every host, in one compiled step. An all_reduce of 64 KiB takes 27 us
+between two hosts, where its phases take 571, and 262 us between four at 10 Gbit/s, where they take
+1470. Four hosts at 1 Gbit/s pay for the further bytes: 1646 us, where the phases take 1378
+(`tools/measure_hosts.py`, 2 cores, 2026-11-28).
 """
 MOST_BYTES_BY_MPI: Final = 32 << 10
 """The same limit if MPI carries the exchanges, whose own algorithms then follow."""
