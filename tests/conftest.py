@@ -123,6 +123,12 @@ def hosts(ranks, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def hosts_with_schedules(ranks, tmp_path_factory):
+    """The same, whose larger calls go by schedules; see `tests.hosts.Meeting`."""
+    return PlayedHosts(ranks, tmp_path_factory.mktemp("hosts"), by_schedules=True)
+
+
+@pytest.fixture(scope="session")
 def doubles(tmp_path_factory):
     """Doubles of NCCL, RCCL and the GPU drivers, compiled when asked for; see `tests.doubles`."""
     return Builder(tmp_path_factory.mktemp("doubles"))

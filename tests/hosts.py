@@ -10,14 +10,17 @@ differ are on different hosts for gpucoll, share no memory, and meet over TCP. A
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from gpucoll import config, init
 from gpucoll.api.communicator import Communicator
+from gpucoll.group.world import exchanges
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer
 from gpucoll.testing.session import environment
 from gpucoll.transport.shared.words import Context
@@ -39,6 +42,14 @@ class Meeting:
     """Variables for the making of the communicator and the call, on every rank."""
     backend: str = "cpu"
     """What the communicator is asked for."""
+    by_schedules: bool = False
+    """Whether calls above 256 KiB are large, as they are at far larger sizes otherwise."""
+
+    def limits(self) -> Any:
+        """Return a context with the limits that decide how calls go between hosts."""
+        if not self.by_schedules:
+            return contextlib.nullcontext()
+        return mock.patch.multiple(exchanges, MOST_BYTES=256 << 10, MOST_PAIRWISE_BYTES=0)
 
     def variables(self, rank: int) -> dict[str, str]:
         """Return what makes a rank one of its host."""
@@ -71,7 +82,7 @@ class HostSeat:
 
 
 def _call(seat: Seat, meeting: Meeting, function: Any, args: Any, gives: str) -> Any:
-    with environment(meeting.variables(seat.rank)):
+    with environment(meeting.variables(seat.rank)), meeting.limits():
         mine = HostSeat(seat.rank, seat.world_size, meeting)
         if gives == "seat":
             return function(mine, *args)
@@ -89,11 +100,14 @@ class PlayedHosts:
         The ranks.
     folder : Path
         Where they meet: each call by a file of its own.
+    by_schedules : bool
+        See `Meeting`.
     """
 
-    def __init__(self, pools: Pools, folder: Path) -> None:
+    def __init__(self, pools: Pools, folder: Path, *, by_schedules: bool = False) -> None:
         self._pools = pools
         self._folder = folder
+        self._by_schedules = by_schedules
         self._numbers = itertools.count()
 
     def pool(self, placed: str) -> Pool:
@@ -119,7 +133,7 @@ class PlayedHosts:
             ``"communicator"``: of all ranks, a fresh one; ``"seat"``: the rank's `HostSeat`.
         """
         meet = meet or f"file://{self._folder}/meeting{next(self._numbers)}"
-        meeting = Meeting(placed, meet, **options)
+        meeting = Meeting(placed, meet, by_schedules=self._by_schedules, **options)
         pool.start(_call, meeting, function, args, gives, gives="seat", only=only)
 
     def call(

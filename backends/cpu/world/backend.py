@@ -28,7 +28,6 @@ from gpucoll.backends.protocol import (
     row_of,
 )
 from gpucoll.collectives import Collective
-from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.group import WorldGroup
 
 LARGE = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
@@ -36,8 +35,8 @@ _MOST_SIGNATURES = 256
 PROMISES = {
     "same bits on every rank": "yes",
     "same bits run after run": "yes, with the same ranks on the same hosts",
-    "same bits whatever size, chunks and placement": "no: larger arrays are combined host by host",
-    "half types": "accumulated in float32; in larger arrays a host's part is rounded once more",
+    "same bits whatever size, chunks and placement": "no: large arrays are combined host by host",
+    "half types": "accumulated in float32; in large arrays a host's part is rounded once more",
 }
 """What this backend promises of rounding and reproducibility; `Communicator.describe` shows it."""
 IN_ORDER = {
@@ -176,8 +175,9 @@ class WorldCpuBackend:
         }
         guarded = "encrypted" if self._group.is_encrypted else "plain"
         between = (
-            f"through the first rank of each; up to {MOST_BYTES} bytes of all ranks together in "
-            f"one exchange, more by schedules, over {guarded} TCP connections"
+            f"through the first rank of each; up to {self._group.exchanges.most_compiled_bytes} "
+            "bytes of all ranks together in compiled calls, more by schedules, over "
+            f"{guarded} TCP connections"
         )
         messages = (
             "directly from rank to rank: through shared memory inside a host, between hosts over a "

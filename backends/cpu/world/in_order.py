@@ -1,9 +1,9 @@
-"""Reductions of large arrays in the order of the ranks, as small calls on slice after slice.
+"""Reductions of large arrays in the order of the ranks, as compiled calls on slice after slice.
 
-In a small call every rank gets the inputs of all ranks, and combines them itself from rank 0 on. So
-every byte moves to every host. It is the price of an order that schedules between hosts do not
-keep: for ops that do not commute if ranks are not ordered by host, for scans whose partial results
-do not combine like inputs, and with ``deterministic="order"``.
+Compiled calls combine the inputs of all ranks from rank 0 on. Schedules between hosts do not keep
+that order. So these reductions need it: ops that do not commute if ranks are not ordered by host,
+scans whose partial results do not combine like inputs, and those with ``deterministic="order"``. In
+a scan every byte moves to every host.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class CallInOrder(RunByPython):
         """Yield the root of each slice, where it lies in the input, and its place in the output."""
         request, world_size = self._request, self._group.world_size
         item_bytes = request.data.item_bytes
-        step = max(MOST_BYTES // world_size // item_bytes, 1) * item_bytes
+        most_bytes = self._group.exchanges.most_compiled_bytes
+        if request.collective.is_scan:
+            most_bytes = MOST_BYTES
+        step = max(most_bytes // world_size // item_bytes, 1) * item_bytes
         parts = [(request.root, mine.size)]
         if request.collective.spreads:
             parts = list(enumerate(block_sizes(request, world_size, mine.size)))

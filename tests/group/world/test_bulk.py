@@ -18,6 +18,12 @@ LARGE = 1 << 22
 """Elements: more than sockets and their buffers hold."""
 
 
+@pytest.fixture
+def hosts(hosts_with_schedules):
+    """Hosts between which all but small calls go by schedules."""
+    return hosts_with_schedules
+
+
 def add(comm, count=LARGE):
     total = comm.all_reduce(np.ones(count, np.float32))
     return float(total[0]), float(total[-1])

@@ -20,6 +20,12 @@ LARGE = 600_001
 """Elements: no multiple of lanes, hosts or ranks, and more than goes over one lane."""
 
 
+@pytest.fixture
+def hosts(hosts_with_schedules):
+    """Hosts between which all but small calls go by schedules."""
+    return hosts_with_schedules
+
+
 def every_movement(comm):
     """Return whether large calls give what they should."""
     rank, size = comm.rank, comm.world_size

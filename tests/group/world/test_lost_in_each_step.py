@@ -23,6 +23,12 @@ COUNT = 80_000
 TIMEOUT_S = 20.0
 
 
+@pytest.fixture
+def hosts(hosts_with_schedules):
+    """Hosts between which all but small calls go by schedules."""
+    return hosts_with_schedules
+
+
 def expected_sum(count):
     return 4 * (np.arange(count) % 100) + 6
 

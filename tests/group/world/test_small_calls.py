@@ -20,6 +20,7 @@ from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll.calls.work import Work
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
+from gpucoll.group.world.hosts import partners
 
 SHAPES = ["ab", "aab", "abc", "abcde", "abcdefgh"]
 
@@ -394,8 +395,15 @@ def count_connections(comm):
     return len(comm._group.exchanges.connections._ends.sockets)
 
 
-def test_connections_grow_as_the_logarithm(hosts):
-    assert hosts.call("abcdefgh", count_connections) == [5] * 8
+def test_a_few_hosts_are_all_connected(hosts):
+    assert hosts.call("abcdefgh", count_connections) == [7] * 8
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, 1), (16, 15), (17, 8), (64, 11)])
+def test_connections_of_many_hosts_grow_as_the_logarithm(count, expected):
+    for here in range(count):
+        assert len(partners(here, count)) == expected
+        assert all(here in partners(other, count) for other in partners(here, count))
 
 
 def test_one_host_loads_nothing_of_it():

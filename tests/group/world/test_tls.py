@@ -167,8 +167,8 @@ def look(comm):
     return found
 
 
-def test_describe(hosts, certificates):
-    for rank, facts in enumerate(hosts.call("aab", look, environment=certificates)):
+def test_describe(hosts_with_schedules, certificates):
+    for rank, facts in enumerate(hosts_with_schedules.call("aab", look, environment=certificates)):
         assert "over encrypted TCP" in facts["between hosts"], facts
         assert "pair's own, encrypted" in facts["messages"], facts
         if rank != 1:
@@ -195,11 +195,14 @@ def count_large(comm, n_bytes):
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_large_objects_go_the_way_of_large_arrays(hosts, certificates, is_encrypted):
+def test_large_objects_go_the_way_of_large_arrays(hosts_with_schedules, certificates, is_encrypted):
     large = 10 * MOST_BYTES
     variables = certificates if is_encrypted else {}
 
-    assert hosts.call("ab", count_large, large, environment=variables) == [(large, True)] * 2
+    assert (
+        hosts_with_schedules.call("ab", count_large, large, environment=variables)
+        == [(large, True)] * 2
+    )
 
 
 def by_the_kernel(comm):
@@ -252,8 +255,8 @@ def test_a_part_is_encrypted_as_the_whole_is(hosts, authority, certificates, nam
 
 @pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(("placed", "victim"), [("ab", 0), ("aabbc", 2)])
-def test_a_leader_killed_while_data_moves(hosts, certificates, placed, victim):
-    replies = hosts.replies(placed, be_killed, victim, environment=certificates)
+def test_a_leader_killed_while_data_moves(hosts_with_schedules, certificates, placed, victim):
+    replies = hosts_with_schedules.replies(placed, be_killed, victim, environment=certificates)
 
     assert isinstance(replies[victim], Ended)
     for rank, reply in enumerate(replies):
@@ -263,35 +266,37 @@ def test_a_leader_killed_while_data_moves(hosts, certificates, placed, victim):
 
 
 @pytest.mark.parametrize("placed", ["ab", "abc"])
-def test_an_interrupt_while_data_moves(hosts, certificates, placed):
-    replies = hosts.call(placed, be_interrupted, 1, environment=certificates)
+def test_an_interrupt_while_data_moves(hosts_with_schedules, certificates, placed):
+    replies = hosts_with_schedules.call(placed, be_interrupted, 1, environment=certificates)
 
     for rank, (kind, _, ends) in enumerate(replies):
         assert kind is (KeyboardInterrupt if rank == 1 else AbortedError)
         assert not ends
 
 
-def test_an_interrupt_of_who_waits_for_data(hosts, certificates):
-    found = hosts.call("ab", interrupted_by_a_timer, environment=certificates)
+def test_an_interrupt_of_who_waits_for_data(hosts_with_schedules, certificates):
+    found = hosts_with_schedules.call("ab", interrupted_by_a_timer, environment=certificates)
 
     assert found == [AbortedError, KeyboardInterrupt]
 
 
-def test_a_transfer_that_takes_too_long(hosts, certificates):
-    first, second = hosts.call("ab", wait_too_long, environment=certificates)
+def test_a_transfer_that_takes_too_long(hosts_with_schedules, certificates):
+    first, second = hosts_with_schedules.call("ab", wait_too_long, environment=certificates)
 
     assert "waited 0.3 s in all_reduce" in first
     assert "rank 1 of 2" in second
 
 
-def test_connections_that_end_without_a_word(hosts, certificates):
-    first, *_ = hosts.call("abb", end_without_a_word, environment=certificates)
+def test_connections_that_end_without_a_word(hosts_with_schedules, certificates):
+    first, *_ = hosts_with_schedules.call("abb", end_without_a_word, environment=certificates)
 
     assert first.startswith("rank 0 of 3 lost rank 1 (on ")
 
 
-def test_nothing_is_left(hosts, certificates):
-    for held in hosts.call("aab", held_after, 4, gives="seat", environment=certificates):
+def test_nothing_is_left(hosts_with_schedules, certificates):
+    for held in hosts_with_schedules.call(
+        "aab", held_after, 4, gives="seat", environment=certificates
+    ):
         assert len(held[0]) == len(held[-1])
 
 
@@ -310,8 +315,8 @@ def fork_a_child(comm):
     return said, bool(before), float(comm.all_reduce(np.ones(100_000))[0])
 
 
-def test_a_forked_child_keeps_none(hosts, certificates):
-    found = hosts.call("ab", fork_a_child, environment=certificates)
+def test_a_forked_child_keeps_none(hosts_with_schedules, certificates):
+    found = hosts_with_schedules.call("ab", fork_a_child, environment=certificates)
 
     assert found == [(b"0", True, 2.0)] * 2
 

@@ -3,8 +3,9 @@
 In addition to its links, each leader keeps one connection to every host that it is linked to. The
 handshake authenticates the connection for this group and this purpose only. After that it carries
 plain bytes, or with certificates TLS, like those of `gpucoll.group.world.bulk`. The first call
-opens all of them. A leader that breaks the communicator closes them, which its neighbours notice at
-once.
+opens all of them. In a group of a few hosts each leader has one to every other
+host, for pairwise calls. A leader that breaks the communicator closes them, which its neighbours
+notice at once.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll.blocks import Words
 from gpucoll.group.world.connecting import Ends
-from gpucoll.group.world.hosts import Hosts, neighbours
+from gpucoll.group.world.hosts import Hosts, are_few, partners
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.tcp import exchange, small_calls
+from gpucoll.transport.tcp.call_roads import LEAST_BYTES
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.exchange_words import (
     MESSAGE_WORDS,
@@ -27,20 +30,24 @@ from gpucoll.transport.tcp.exchange_words import (
     Outcome,
     Part,
     PartKind,
+    Peer,
     Step,
 )
 from gpucoll.transport.tcp.handshake import encode_purpose
 
-MOST_BYTES: Final = 256 << 10
-"""Limit on the combined data of all ranks; larger calls use the schedules.
-
-An exchange brings all data to every host, in one compiled step. An all_reduce of 64 KiB takes 27 us
-between two hosts, where its phases take 571, and 262 us between four at 10 Gbit/s, where they take
-1470. Four hosts at 1 Gbit/s pay for the further bytes: 1646 us, where the phases take 1378
-(`tools/measure_hosts.py`, 2 cores, 2026-11-28).
-"""
+MOST_BYTES: Final = 512 << 10
+"""Limit on the combined data of all ranks that an exchange brings to every host."""
+LEAST_PAIRWISE_BYTES: Final = 64 << 10
+"""The same limit if hosts need only a part of it, which leaders can send each other instead."""
+MOST_PAIRWISE_BYTES: Final = 8 << 20
+"""Limit on a host's data in such a call; larger calls use the schedules."""
+MOST_BESIDE_FAST_SCHEDULES: Final = 512 << 10
+"""The same limit if schedules have more connections, or TLS without a relay."""
 MOST_BYTES_BY_MPI: Final = 32 << 10
 """The same limit if MPI carries the exchanges, whose own algorithms then follow."""
+_Numbers = npt.NDArray[np.int64]
+_ROUNDING_BYTES: Final = 4096
+"""More room for what each rank brings, for whole cache lines and uneven shares."""
 _SLICE_NS: Final = 20_000_000
 
 
@@ -82,7 +89,7 @@ class Connections:
 
     def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
         """Open all connections, as all leaders do; see `Ends.open`."""
-        assert sorted(self._addresses) == neighbours(self._here, self._count)
+        assert sorted(self._addresses) == partners(self._here, self._count)
         return self._ends.open(self._listener, self._addresses, look, deadline)
 
     def steps(self) -> list[list[int]]:
@@ -91,6 +98,10 @@ class Connections:
             [self._ends.sockets[after, 0].fileno(), self._ends.sockets[before, 0].fileno(), n_parts]
             for after, before, n_parts in _steps(self._here, self._count)
         ]
+
+    def descriptors(self) -> dict[int, int]:
+        """Return the descriptor of each connection, by host."""
+        return {host: end.fileno() for (host, _), end in self._ends.sockets.items()}
 
     def close_connections(self) -> None:
         """Close the open connections."""
@@ -117,6 +128,8 @@ class Exchanges:
         Addresses of words of this host; see `gpucoll.transport.tcp.exchange_words.Exchange`.
     bell_fd : int
         Descriptor that wakes this host's leader.
+    has_fast_schedules : bool
+        Whether schedules have several lanes, or TLS; the same on all ranks.
     """
 
     def __init__(
@@ -128,13 +141,15 @@ class Exchanges:
         n_closed: int,
         abort: int,
         bell_fd: int,
+        *,
+        has_fast_schedules: bool,
     ) -> None:
         self.connections = connections
         self.hosts = hosts
         count, world_size = hosts.count, hosts.world_size
         # If hosts make different calls, each of them may bring as much as all ranks together may
         # have.
-        most_bytes = max(MOST_BYTES, small_calls.LEAST_BYTES * world_size)
+        most_bytes = max(MOST_BYTES, LEAST_BYTES * world_size)
         capacity = count * (most_bytes + Part.n_bytes + 8)
         edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
         self._steps = np.zeros((count.bit_length(), Step.n_words), np.int64)
@@ -144,18 +159,26 @@ class Exchanges:
             np.zeros(2 * count, np.int64),
             np.zeros(world_size + 1, np.int64),
         )
-        # After a word for the outcome, aligned to a cache line. Pages of it have no memory until a
-        # call touches them.
-        self._held = np.empty(16 + capacity // 8, np.int64)
+        # Pages of both have no memory until a call touches them.
+        self._held, held = _memory(capacity)
+        pairwise_bytes = _most_pairwise_bytes(count, has_fast_schedules)
+        self._room, room = _memory(_room_bytes(hosts, hosts.host_of(rank), pairwise_bytes))
+        self._peers = np.zeros((count, Peer.n_words), np.int64)
+        self._polls = np.zeros(count, np.int64)
         words = self.words = Exchange.new()
         self.address = words.address
         tables = [Words(table.ctypes.data) for table in self._tables]
         words.edges, words.order, words.parts, words.inputs = tables
         words.steps = self._steps.ctypes.data
-        words.held = (self._held.ctypes.data + 8 + 63) & -64
+        words.held, words.room = held, room
+        words.peers = Peer(self._peers.ctypes.data)
+        words.peer_polls = Words(self._polls.ctypes.data)
         words.here, words.n_hosts = hosts.host_of(rank), count
         words.rank, words.world_size = rank, world_size
-        words.most_bytes, words.capacity = MOST_BYTES, capacity
+        words.most_bytes, words.least_pairwise_bytes = MOST_BYTES, LEAST_PAIRWISE_BYTES
+        words.most_pairwise_bytes = pairwise_bytes
+        words.is_in_order = hosts.is_in_order
+        words.capacity = capacity
         words.entered, words.n_closed = entered, n_closed
         words.bell_fd, words.abort = bell_fd, abort
         self.loop: int = small_calls.small_call.address
@@ -218,8 +241,15 @@ class Exchanges:
         rows = self.connections.steps()
         self._steps[: len(rows)] = rows
         self.words.n_steps = len(rows)
+        for host, descriptor in self.connections.descriptors().items():
+            self._peers[host, Peer.fd] = descriptor
         self.words.is_open = 1
         return None
+
+    @property
+    def most_compiled_bytes(self) -> int:
+        """Limit on the combined data of all ranks in a reduction that is not large, scans apart."""
+        return max(self.words.most_pairwise_bytes * self.words.n_hosts, MOST_BYTES)
 
     def is_large(self, block: CallBlock) -> bool:
         """Return whether a call is too large for an exchange; the same on all ranks."""
@@ -241,6 +271,7 @@ class Exchanges:
         words = self.words
         words.n_steps, words.go_on, words.carrier, words.large = len(rows), go_on, carrier, large
         words.most_bytes = MOST_BYTES_BY_MPI
+        words.most_pairwise_bytes = 0
         words.is_open = 1
 
     def announce(self, digest: int, kind: PartKind, look: Callable[[], None]) -> Outcome:
@@ -271,6 +302,30 @@ class Exchanges:
         self.words.is_open = 0
         if self.connections is not None:
             self.connections.close()
+
+
+def _most_pairwise_bytes(count: int, has_fast_schedules: bool) -> int:
+    """Return the limit on a host's data in pairwise calls; 0: hosts are too many for any."""
+    if not are_few(count):
+        return 0
+    most_bytes = MOST_PAIRWISE_BYTES
+    return min(most_bytes, MOST_BESIDE_FAST_SCHEDULES) if has_fast_schedules else most_bytes
+
+
+def _room_bytes(hosts: Hosts, here: int, pairwise_bytes: int) -> int:
+    """Return the size of the room of pairwise calls; see `gpucoll.transport.tcp.pairwise_calls`.
+
+    Result and inputs are as large as the data of this host at most, what is combined as that of an
+    average host.
+    """
+    share = -(-hosts.count * len(hosts.ranks[here]) // hosts.world_size)
+    return (2 * share + 1) * pairwise_bytes + _ROUNDING_BYTES * hosts.world_size
+
+
+def _memory(size_bytes: int) -> tuple[_Numbers, int]:
+    """Return memory that begins at a cache line, after a word of its own; and its address."""
+    memory = np.empty(17 + size_bytes // 8, np.int64)
+    return memory, (memory.ctypes.data + 8 + 63) & -64
 
 
 def _steps(here: int, count: int) -> list[tuple[int, int, int]]:

@@ -96,6 +96,21 @@ def neighbours(host: int, count: int) -> list[int]:
     return sorted(found - {host})
 
 
+_MOST_FEW = 16
+
+
+def are_few(count: int) -> bool:
+    """Return whether so few hosts may have a connection between each two for small calls."""
+    return count <= _MOST_FEW
+
+
+def partners(host: int, count: int) -> list[int]:
+    """Return the hosts that this one has connections to for small calls."""
+    if not are_few(count):
+        return neighbours(host, count)
+    return [other for other in range(count) if other != host]
+
+
 def further_hosts(origin: int, here: int, count: int) -> list[int]:
     """Return the hosts to which this one forwards what `origin` sends to all.
 

@@ -20,7 +20,7 @@ from gpucoll.group.host.members import Members
 from gpucoll.group.world import ballots, board, connecting, lanes
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import Connections
-from gpucoll.group.world.hosts import Hosts, neighbours
+from gpucoll.group.world.hosts import Hosts, neighbours, partners
 from gpucoll.group.world.links import Links
 from gpucoll.group.world.listeners import Listeners
 from gpucoll.group.world.pairs import Pairs
@@ -292,10 +292,16 @@ def _settle(
             leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
             own = lanes.lanes_of(listeners.first, listeners.further, leaders)
             joined.bulk = Bulk(here, names, own, credentials, group)
-            addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
+            near = partners(here, hosts.count)
             joined.connections = Connections(
-                here, names, addresses, credentials, group, listeners.first.dup()
+                here,
+                names,
+                {host: leaders[host]["address"] for host in near},
+                credentials,
+                group,
+                listeners.first.dup(),
             )
+            addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
             purpose = connecting.purpose_of(group)
             task = connecting.Connecting(here, joined.names, addresses, credentials, purpose)
             joined.links = task.run(listeners.first, members.further_fds[1], meeting.look, deadline)

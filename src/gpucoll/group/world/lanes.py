@@ -15,6 +15,7 @@ from typing import Any
 from gpucoll import config
 from gpucoll.errors import ArgumentError
 from gpucoll.group.world.bulk import Lane
+from gpucoll.group.world.hosts import Hosts
 from gpucoll.rendezvous.addresses import is_place
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import chosen_addresses
@@ -69,9 +70,18 @@ def lanes_of(
     leaders : list of dict
         The introduction of each host's leader: ``address`` and ``lanes``.
     """
-    count = 1 + min(len(leader["lanes"]) for leader in leaders)
+    count = _count(leaders)
     lanes: list[Lane] = []
     for number, own in enumerate([listener, *further][:count]):
         places = [[leader["address"], *leader["lanes"]][number] for leader in leaders]
         lanes.append(Lane(own.dup(), tuple((str(host), int(port)) for host, port in places)))
     return lanes
+
+
+def _count(leaders: list[dict[str, Any]]) -> int:
+    return 1 + min(len(leader["lanes"]) for leader in leaders)
+
+
+def has_lanes(introductions: list[dict[str, Any]], hosts: Hosts) -> bool:
+    """Return whether leaders have several lanes, from the introductions by rank."""
+    return _count([introductions[ranks[0]] for ranks in hosts.ranks]) > 1

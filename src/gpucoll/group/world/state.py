@@ -12,6 +12,7 @@ from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.records import describe_block, describe_call
 from gpucoll.group.world.board import Board, Failure
 from gpucoll.group.world.exchanges import Exchanges
+from gpucoll.group.world.lanes import has_lanes
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import EVENT_ABORT, Abort
 from gpucoll.transport.shared.words import Context
@@ -66,6 +67,7 @@ class WorldState:
             joined.hosts,
             self.rank,
             joined.connections,
+            has_fast_schedules=self.is_encrypted or has_lanes(joined.introductions, joined.hosts),
             entered=board.entered_address(host.rank),
             n_closed=board.n_closed_address,
             abort=host.members.at(EVENT_ABORT),

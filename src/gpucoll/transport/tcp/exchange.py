@@ -132,7 +132,7 @@ def begin_exchange(words: Exchange, digest: int, kind: int, size_bytes: int) -> 
 
 
 @inline
-def _failed(words: Exchange, host: int) -> int:
+def failed(words: Exchange, host: int) -> int:
     """Return the result for a failed system call: `IDLE` if it may be repeated, or `GONE`."""
     number = errno()
     if number == EAGAIN or number == EINTR:
@@ -143,7 +143,7 @@ def _failed(words: Exchange, host: int) -> int:
 
 
 @inline
-def _two_vectors(
+def two_vectors(
     words: Exchange, first: int, first_bytes: int, second: int, second_bytes: int
 ) -> int:
     """Fill in a message header for two pieces of memory; return its address."""
@@ -168,12 +168,12 @@ def _send_some(words: Exchange) -> int:
     if sent < HEADER_BYTES:
         start = words.sent_header.address + sent
         size_bytes = whole - HEADER_BYTES
-        message = _two_vectors(words, start, HEADER_BYTES - sent, held, size_bytes)
+        message = two_vectors(words, start, HEADER_BYTES - sent, held, size_bytes)
         taken = sendmsg(fd, message, flags)
     else:
         taken = send(fd, held + sent - HEADER_BYTES, whole - sent, flags)
     if taken < 0:
-        return _failed(words, (words.here + (1 << words.step)) % words.n_hosts)
+        return failed(words, (words.here + (1 << words.step)) % words.n_hosts)
     words.sent = sent + taken
     return MOVED
 
@@ -203,12 +203,12 @@ def _receive_some(words: Exchange) -> int:
     if came < HEADER_BYTES:
         start = words.came_header.address + came
         expected = min(words.comes, words.capacity - words.held_bytes)
-        message = _two_vectors(words, start, HEADER_BYTES - came, place, expected)
+        message = two_vectors(words, start, HEADER_BYTES - came, place, expected)
         got = recvmsg(fd, message, flags)
     else:
         got = recv(fd, place + came - HEADER_BYTES, whole - came, flags)
     if got < 0:
-        return _failed(words, sender_of(words))
+        return failed(words, sender_of(words))
     if got == 0:
         words.errno = 0
         words.link = sender_of(words)
@@ -284,6 +284,13 @@ def _move(words: Exchange) -> int:
 
 
 @inline
+def yielded(words: Exchange, idle: int, time_ns: int) -> int:
+    """Yield once; return the number of yields in vain, or `YIELDS` + 1 if no more are to follow."""
+    sched_yield()
+    return idle + 1 if now_ns(words) - time_ns <= TIME_SLICE_NS else YIELDS + 1
+
+
+@inline
 def go_on_until(words: Exchange, end_ns: int) -> int:
     """Go on with an exchange; return its `Outcome`, or `AGAIN` at `end_ns` or after a signal."""
     idle = 0
@@ -303,14 +310,11 @@ def go_on_until(words: Exchange, end_ns: int) -> int:
             time_ns = now_ns(words)
             if time_ns >= end_ns:
                 return Outcome.AGAIN
-            idle += 1
             if idle > YIELDS:
                 if _sleep(words, end_ns - time_ns):
                     return Outcome.AGAIN
             else:
-                sched_yield()
-                if now_ns(words) - time_ns > TIME_SLICE_NS:
-                    idle = YIELDS
+                idle = yielded(words, idle, time_ns)
     return find_parts(words)
 
 

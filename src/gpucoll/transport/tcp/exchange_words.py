@@ -16,6 +16,17 @@ MESSAGE_WORDS = 4
 """Magic, number of the call, step, bytes that follow."""
 
 
+class Road(Codes):
+    """How the data of a call goes between hosts."""
+
+    SMALL = 0
+    """All of it goes to every host, in one exchange."""
+    PAIRWISE = 1
+    """After an exchange without data, each leader sends each other one what that one needs."""
+    LARGE = 2
+    """Other code moves it."""
+
+
 class PartKind(Codes):
     """What a host brings to an exchange."""
 
@@ -68,6 +79,16 @@ class Step(Block):
     n_parts: int
 
 
+class Peer(Block):
+    """The messages of a pairwise call to and from another leader."""
+
+    fd: int
+    sent: int
+    came: int
+    sent_header: Field[Words] = words(4)
+    came_header: Field[Words] = words(4)
+
+
 class Exchange(Block):
     """The words of a rank in a group on several hosts.
 
@@ -82,12 +103,18 @@ class Exchange(Block):
     order : int
         Address of all ranks, host by host.
     most_bytes : int
-        Calls with more data than this, of all ranks together, are large.
+        Calls with more data than this, of all ranks together, are not small.
+    least_pairwise_bytes : int
+        The same limit for calls in which an exchange sends more than hosts need.
+    most_pairwise_bytes : int
+        Calls with more data of a host than this are not pairwise. 0: none is pairwise.
+    is_in_order : int
+        Whether each host's ranks are consecutive.
     large : int
         Address of the loop that runs large calls, once all hosts have agreed on them; 0: Python
         does.
-    is_large : int
-        Whether this call is large.
+    road : int
+        The `Road` of this call.
     number : int
         Number of the last call, counted alike on all ranks.
     completed : int
@@ -131,6 +158,18 @@ class Exchange(Block):
     inputs : int
         Address of the addresses of each rank's input, by rank; then one more word, for the kernel's
         output.
+    peers, peer_polls : int
+        Addresses of each other leader's `Peer`, by host, and of as many words for `poll`.
+    room : int
+        Address of memory for pairwise calls; the word before it is as the one before `held`.
+    result : int
+        Where a pairwise call makes the result for the ranks of this host.
+    is_shared : int
+        Whether the shares of a pairwise call are on their way.
+    made_bytes : int
+        How much of this host's share can be passed on.
+    root_host : int
+        The host of this call's root; -1 if it has none.
     """
 
     here: int
@@ -173,6 +212,16 @@ class Exchange(Block):
     clock: Field[Words] = words(2)
     completed: int
     large: int
-    is_large: int
+    road: int
     go_on: int
     carrier: int
+    least_pairwise_bytes: int
+    most_pairwise_bytes: int
+    is_in_order: int
+    peers: Field[Peer]
+    peer_polls: Field[Words]
+    room: int
+    result: int
+    is_shared: int
+    made_bytes: int
+    root_host: int

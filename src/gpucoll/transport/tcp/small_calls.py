@@ -5,6 +5,9 @@ exchange (`exchange`), and from each leader to its ranks through slots again. Th
 all inputs, and computes its own result from them in rank order. So all ranks get the same bits,
 wherever they are. Rare cases are left to Python: `Exchange.outcome` tells which one it is.
 
+If hosts need only shares of larger inputs, the exchange has no data, and the leaders send the
+shares after it (`pairwise_calls`). The bits are the same.
+
 For a large call, only the check that all hosts make the same call goes this way: `Exchange.large`.
 """
 
@@ -16,7 +19,7 @@ from gpucoll.blocks import Words
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_copy, call_loop, call_reduce, exchange64, load64
+from gpucoll.kernels.cpu.memory import call_copy, call_loop, exchange64, load64
 from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.libc import write
@@ -32,39 +35,34 @@ from gpucoll.transport.shared.steps import (
     wait_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.transport.tcp import exchange
+from gpucoll.transport.tcp import exchange, pairwise_calls
+from gpucoll.transport.tcp.call_roads import (
+    block_start,
+    host_of,
+    own_input,
+    rank_at,
+    result_bytes,
+    road_of,
+    share_bytes,
+    share_start,
+    whole_input_bytes,
+)
 from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_as_told, now_ns
-from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind
+from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind, Road
+from gpucoll.transport.tcp.pairwise_calls import combine_inputs
 
 LATER_NS = 1_000_000_000
 """How much longer other ranks wait for their leader, whose own error tells more."""
 LEADER = 0
-LEAST_BYTES = 16
-"""Size of the largest element."""
 
 
 # --- sizes ----------------------------------------------------------------------------------------
 
 
 @inline
-def _whole_input_bytes(call: Call, rank: int) -> int:
-    """Return the size of a rank's input; the same on all ranks that make the same call."""
-    if call.flow == Flow.FROM_ROOT:
-        return call.largest_bytes if rank == call.root else 0
-    if call.spreads != 0:
-        return call.largest_bytes
-    if call.kernel != 0:
-        return call.size_bytes
-    offsets = call.offsets
-    if offsets:
-        return offsets[rank + 1] - offsets[rank]
-    return call.block_bytes
-
-
-@inline
 def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
-    """Return the size of what a rank brings to the exchange of a call: nothing if it is large."""
-    return 0 if words.is_large != 0 else _whole_input_bytes(call, rank)
+    """Return the size of what a rank brings to its leader: nothing if the call is large."""
+    return 0 if words.road == Road.LARGE else whole_input_bytes(call, rank)
 
 
 @inline
@@ -81,44 +79,22 @@ def _note_sizes(words: Exchange, call: Call) -> int:
     """Store how many bytes each host is to bring; return the total size of all parts."""
     n_hosts, whole = words.n_hosts, 0
     for host in range(n_hosts):
-        size_bytes = _bytes_of_host(words, call, host)
+        size_bytes = _bytes_of_host(words, call, host) if words.road == Road.SMALL else 0
         words.parts[n_hosts + host] = size_bytes
         whole += exchange.PART_BYTES + exchange.whole_words(size_bytes)
     return whole
 
 
 @inline
-def _data_bytes(words: Exchange, call: Call) -> int:
-    """Return the total size of all ranks' inputs."""
-    total = 0
-    for rank in range(words.world_size):
-        total += _whole_input_bytes(call, rank)
-    return total
-
-
-@inline
-def _is_large(words: Exchange, call: Call) -> bool:
-    """Return whether this call is large; the same on all ranks.
-
-    A call with counts that others may not know always is. A reduction of one element never is.
-    """
-    if call.pieces:
-        return True
-    if call.kernel != 0 and call.size_bytes <= LEAST_BYTES:
-        return False
-    return _data_bytes(words, call) > words.most_bytes
-
-
-@inline
 def _kind(words: Exchange) -> int:
     """Return the kind of the hosts' parts in this call's exchange."""
-    return PartKind.NOTHING if words.is_large != 0 else PartKind.DATA
+    return PartKind.DATA if words.road == Road.SMALL else PartKind.NOTHING
 
 
 @inline
 def _is_for_python(words: Exchange, context: Context, call: Call) -> bool:
     """Return whether this call goes another way, or Python has to check something first."""
-    if words.is_large != 0 and words.large == 0:
+    if words.road == Road.LARGE and words.large == 0:
         return True
     if words.may_run == 0 and load64(words.n_closed) != 0:
         return True
@@ -129,22 +105,9 @@ def _is_for_python(words: Exchange, context: Context, call: Call) -> bool:
 
 
 @inline
-def _own_input(call: Call) -> int:
-    """Return the address of this rank's input; a root may have it in its output's place."""
-    return call.source if call.source != 0 else call.destination
-
-
-@inline
 def _piece(size_bytes: int, done: int, most_bytes: int) -> int:
     """Return how many bytes of an input belong to the piece that begins at `done`."""
     return min(max(size_bytes - done, 0), most_bytes)
-
-
-@inline
-def _rank_at(words: Exchange, place: int) -> int:
-    """Return the rank at a place of this host."""
-    edges = words.edges
-    return words.order[edges[words.here] + place]
 
 
 @inline
@@ -153,11 +116,13 @@ def _take_pieces(
 ) -> None:
     """Copy a piece of each input of this host to its place in the leader's part."""
     landing, copy = words.held + exchange.PART_BYTES, context.copy_plain
+    if words.road == Road.PAIRWISE:
+        landing = pairwise_calls.inputs_at(words, call)
     for place in range(context.world_size):
-        size_bytes = _input_bytes(words, call, _rank_at(words, place))
+        size_bytes = _input_bytes(words, call, rank_at(words, words.here, place))
         piece_bytes = _piece(size_bytes, done, most_bytes)
         if piece_bytes > 0:
-            source = _own_input(call) + done
+            source = own_input(call) + done
             if place != LEADER:
                 source = payload_of(context, context.sequence, place, largest_bytes)
             call_copy(copy, landing + done, source, piece_bytes, 0)
@@ -176,7 +141,7 @@ def _gather_pieces(
     mine_bytes = _piece(_input_bytes(words, call, words.rank), done, most_bytes)
     if place != LEADER and mine_bytes > 0:
         payload = payload_of(context, context.sequence, place, largest_bytes)
-        call_copy(context.copy_plain, payload, _own_input(call) + done, mine_bytes, 0)
+        call_copy(context.copy_plain, payload, own_input(call) + done, mine_bytes, 0)
     post(context, call, NOT_SHARED, NOT_SHARED)
     if place == LEADER:
         status = wait_all_arrived(context, call)
@@ -192,12 +157,13 @@ def _gather(words: Exchange, context: Context, call: Call) -> int:
     """Bring the inputs of this host's ranks to its leader, after the header of its part."""
     largest_bytes = done = 0
     for place in range(context.world_size):
-        size_bytes = _input_bytes(words, call, _rank_at(words, place))
+        size_bytes = _input_bytes(words, call, rank_at(words, words.here, place))
         largest_bytes = max(largest_bytes, size_bytes)
     if context.world_size == 1:
         status = begin(context, call)
         if status == Status.OK:
-            _take_pieces(words, context, call, 0, largest_bytes, largest_bytes)
+            if words.road == Road.SMALL:
+                _take_pieces(words, context, call, 0, largest_bytes, largest_bytes)
             close_record(context)
         return status
     most_bytes = context.one_shot_bytes
@@ -233,11 +199,10 @@ def _spread_piece(
 
 
 @inline
-def _spread(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
-    """Bring the outcome and all parts from the leader to the ranks of its host."""
-    start, done = words.held - 8, 0
+def _spread(words: Exchange, context: Context, call: Call, start: int, whole_bytes: int) -> int:
+    """Bring the outcome, and the data after it, from the leader to the ranks of its host."""
+    done = 0
     status: int = Status.OK
-    whole_bytes += 8
     timeout_ns = context.timeout_ns
     if context.rank != LEADER:
         context.timeout_ns = timeout_ns + LATER_NS
@@ -260,16 +225,30 @@ def _ring_bell(words: Exchange) -> None:
 
 
 @inline
+def _go_on(words: Exchange, context: Context, call: Call, end_ns: int) -> int:
+    """Go on with the parts, then in a pairwise call with the shares; return an `Outcome`."""
+    if words.is_shared != 0:
+        return pairwise_calls.go_on_until(words, context, call, end_ns)
+    outcome = go_on_as_told(words, end_ns)
+    if outcome == Outcome.AGREED and words.road == Road.PAIRWISE:
+        pairwise_calls.begin(words, context, call)
+        words.is_shared = 1
+        return Outcome.AGAIN
+    return outcome
+
+
+@inline
 def _exchange(words: Exchange, context: Context, call: Call) -> int:
-    """Exchange the hosts' parts; return OK for any outcome, or SIGNAL."""
+    """Exchange the hosts' parts, or their shares; return OK for any outcome, or SIGNAL."""
     release_interpreter(context)
+    words.is_shared = 0
     size_bytes = words.parts[words.n_hosts + words.here]
     begin_exchange(words, call.digest, _kind(words), size_bytes)
     deadline_ns = words.start_ns + context.timeout_ns
     outcome: int = Outcome.AGAIN
     while outcome == Outcome.AGAIN:
         end_ns = min(now_ns(words) + context.slice_ns, deadline_ns)
-        outcome = go_on_as_told(words, end_ns)
+        outcome = _go_on(words, context, call, end_ns)
         if outcome == Outcome.AGAIN:
             if python_raised(context):
                 give_up(context, Abort.INTERRUPTED, context.rank)
@@ -296,45 +275,24 @@ def _note_inputs(words: Exchange, call: Call) -> None:
 
 
 @inline
-def _combine(words: Exchange, call: Call, n_ranks: int, size_bytes: int) -> None:
-    """Combine the inputs of the first `n_ranks` ranks, in order."""
-    if size_bytes <= 0:
-        return
-    inputs = words.inputs
-    landing = inputs.address + 8 * words.world_size
-    Words(landing)[0] = call.destination
-    parameter = call.parameter + call.parameter_stride * (n_ranks - 1)
-    count = size_bytes // call.part_bytes
-    call_reduce(call.kernel, landing, 1, inputs.address, n_ranks, count, parameter, 0)
-
-
-@inline
 def _reduce(words: Exchange, context: Context, call: Call) -> None:
     """Give this rank its result of a reduction."""
     n_ranks = n_operands(call, words.rank, words.world_size)
     if n_ranks > 0:
-        _combine(words, call, n_ranks, call.size_bytes)
+        combine_inputs(words, call, n_ranks, call.destination, call.size_bytes)
     elif n_ranks == 0:
         fill_with_identity(context, call, 0, call.size_bytes)
-
-
-@inline
-def _block_start(call: Call, rank: int) -> int:
-    """Return the offset of a rank's block in an input with one block for each rank."""
-    if call.offsets:
-        return call.offsets[rank]
-    return call.block_bytes * rank
 
 
 @inline
 def _reduce_blocks(words: Exchange, context: Context, call: Call) -> None:
     """Give this rank its block of all inputs, combined."""
     rank, inputs = words.rank, words.inputs
-    start = _block_start(call, rank)
+    start = block_start(call, rank)
     for other in range(words.world_size):
         inputs[other] = inputs[other] + start
-    size_bytes = _block_start(call, rank + 1) - start
-    _combine(words, call, words.world_size, size_bytes)
+    size_bytes = block_start(call, rank + 1) - start
+    combine_inputs(words, call, words.world_size, call.destination, size_bytes)
 
 
 @inline
@@ -347,8 +305,8 @@ def _take_blocks(words: Exchange, context: Context, call: Call) -> None:
     for other in range(words.world_size):
         start, size_bytes = 0, _input_bytes(words, call, other)
         if spreads:
-            start = _block_start(call, rank)
-            size_bytes = _block_start(call, rank + 1) - start
+            start = block_start(call, rank)
+            size_bytes = block_start(call, rank + 1) - start
         if size_bytes > 0:
             call_copy(copy, landing, inputs[other] + start, size_bytes, 0)
         landing += size_bytes
@@ -360,8 +318,8 @@ def _take_from_root(words: Exchange, context: Context, call: Call) -> None:
     source, start = words.inputs[call.root], 0
     size_bytes = call.largest_bytes
     if call.spreads != 0:
-        start = _block_start(call, words.rank)
-        size_bytes = _block_start(call, words.rank + 1) - start
+        start = block_start(call, words.rank)
+        size_bytes = block_start(call, words.rank + 1) - start
     landing = call.destination
     if size_bytes > 0 and landing != 0:
         call_copy(context.copy_plain, landing, source + start, size_bytes, 0)
@@ -382,6 +340,26 @@ def _finish(words: Exchange, context: Context, call: Call) -> None:
         _take_blocks(words, context, call)
 
 
+@inline
+def _copy_result(words: Exchange, context: Context, call: Call) -> None:
+    """Give this rank its result of a pairwise call, unless it was made there."""
+    rank, copy, landing = words.rank, context.copy_plain, call.destination
+    if words.result == landing or landing == 0:
+        return
+    if call.spreads == 0:
+        if call.flow != Flow.TO_ROOT or rank == call.root:
+            call_copy(copy, landing, words.result, result_bytes(words, call), 0)
+        return
+    start = block_start(call, rank)
+    size_bytes = block_start(call, rank + 1) - start
+    source = words.result + start - share_start(words, call, words.here)
+    for _ in range(words.world_size if call.gathers != 0 else 1):
+        if size_bytes > 0:
+            call_copy(copy, landing, source, size_bytes, 0)
+        landing += size_bytes
+        source += share_bytes(words, call, words.here)
+
+
 # --- the whole ------------------------------------------------------------------------------------
 
 
@@ -397,45 +375,81 @@ def _run_large(words: Exchange, context: Context, call: Call) -> int:
 
 
 @inline
-def _run(words: Exchange, context: Context, call: Call) -> int:
+def _result_at(words: Exchange) -> int:
+    """Return where the outcome lies that leaders bring to their ranks; the data follows it."""
+    return (words.room if words.road == Road.PAIRWISE else words.held) - 8
+
+
+@inline
+def _lead(words: Exchange, context: Context, call: Call) -> int:
+    """Exchange data with the other leaders; return a status: OK if the ranks here are to know."""
+    status = _exchange(words, context, call)
+    outcome = words.outcome
+    Words(_result_at(words))[0] = outcome
+    if status == Status.OK and outcome != Outcome.AGREED and outcome != Outcome.DIFFERS:
+        return Status.NOT_YET
+    return status
+
+
+@inline
+def _follow(words: Exchange, call: Call, held_bytes: int) -> None:
+    """Note the outcome, and where the data is, which has come from the leader."""
+    words.outcome = Words(_result_at(words))[0]
+    words.digest = call.digest
+    if words.road == Road.PAIRWISE:
+        words.result = words.room
+    elif words.outcome == Outcome.AGREED:
+        words.kind = _kind(words)
+        words.held_bytes = held_bytes
+        find_parts(words)
+
+
+@inline
+def _run(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
     """Run a call that has begun; return a status."""
     status = _gather(words, context, call)
     if status != Status.OK:
         return status
-    leads, whole_bytes = context.rank == LEADER, 0
-    for host in range(words.n_hosts):
-        size_bytes = words.parts[words.n_hosts + host]
-        whole_bytes += exchange.PART_BYTES + exchange.whole_words(size_bytes)
+    leads = context.rank == LEADER
     if leads:
-        status = _exchange(words, context, call)
-        outcome = words.outcome
-        Words(words.held - 8)[0] = outcome
-        differs = outcome == Outcome.DIFFERS
-        if status != Status.OK or not (outcome == Outcome.AGREED or differs):
-            return Status.NOT_YET if status == Status.OK else status
+        status = _lead(words, context, call)
+        if status != Status.OK:
+            return status
     if context.world_size > 1:
-        status = _spread(words, context, call, whole_bytes)
+        status = _spread(words, context, call, _result_at(words), whole_bytes)
         if status != Status.OK:
             return status
     if not leads:
-        words.outcome = Words(words.held - 8)[0]
-        words.digest = call.digest
-        if words.outcome == Outcome.AGREED:
-            words.kind = _kind(words)
-            words.held_bytes = whole_bytes
-            find_parts(words)
+        _follow(words, call, whole_bytes - 8)
     if words.outcome != Outcome.AGREED:
         return Status.NOT_YET
-    if words.is_large != 0:
+    if words.road == Road.LARGE:
         return _run_large(words, context, call)
-    _finish(words, context, call)
+    if words.road == Road.PAIRWISE:
+        _copy_result(words, context, call)
+    else:
+        _finish(words, context, call)
     return Status.OK
 
 
 @compiled_when_used()
 def is_large(words: Exchange, call: Call) -> int:
     """Return whether a call is large: `small_call` leaves it to others, or only compares it."""
-    return 1 if _is_large(words, call) else 0
+    return 1 if road_of(words, call) == Road.LARGE else 0
+
+
+@inline
+def _make_ready(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
+    """Take the memory that the ranks of this host need for their data; return a status."""
+    if context.world_size == 1:
+        return Status.OK
+    size_bytes = whole_bytes
+    if words.road == Road.PAIRWISE:
+        for place in range(context.world_size):
+            rank = rank_at(words, words.here, place)
+            size_bytes = max(size_bytes, whole_input_bytes(call, rank))
+    size_bytes = min(size_bytes, context.one_shot_bytes)
+    return make_ready(context, size_bytes, size_bytes)
 
 
 @compiled_when_used()
@@ -446,19 +460,20 @@ def small_call(context: Context, call: Call) -> int:
     """
     words = Exchange(context.hosts)
     words.outcome = Outcome.NONE
-    words.is_large = 1 if _is_large(words, call) else 0
+    words.road = road_of(words, call)
+    words.root_host = host_of(words, call.root)
     if _is_for_python(words, context, call):
         return Status.NOT_YET
     whole_bytes = _note_sizes(words, call) + 8
-    if context.world_size > 1:
-        size_bytes = min(whole_bytes, context.one_shot_bytes)
-        status = make_ready(context, size_bytes, size_bytes)
-        if status != Status.OK:
-            return status
+    if words.road == Road.PAIRWISE:
+        whole_bytes = result_bytes(words, call) + 8
+    status = _make_ready(words, context, call, whole_bytes)
+    if status != Status.OK:
+        return status
     words.number += 1
     exchange64(words.entered, words.number)
     words.start_ns = now_ns(words)
-    status = _run(words, context, call)
+    status = _run(words, context, call, whole_bytes)
     if status == Status.SIGNAL:
         _ring_bell(words)
     elif status == Status.OK:

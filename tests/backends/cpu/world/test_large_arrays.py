@@ -22,6 +22,13 @@ SHAPES = ["ab", "aabb", "abc", "abbb", "abab", "abca", "aabcb"]
 LARGE = [*COLLECTIVES]
 
 
+@pytest.fixture(params=["pairwise", "schedules"])
+def hosts(request):
+    """Hosts between which these arrays go pairwise, or by schedules."""
+    is_pairwise = request.param == "pairwise"
+    return request.getfixturevalue("hosts" if is_pairwise else "hosts_with_schedules")
+
+
 def has_bulk(comm):
     """Return whether this rank has connections for large arrays."""
     bulk = comm._group.bulk

@@ -1,0 +1,436 @@
+"""Calls of middle size between hosts in compiled code: each leader sends what each other one needs.
+
+All hosts have agreed on the call before. Then each leader sends, to every other leader, that host's
+share of its ranks' inputs. In a reduction a host combines its share of all inputs, in rank order,
+and passes the result on, part by part while more comes. In a broadcast the hosts pass on their
+shares of the root's input. So reductions combine each element once, in the order of the ranks, and
+no collective sends more bytes than a ring.
+
+A connection carries one message of a call in each direction: a header, pieces of inputs, and what
+the sender passes on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpucoll.blocks import Words
+from gpucoll.collectives import Flow
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import call_copy, call_reduce, load64
+from gpucoll.transport.shared.libc import (
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    POLLIN,
+    POLLOUT,
+    poll,
+    recvmsg,
+    sendmsg,
+)
+from gpucoll.transport.shared.words import Call, Context
+from gpucoll.transport.tcp.call_roads import (
+    UNIT_ITEMS,
+    block_start,
+    gets_all,
+    has_whole_inputs,
+    n_pieces,
+    n_ranks,
+    own_input,
+    passes_on,
+    piece_bytes,
+    rank_at,
+    result_bytes,
+    share_bytes,
+    share_start,
+    whole_input_bytes,
+)
+from gpucoll.transport.tcp.exchange import (
+    HEADER_BYTES,
+    IDLE,
+    MILLISECOND_NS,
+    MOVED,
+    YIELDS,
+    failed,
+    now_ns,
+    two_vectors,
+    yielded,
+)
+from gpucoll.transport.tcp.exchange_words import MAGIC, MESSAGE_WORDS, Exchange, Outcome
+
+STEP = 64
+"""What the header of these messages has in place of an exchange's step."""
+LEAST_COMBINED_BYTES = 64 << 10
+"""So much of a share is combined at once, or its rest: what comes meanwhile stays in the caches."""
+_LINE_BYTES = 64
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+# The room has the result for all ranks of the host, then on the leader the inputs of its ranks,
+# unless they are a part of the result, and the shares that are to be combined. A leader alone on
+# its host needs no room for what has a place in its arrays.
+
+
+@inline
+def _whole_lines(size_bytes: int) -> int:
+    return (size_bytes + _LINE_BYTES - 1) & -_LINE_BYTES
+
+
+@inline
+def _room_of_result(words: Exchange, call: Call) -> int:
+    """Return how much of the room is for the result, or for what a host passes on."""
+    if call.kernel != 0 and passes_on(call):
+        return _whole_lines(call.size_bytes)
+    return _whole_lines(result_bytes(words, call))
+
+
+@inline
+def inputs_at(words: Exchange, call: Call) -> int:
+    """Return where the leader gathers the inputs of its host's ranks."""
+    if call.spreads == 0 and call.flow == Flow.FROM_ROOT:
+        return words.room
+    if has_whole_inputs(call) and gets_all(words, call, words.here):
+        return words.room + block_start(call, words.edges[words.here])
+    return words.room + _room_of_result(words, call)
+
+
+@inline
+def _is_apart(call: Call) -> bool:
+    """Return whether input and output have no byte in common."""
+    source, destination, size_bytes = call.source, call.destination, call.largest_bytes
+    if source == 0:
+        return False
+    return source + size_bytes <= destination or destination + size_bytes <= source
+
+
+@inline
+def _find_result(words: Exchange, context: Context, call: Call) -> None:
+    """Store where the result for this host's ranks is made.
+
+    In place, what a host passes on lands where the input was that it was made of. That is no longer
+    needed there: without it the other host could not have made anything of it.
+    """
+    words.result = words.room
+    is_alone = context.world_size == 1 and result_bytes(words, call) != 0
+    moves_both_ways = call.spreads != 0 and call.gathers != 0
+    if is_alone and call.destination != 0 and (not moves_both_ways or _is_apart(call)):
+        words.result = call.destination
+
+
+@inline
+def _input_at(words: Exchange, call: Call, piece: int) -> int:
+    """Return the address of an input of this host, or of all of them."""
+    here = words.here
+    if n_ranks(words, here) == 1:
+        return own_input(call)
+    if piece == 0:
+        return inputs_at(words, call)
+    return inputs_at(words, call) + piece * whole_input_bytes(call, words.rank)
+
+
+@inline
+def _received_at(words: Exchange, call: Call, host: int) -> int:
+    """Return where the pieces from a host land."""
+    here, place = words.here, words.edges[host]
+    share = share_bytes(words, call, here)
+    if call.kernel != 0:
+        landing = words.room + _room_of_result(words, call)
+        if n_ranks(words, here) > 1:
+            landing += _whole_lines(whole_input_bytes(call, words.rank) * n_ranks(words, here))
+        return landing + place * share
+    if has_whole_inputs(call):
+        return words.result + block_start(call, place)
+    if call.flow == Flow.FROM_ROOT:
+        return _part_at(words, call, here)
+    return words.result + place * share
+
+
+@inline
+def _part_at(words: Exchange, call: Call, host: int) -> int:
+    """Return where the part of the result lies that a host passes on, or keeps."""
+    return words.result + (share_start(words, call, host) if passes_on(call) else 0)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+@inline
+def _pieces_bytes(words: Exchange, call: Call, origin: int, to: int) -> int:
+    """Return the size of all pieces from one host to another."""
+    return n_pieces(words, call, origin) * piece_bytes(words, call, origin, to)
+
+
+@inline
+def _message_bytes(words: Exchange, call: Call, origin: int, to: int) -> int:
+    """Return the size of the message from one host to another."""
+    size_bytes = HEADER_BYTES + _pieces_bytes(words, call, origin, to)
+    if passes_on(call) and gets_all(words, call, to):
+        size_bytes += share_bytes(words, call, origin)
+    return size_bytes
+
+
+@inline
+def _ready_bytes(words: Exchange, call: Call, host: int) -> int:
+    """Return how much of the message to a host can be sent by now."""
+    size_bytes = HEADER_BYTES + _pieces_bytes(words, call, words.here, host)
+    if passes_on(call) and gets_all(words, call, host):
+        size_bytes += words.made_bytes
+    return size_bytes
+
+
+@inline
+def _take_own(words: Exchange, context: Context, call: Call) -> None:
+    """Copy what the ranks of this host have for each other to its place in the result."""
+    here = words.here
+    landing, start = _received_at(words, call, here), share_start(words, call, here)
+    size_bytes, count = piece_bytes(words, call, here, here), n_pieces(words, call, here)
+    if has_whole_inputs(call):
+        start = 0
+    elif passes_on(call):  # a broadcast; the room has it, or nobody here gets it
+        landing, start, size_bytes = words.result, 0, call.largest_bytes
+        count = count if words.result != words.room else 0
+    for piece in range(count):
+        source = _input_at(words, call, piece) + start
+        if source != landing and size_bytes > 0:
+            call_copy(context.copy_plain, landing, source, size_bytes, 0)
+        landing += size_bytes
+
+
+@inline
+def begin(words: Exchange, context: Context, call: Call) -> None:
+    """Begin the messages to and from all other leaders."""
+    here = words.here
+    _find_result(words, context, call)
+    words.made_bytes = 0
+    if call.kernel == 0:
+        _take_own(words, context, call)
+    for host in range(words.n_hosts):
+        peer = words.peers[host]
+        peer.sent = 0
+        peer.came = 0
+        header = peer.sent_header
+        header[0] = MAGIC
+        header[1] = words.number
+        header[2] = STEP
+        header[3] = _message_bytes(words, call, here, host) - HEADER_BYTES
+
+
+@inline
+def _piece_to_send(words: Exchange, call: Call, host: int, at: int) -> tuple[int, int]:
+    """Return address and size of the piece at an offset after the header, as far as it is ready."""
+    here, size_bytes = words.here, piece_bytes(words, call, words.here, host)
+    pieces_bytes = _pieces_bytes(words, call, here, host)
+    if at < pieces_bytes:
+        start = at % size_bytes
+        if not has_whole_inputs(call):
+            start += share_start(words, call, host)
+        return _input_at(words, call, at // size_bytes) + start, size_bytes - at % size_bytes
+    rest_bytes = _ready_bytes(words, call, host) - HEADER_BYTES - at
+    return _part_at(words, call, here) + at - pieces_bytes, rest_bytes
+
+
+@inline
+def _send_some(words: Exchange, call: Call, host: int) -> int:
+    """Send the rest of the message to a host, as far as it is ready and the kernel takes it."""
+    peer = words.peers[host]
+    sent = peer.sent
+    if sent == _ready_bytes(words, call, host):
+        return IDLE
+    start = peer.sent_header.address + sent
+    piece, size_bytes = _piece_to_send(words, call, host, max(sent - HEADER_BYTES, 0))
+    message = two_vectors(words, start, max(HEADER_BYTES - sent, 0), piece, size_bytes)
+    taken = sendmsg(np.int32(peer.fd), message, np.int32(MSG_DONTWAIT | MSG_NOSIGNAL))
+    if taken < 0:
+        return failed(words, host)
+    peer.sent = sent + taken
+    return MOVED
+
+
+@inline
+def _is_header_wrong(words: Exchange, call: Call, host: int) -> bool:
+    """Return whether the received header is not that of this call's message; store it if so."""
+    header = words.peers[host].came_header
+    size_bytes = _message_bytes(words, call, host, words.here) - HEADER_BYTES
+    is_right = header[0] == MAGIC and header[1] == words.number
+    if is_right and header[2] == STEP and header[3] == size_bytes:
+        return False
+    for word in range(MESSAGE_WORDS):
+        words.came_header[word] = header[word]
+    return True
+
+
+@inline
+def _receive_some(words: Exchange, call: Call, host: int) -> int:
+    """Receive the rest of the message from a host, as far as it has come."""
+    peer, here = words.peers[host], words.here
+    came = peer.came
+    if came == _message_bytes(words, call, host, here):
+        return IDLE
+    at, pieces_bytes = max(came - HEADER_BYTES, 0), _pieces_bytes(words, call, host, here)
+    if at < pieces_bytes:
+        piece, size_bytes = _received_at(words, call, host) + at, pieces_bytes - at
+    else:
+        piece = _part_at(words, call, host) + at - pieces_bytes
+        size_bytes = _message_bytes(words, call, host, here) - HEADER_BYTES - at
+    start = peer.came_header.address + came
+    message = two_vectors(words, start, max(HEADER_BYTES - came, 0), piece, size_bytes)
+    got = recvmsg(np.int32(peer.fd), message, np.int32(MSG_DONTWAIT))
+    if got < 0:
+        return failed(words, host)
+    if got == 0:
+        words.errno = 0
+        words.link = host
+        return Outcome.GONE
+    peer.came = came + got
+    if came < HEADER_BYTES <= came + got and _is_header_wrong(words, call, host):
+        words.link = host
+        return Outcome.GARBLED
+    return MOVED
+
+
+# --- this host's share ----------------------------------------------------------------------------
+
+
+@inline
+def _combinable_bytes(words: Exchange, call: Call) -> int:
+    """Return up to where this host's share has come from every rank."""
+    here, share = words.here, share_bytes(words, call, words.here)
+    least_bytes = share
+    for host in range(words.n_hosts):
+        if host != here:
+            before_bytes = HEADER_BYTES + (n_ranks(words, host) - 1) * share
+            least_bytes = min(least_bytes, words.peers[host].came - before_bytes)
+    return least_bytes
+
+
+@inline
+def _combine(words: Exchange, call: Call, size_bytes: int) -> None:
+    """Combine the next bytes of all ranks' shares, in the order of the ranks."""
+    here, inputs, done = words.here, words.inputs, words.made_bytes
+    share, start = share_bytes(words, call, here), share_start(words, call, here)
+    for host in range(words.n_hosts):
+        landing = _received_at(words, call, host)
+        for place in range(n_ranks(words, host)):
+            at = landing + place * share
+            if host == here:
+                at = _input_at(words, call, place) + start
+            inputs[rank_at(words, host, place)] = at + done
+    landing = _part_at(words, call, here) + done
+    combine_inputs(words, call, words.world_size, landing, size_bytes)
+    words.made_bytes = done + size_bytes
+
+
+@inline
+def _combine_some(words: Exchange, call: Call) -> bool:
+    """Combine what has come, if it is worth a call of the kernel; return whether it was."""
+    done, share = words.made_bytes, share_bytes(words, call, words.here)
+    if call.kernel == 0 or done == share:
+        return False
+    size_bytes = _combinable_bytes(words, call) - done
+    if done + size_bytes < share:
+        size_bytes -= size_bytes % (call.item_bytes * UNIT_ITEMS)
+        if size_bytes < LEAST_COMBINED_BYTES:
+            return False
+    _combine(words, call, size_bytes)
+    return True
+
+
+@inline
+def _note_broadcast(words: Exchange, call: Call) -> None:
+    """Note how much of this host's share of a broadcast has come and can be passed on."""
+    if call.flow == Flow.FROM_ROOT and call.spreads == 0 and words.here != words.root_host:
+        came = words.peers[words.root_host].came - HEADER_BYTES
+        words.made_bytes = min(max(came, 0), share_bytes(words, call, words.here))
+
+
+@inline
+def combine_inputs(
+    words: Exchange, call: Call, n_inputs: int, destination: int, size_bytes: int
+) -> None:
+    """Combine the first `n_inputs` ranks' inputs, in order."""
+    if size_bytes <= 0:
+        return
+    inputs = words.inputs
+    landing = inputs.address + 8 * words.world_size
+    Words(landing)[0] = destination
+    parameter = call.parameter + call.parameter_stride * (n_inputs - 1)
+    count = size_bytes // call.part_bytes
+    call_reduce(call.kernel, landing, 1, inputs.address, n_inputs, count, parameter, 0)
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+@inline
+def _move(words: Exchange, call: Call) -> int:
+    """Send and receive on all connections; return `MOVED`, `IDLE`, or how it has ended."""
+    n_hosts, here = words.n_hosts, words.here
+    moved = IDLE
+    for distance in range(1, n_hosts):
+        sent = _send_some(words, call, (here + distance) % n_hosts)
+        came = _receive_some(words, call, (here - distance + n_hosts) % n_hosts)
+        if came >= 0:
+            return came
+        if sent >= 0:
+            return sent
+        moved = max(moved, max(sent, came))
+    return moved
+
+
+@inline
+def _is_over(words: Exchange, call: Call) -> bool:
+    here = words.here
+    if call.kernel != 0 and words.made_bytes < share_bytes(words, call, here):
+        return False
+    for host in range(words.n_hosts):
+        if host != here:
+            peer = words.peers[host]
+            if peer.sent < _message_bytes(words, call, here, host):
+                return False
+            if peer.came < _message_bytes(words, call, host, here):
+                return False
+    return True
+
+
+@inline
+def _sleep(words: Exchange, call: Call, duration_ns: int) -> bool:
+    """Sleep until something can move, for `duration_ns` at most; return whether a signal came."""
+    here, count = words.here, 0
+    for host in range(words.n_hosts):
+        peer, events = words.peers[host], 0
+        if host != here:
+            if peer.came < _message_bytes(words, call, host, here):
+                events |= POLLIN
+            if peer.sent < _ready_bytes(words, call, host):
+                events |= POLLOUT
+        if events != 0:
+            words.peer_polls[count] = peer.fd | (events << 32)  # struct pollfd
+            count += 1
+    milliseconds = (duration_ns + MILLISECOND_NS - 1) // MILLISECOND_NS
+    return poll(words.peer_polls.address, count, np.int32(milliseconds)) < 0
+
+
+@inline
+def go_on_until(words: Exchange, context: Context, call: Call, end_ns: int) -> int:
+    """Go on with the messages; return an `Outcome`, which is `AGAIN` at `end_ns`."""
+    idle = 0
+    while True:
+        result = _move(words, call)
+        if result >= 0:
+            return result
+        _note_broadcast(words, call)
+        if _combine_some(words, call) or result == MOVED:
+            idle = 0
+        elif _is_over(words, call):
+            return Outcome.AGREED
+        else:
+            if load64(words.abort) != 0:
+                return Outcome.ABORTED
+            time_ns = now_ns(words)
+            if time_ns >= end_ns:
+                return Outcome.AGAIN
+            if idle > YIELDS:
+                if _sleep(words, call, end_ns - time_ns):
+                    return Outcome.AGAIN
+            else:
+                idle = yielded(words, idle, time_ns)
