@@ -175,7 +175,7 @@ class WorldCpuBackend:
         }
         guarded = "encrypted" if self._group.is_encrypted else "plain"
         between = (
-            f"through the first rank of each; up to {self._group.exchanges.most_compiled_bytes} "
+            f"through the first rank of each; up to {self._group.exchanges.most_compiled_bytes()} "
             "bytes of all ranks together in compiled calls, more by schedules, over "
             f"{guarded} TCP connections"
         )

@@ -18,7 +18,6 @@ from gpucoll.backends.cpu.world.small import set_loop
 from gpucoll.backends.protocol import PartOf, Request, RunByPython
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.group.in_one_piece import Deadline, in_one_piece
-from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.kernels.cpu.addresses import changes_inputs
 from gpucoll.transport.shared.call_block import CallBlock
@@ -85,9 +84,8 @@ class CallInOrder(RunByPython):
         """Yield the root of each slice, where it lies in the input, and its place in the output."""
         request, world_size = self._request, self._group.world_size
         item_bytes = request.data.item_bytes
-        most_bytes = self._group.exchanges.most_compiled_bytes
-        if request.collective.is_scan:
-            most_bytes = MOST_BYTES
+        scans = request.collective.is_scan
+        most_bytes = self._group.exchanges.most_compiled_bytes(scans=scans)
         step = max(most_bytes // world_size // item_bytes, 1) * item_bytes
         parts = [(request.root, mine.size)]
         if request.collective.spreads:

@@ -246,10 +246,11 @@ class Exchanges:
         self.words.is_open = 1
         return None
 
-    @property
-    def most_compiled_bytes(self) -> int:
-        """Limit on the combined data of all ranks in a reduction that is not large, scans apart."""
-        return max(self.words.most_pairwise_bytes * self.words.n_hosts, MOST_BYTES)
+    def most_compiled_bytes(self, *, scans: bool = False) -> int:
+        """Return the limit on the combined data of all ranks in a reduction that is not large."""
+        words = self.words
+        pairwise_bytes = 0 if scans else words.most_pairwise_bytes * words.n_hosts
+        return max(words.most_bytes, pairwise_bytes)
 
     def is_large(self, block: CallBlock) -> bool:
         """Return whether a call is too large for an exchange; the same on all ranks."""

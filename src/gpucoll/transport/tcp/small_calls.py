@@ -203,14 +203,10 @@ def _spread(words: Exchange, context: Context, call: Call, start: int, whole_byt
     """Bring the outcome, and the data after it, from the leader to the ranks of its host."""
     done = 0
     status: int = Status.OK
-    timeout_ns = context.timeout_ns
-    if context.rank != LEADER:
-        context.timeout_ns = timeout_ns + LATER_NS
     while done < whole_bytes and status == Status.OK:
         size_bytes = min(context.one_shot_bytes, whole_bytes - done)
         status = _spread_piece(words, context, call, start + done, size_bytes)
         done += size_bytes
-    context.timeout_ns = timeout_ns
     return status
 
 
@@ -364,17 +360,6 @@ def _copy_result(words: Exchange, context: Context, call: Call) -> None:
 
 
 @inline
-def _run_large(words: Exchange, context: Context, call: Call) -> int:
-    """Run a large call, which all ranks make; return its loop's status."""
-    timeout_ns = context.timeout_ns
-    if context.rank != LEADER:
-        context.timeout_ns = timeout_ns + LATER_NS
-    status = call_loop(words.large, context, call)
-    context.timeout_ns = timeout_ns
-    return status
-
-
-@inline
 def _result_at(words: Exchange) -> int:
     """Return where the outcome lies that leaders bring to their ranks; the data follows it."""
     return (words.room if words.road == Road.PAIRWISE else words.held) - 8
@@ -424,7 +409,7 @@ def _run(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int
     if words.outcome != Outcome.AGREED:
         return Status.NOT_YET
     if words.road == Road.LARGE:
-        return _run_large(words, context, call)
+        return call_loop(words.large, context, call)
     if words.road == Road.PAIRWISE:
         _copy_result(words, context, call)
     else:
@@ -473,7 +458,11 @@ def small_call(context: Context, call: Call) -> int:
     words.number += 1
     exchange64(words.entered, words.number)
     words.start_ns = now_ns(words)
+    timeout_ns = context.timeout_ns
+    if context.rank != LEADER:
+        context.timeout_ns = timeout_ns + LATER_NS
     status = _run(words, context, call, whole_bytes)
+    context.timeout_ns = timeout_ns
     if status == Status.SIGNAL:
         _ring_bell(words)
     elif status == Status.OK:

@@ -146,8 +146,10 @@ def first_operand(comm):
 
 
 @pytest.mark.soak
-def test_operations_of_users(hosts):
-    assert hosts.call("abc", first_operand) == [({1.0}, {6.0}, True)] * 3
+def test_operations_of_users(hosts, hosts_with_schedules):
+    expected = {1.0}, {6.0}, hosts is hosts_with_schedules
+
+    assert hosts.call("abc", first_operand) == [expected] * 3
 
 
 def composed(comm, count):
