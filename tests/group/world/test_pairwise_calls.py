@@ -17,7 +17,7 @@ from tests.waiting import SOON_S, is_broken, until
 from gpucoll import ReduceOp
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 from gpucoll.group.world.exchanges import LEAST_PAIRWISE_BYTES, MOST_PAIRWISE_BYTES
-from gpucoll.transport.tcp.exchange_words import Peer, Road
+from gpucoll.transport.tcp.exchange_words import Peer, Route
 
 COUNT = 150_000
 """Elements of 4 bytes: far more than an exchange brings to every host, far less than is large."""
@@ -27,18 +27,18 @@ def add(comm, count=COUNT):
     return float(comm.all_reduce(np.ones(count, np.float32))[-1])
 
 
-def road(comm):
-    return Road(comm._group.exchanges.words.road)
+def route(comm):
+    return Route(comm._group.exchanges.words.route)
 
 
-# --- the road -------------------------------------------------------------------------------------
+# --- the route ------------------------------------------------------------------------------------
 
 
-def roads(comm, sizes):
+def routes(comm, sizes):
     found = []
     for size in sizes:
         comm.all_reduce(np.ones(size, np.uint8))
-        found.append(road(comm))
+        found.append(route(comm))
     return found
 
 
@@ -46,9 +46,9 @@ def test_sizes_that_are_pairwise(hosts):
     least = LEAST_PAIRWISE_BYTES // 3
     sizes = (least, least + 1, MOST_PAIRWISE_BYTES, MOST_PAIRWISE_BYTES + 1)
 
-    found = hosts.call("abc", roads, sizes)
+    found = hosts.call("abc", routes, sizes)
 
-    assert found == [[Road.SMALL, Road.PAIRWISE, Road.PAIRWISE, Road.LARGE]] * 3
+    assert found == [[Route.SMALL, Route.PAIRWISE, Route.PAIRWISE, Route.LARGE]] * 3
 
 
 # --- bits -----------------------------------------------------------------------------------------
@@ -67,13 +67,13 @@ def combined(comm, dtype):
     found = []
     for op in ("sum", "avg", "max", ReduceOp.scaled_sum(0.3)):
         whole = comm.all_reduce(x, op=op)
-        assert road(comm) == Road.PAIRWISE
+        assert route(comm) == Route.PAIRWISE
         in_place = x.copy()
         comm.all_reduce(in_place, op=op, out=in_place)
         assert in_place.tobytes() == whole.tobytes()
         if comm._group.hosts.is_in_order:  # otherwise it goes by schedules, host by host
             assert comm.reduce_scatter(x, op=op).tobytes() == whole[block].tobytes()
-            assert road(comm) == Road.PAIRWISE
+            assert route(comm) == Route.PAIRWISE
         reduced = comm.reduce(x, op=op, root=world_size - 1)
         if reduced is not None:
             assert reduced.tobytes() == whole.tobytes()

@@ -22,7 +22,7 @@ from gpucoll.group.world.connecting import Ends
 from gpucoll.group.world.hosts import Hosts, are_few, partners
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.tcp import exchange, small_calls
-from gpucoll.transport.tcp.call_roads import LEAST_BYTES
+from gpucoll.transport.tcp.call_routes import LEAST_BYTES
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.exchange_words import (
     MESSAGE_WORDS,

@@ -16,7 +16,7 @@ MESSAGE_WORDS = 4
 """Magic, number of the call, step, bytes that follow."""
 
 
-class Road(Codes):
+class Route(Codes):
     """How the data of a call goes between hosts."""
 
     SMALL = 0
@@ -113,8 +113,8 @@ class Exchange(Block):
     large : int
         Address of the loop that runs large calls, once all hosts have agreed on them; 0: Python
         does.
-    road : int
-        The `Road` of this call.
+    route : int
+        The `Route` of this call.
     number : int
         Number of the last call, counted alike on all ranks.
     completed : int
@@ -212,7 +212,7 @@ class Exchange(Block):
     clock: Field[Words] = words(2)
     completed: int
     large: int
-    road: int
+    route: int
     go_on: int
     carrier: int
     least_pairwise_bytes: int

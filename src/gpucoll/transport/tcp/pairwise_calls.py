@@ -28,7 +28,7 @@ from gpucoll.transport.shared.libc import (
     sendmsg,
 )
 from gpucoll.transport.shared.words import Call, Context
-from gpucoll.transport.tcp.call_roads import (
+from gpucoll.transport.tcp.call_routes import (
     UNIT_ITEMS,
     block_start,
     gets_all,
@@ -66,9 +66,9 @@ _LINE_BYTES = 64
 
 # --- memory ---------------------------------------------------------------------------------------
 
-# The room has the result for all ranks of the host, then on the leader the inputs of its ranks,
-# unless they are a part of the result, and the shares that are to be combined. A leader alone on
-# its host needs no room for what has a place in its arrays.
+# The leader's room has the result for all ranks of its host, then the inputs of the others, unless
+# they are a part of the result, and the shares that are to be combined. No room is needed for what
+# has a place in the leader's own arrays.
 
 
 @inline
@@ -111,21 +111,32 @@ def _find_result(words: Exchange, context: Context, call: Call) -> None:
     needed there: without it the other host could not have made anything of it.
     """
     words.result = words.room
-    is_alone = context.world_size == 1 and result_bytes(words, call) != 0
-    moves_both_ways = call.spreads != 0 and call.gathers != 0
-    if is_alone and call.destination != 0 and (not moves_both_ways or _is_apart(call)):
-        words.result = call.destination
+    is_broadcast = call.flow == Flow.FROM_ROOT and passes_on(call)
+    if is_broadcast and words.rank == call.root:
+        words.result = own_input(call)
+    elif call.destination != 0 and (call.flow != Flow.TO_ROOT or words.rank == call.root):
+        moves_both_ways = call.spreads != 0 and call.gathers != 0
+        is_whole = call.kernel != 0 or (is_broadcast and words.here != words.root_host)
+        if context.world_size > 1:
+            fits = is_whole and passes_on(call)
+        else:
+            fits = not moves_both_ways or _is_apart(call)
+        if fits:
+            words.result = call.destination
 
 
 @inline
 def _input_at(words: Exchange, call: Call, piece: int) -> int:
     """Return the address of an input of this host, or of all of them."""
-    here = words.here
-    if n_ranks(words, here) == 1:
+    is_own = piece == 0
+    if has_whole_inputs(call):
+        is_own = n_ranks(words, words.here) == 1
+    elif call.flow == Flow.FROM_ROOT:
+        is_own = words.rank == call.root
+    if is_own:
         return own_input(call)
-    if piece == 0:
-        return inputs_at(words, call)
-    return inputs_at(words, call) + piece * whole_input_bytes(call, words.rank)
+    gathered = inputs_at(words, call)
+    return gathered + (piece * whole_input_bytes(call, words.rank) if piece != 0 else 0)
 
 
 @inline
@@ -182,14 +193,9 @@ def _ready_bytes(words: Exchange, call: Call, host: int) -> int:
 def _take_own(words: Exchange, context: Context, call: Call) -> None:
     """Copy what the ranks of this host have for each other to its place in the result."""
     here = words.here
-    landing, start = _received_at(words, call, here), share_start(words, call, here)
-    size_bytes, count = piece_bytes(words, call, here, here), n_pieces(words, call, here)
-    if has_whole_inputs(call):
-        start = 0
-    elif passes_on(call):  # a broadcast; the room has it, or nobody here gets it
-        landing, start, size_bytes = words.result, 0, call.largest_bytes
-        count = count if words.result != words.room else 0
-    for piece in range(count):
+    landing, size_bytes = _received_at(words, call, here), piece_bytes(words, call, here, here)
+    start = 0 if has_whole_inputs(call) else share_start(words, call, here)
+    for piece in range(n_pieces(words, call, here)):
         source = _input_at(words, call, piece) + start
         if source != landing and size_bytes > 0:
             call_copy(context.copy_plain, landing, source, size_bytes, 0)

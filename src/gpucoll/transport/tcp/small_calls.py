@@ -36,20 +36,20 @@ from gpucoll.transport.shared.steps import (
 )
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp import exchange, pairwise_calls
-from gpucoll.transport.tcp.call_roads import (
+from gpucoll.transport.tcp.call_routes import (
     block_start,
+    has_whole_inputs,
     host_of,
     own_input,
     rank_at,
     result_bytes,
-    road_of,
-    share_bytes,
-    share_start,
+    route_of,
     whole_input_bytes,
 )
 from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_as_told, now_ns
-from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind, Road
+from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind, Route
 from gpucoll.transport.tcp.pairwise_calls import combine_inputs
+from gpucoll.transport.tcp.pairwise_results import OUTCOME_BYTES, spread_result, take_result
 
 LATER_NS = 1_000_000_000
 """How much longer other ranks wait for their leader, whose own error tells more."""
@@ -62,7 +62,7 @@ LEADER = 0
 @inline
 def _input_bytes(words: Exchange, call: Call, rank: int) -> int:
     """Return the size of what a rank brings to its leader: nothing if the call is large."""
-    return 0 if words.road == Road.LARGE else whole_input_bytes(call, rank)
+    return 0 if words.route == Route.LARGE else whole_input_bytes(call, rank)
 
 
 @inline
@@ -79,7 +79,7 @@ def _note_sizes(words: Exchange, call: Call) -> int:
     """Store how many bytes each host is to bring; return the total size of all parts."""
     n_hosts, whole = words.n_hosts, 0
     for host in range(n_hosts):
-        size_bytes = _bytes_of_host(words, call, host) if words.road == Road.SMALL else 0
+        size_bytes = _bytes_of_host(words, call, host) if words.route == Route.SMALL else 0
         words.parts[n_hosts + host] = size_bytes
         whole += exchange.PART_BYTES + exchange.whole_words(size_bytes)
     return whole
@@ -88,13 +88,13 @@ def _note_sizes(words: Exchange, call: Call) -> int:
 @inline
 def _kind(words: Exchange) -> int:
     """Return the kind of the hosts' parts in this call's exchange."""
-    return PartKind.DATA if words.road == Road.SMALL else PartKind.NOTHING
+    return PartKind.DATA if words.route == Route.SMALL else PartKind.NOTHING
 
 
 @inline
 def _is_for_python(words: Exchange, context: Context, call: Call) -> bool:
     """Return whether this call goes another way, or Python has to check something first."""
-    if words.road == Road.LARGE and words.large == 0:
+    if words.route == Route.LARGE and words.large == 0:
         return True
     if words.may_run == 0 and load64(words.n_closed) != 0:
         return True
@@ -102,6 +102,12 @@ def _is_for_python(words: Exchange, context: Context, call: Call) -> bool:
 
 
 # --- inside a host --------------------------------------------------------------------------------
+
+
+@inline
+def _is_taken(words: Exchange, call: Call, place: int) -> bool:
+    """Return whether the input of a rank here is copied; a leader may send its own as it lies."""
+    return place != LEADER or words.route == Route.SMALL or has_whole_inputs(call)
 
 
 @inline
@@ -116,12 +122,12 @@ def _take_pieces(
 ) -> None:
     """Copy a piece of each input of this host to its place in the leader's part."""
     landing, copy = words.held + exchange.PART_BYTES, context.copy_plain
-    if words.road == Road.PAIRWISE:
+    if words.route == Route.PAIRWISE:
         landing = pairwise_calls.inputs_at(words, call)
     for place in range(context.world_size):
         size_bytes = _input_bytes(words, call, rank_at(words, words.here, place))
         piece_bytes = _piece(size_bytes, done, most_bytes)
-        if piece_bytes > 0:
+        if piece_bytes > 0 and _is_taken(words, call, place):
             source = own_input(call) + done
             if place != LEADER:
                 source = payload_of(context, context.sequence, place, largest_bytes)
@@ -157,12 +163,13 @@ def _gather(words: Exchange, context: Context, call: Call) -> int:
     """Bring the inputs of this host's ranks to its leader, after the header of its part."""
     largest_bytes = done = 0
     for place in range(context.world_size):
-        size_bytes = _input_bytes(words, call, rank_at(words, words.here, place))
-        largest_bytes = max(largest_bytes, size_bytes)
+        if _is_taken(words, call, place):
+            size_bytes = _input_bytes(words, call, rank_at(words, words.here, place))
+            largest_bytes = max(largest_bytes, size_bytes)
     if context.world_size == 1:
         status = begin(context, call)
         if status == Status.OK:
-            if words.road == Road.SMALL:
+            if words.route == Route.SMALL:
                 _take_pieces(words, context, call, 0, largest_bytes, largest_bytes)
             close_record(context)
         return status
@@ -199,9 +206,9 @@ def _spread_piece(
 
 
 @inline
-def _spread(words: Exchange, context: Context, call: Call, start: int, whole_bytes: int) -> int:
-    """Bring the outcome, and the data after it, from the leader to the ranks of its host."""
-    done = 0
+def _spread(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
+    """Bring the outcome, and all parts, from the leader to the ranks of its host."""
+    start, done = words.held - 8, 0
     status: int = Status.OK
     while done < whole_bytes and status == Status.OK:
         size_bytes = min(context.one_shot_bytes, whole_bytes - done)
@@ -226,7 +233,7 @@ def _go_on(words: Exchange, context: Context, call: Call, end_ns: int) -> int:
     if words.is_shared != 0:
         return pairwise_calls.go_on_until(words, context, call, end_ns)
     outcome = go_on_as_told(words, end_ns)
-    if outcome == Outcome.AGREED and words.road == Road.PAIRWISE:
+    if outcome == Outcome.AGREED and words.route == Route.PAIRWISE:
         pairwise_calls.begin(words, context, call)
         words.is_shared = 1
         return Outcome.AGAIN
@@ -336,33 +343,7 @@ def _finish(words: Exchange, context: Context, call: Call) -> None:
         _take_blocks(words, context, call)
 
 
-@inline
-def _copy_result(words: Exchange, context: Context, call: Call) -> None:
-    """Give this rank its result of a pairwise call, unless it was made there."""
-    rank, copy, landing = words.rank, context.copy_plain, call.destination
-    if words.result == landing or landing == 0:
-        return
-    if call.spreads == 0:
-        if call.flow != Flow.TO_ROOT or rank == call.root:
-            call_copy(copy, landing, words.result, result_bytes(words, call), 0)
-        return
-    start = block_start(call, rank)
-    size_bytes = block_start(call, rank + 1) - start
-    source = words.result + start - share_start(words, call, words.here)
-    for _ in range(words.world_size if call.gathers != 0 else 1):
-        if size_bytes > 0:
-            call_copy(copy, landing, source, size_bytes, 0)
-        landing += size_bytes
-        source += share_bytes(words, call, words.here)
-
-
 # --- the whole ------------------------------------------------------------------------------------
-
-
-@inline
-def _result_at(words: Exchange) -> int:
-    """Return where the outcome lies that leaders bring to their ranks; the data follows it."""
-    return (words.room if words.road == Road.PAIRWISE else words.held) - 8
 
 
 @inline
@@ -370,23 +351,30 @@ def _lead(words: Exchange, context: Context, call: Call) -> int:
     """Exchange data with the other leaders; return a status: OK if the ranks here are to know."""
     status = _exchange(words, context, call)
     outcome = words.outcome
-    Words(_result_at(words))[0] = outcome
+    Words(words.held - 8)[0] = outcome
     if status == Status.OK and outcome != Outcome.AGREED and outcome != Outcome.DIFFERS:
         return Status.NOT_YET
     return status
 
 
 @inline
-def _follow(words: Exchange, call: Call, held_bytes: int) -> None:
-    """Note the outcome, and where the data is, which has come from the leader."""
-    words.outcome = Words(_result_at(words))[0]
+def _bring(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
+    """Bring the outcome and the data from the leader to the ranks of its host."""
+    is_pairwise = words.route == Route.PAIRWISE
+    if is_pairwise:
+        status = spread_result(words, context, call)
+    else:
+        status = _spread(words, context, call, whole_bytes)
+    if status != Status.OK or context.rank == LEADER:
+        return status
     words.digest = call.digest
-    if words.road == Road.PAIRWISE:
-        words.result = words.room
-    elif words.outcome == Outcome.AGREED:
+    if not is_pairwise:
+        words.outcome = Words(words.held - 8)[0]
+    if not is_pairwise and words.outcome == Outcome.AGREED:
         words.kind = _kind(words)
-        words.held_bytes = held_bytes
+        words.held_bytes = whole_bytes - 8
         find_parts(words)
+    return status
 
 
 @inline
@@ -395,32 +383,29 @@ def _run(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int
     status = _gather(words, context, call)
     if status != Status.OK:
         return status
-    leads = context.rank == LEADER
-    if leads:
+    if context.rank == LEADER:
         status = _lead(words, context, call)
         if status != Status.OK:
             return status
     if context.world_size > 1:
-        status = _spread(words, context, call, _result_at(words), whole_bytes)
+        status = _bring(words, context, call, whole_bytes)
         if status != Status.OK:
             return status
-    if not leads:
-        _follow(words, call, whole_bytes - 8)
     if words.outcome != Outcome.AGREED:
         return Status.NOT_YET
-    if words.road == Road.LARGE:
+    if words.route == Route.LARGE:
         return call_loop(words.large, context, call)
-    if words.road == Road.PAIRWISE:
-        _copy_result(words, context, call)
-    else:
+    if words.route == Route.SMALL:
         _finish(words, context, call)
+    elif context.rank == LEADER:
+        take_result(words, context, call, words.result, 0, result_bytes(words, call))
     return Status.OK
 
 
 @compiled_when_used()
 def is_large(words: Exchange, call: Call) -> int:
     """Return whether a call is large: `small_call` leaves it to others, or only compares it."""
-    return 1 if road_of(words, call) == Road.LARGE else 0
+    return 1 if route_of(words, call) == Route.LARGE else 0
 
 
 @inline
@@ -429,7 +414,7 @@ def _make_ready(words: Exchange, context: Context, call: Call, whole_bytes: int)
     if context.world_size == 1:
         return Status.OK
     size_bytes = whole_bytes
-    if words.road == Road.PAIRWISE:
+    if words.route == Route.PAIRWISE:
         for place in range(context.world_size):
             rank = rank_at(words, words.here, place)
             size_bytes = max(size_bytes, whole_input_bytes(call, rank))
@@ -445,13 +430,13 @@ def small_call(context: Context, call: Call) -> int:
     """
     words = Exchange(context.hosts)
     words.outcome = Outcome.NONE
-    words.road = road_of(words, call)
+    words.route = route_of(words, call)
     words.root_host = host_of(words, call.root)
     if _is_for_python(words, context, call):
         return Status.NOT_YET
     whole_bytes = _note_sizes(words, call) + 8
-    if words.road == Road.PAIRWISE:
-        whole_bytes = result_bytes(words, call) + 8
+    if words.route == Route.PAIRWISE:
+        whole_bytes = result_bytes(words, call) + OUTCOME_BYTES
     status = _make_ready(words, context, call, whole_bytes)
     if status != Status.OK:
         return status

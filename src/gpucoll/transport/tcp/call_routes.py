@@ -1,4 +1,4 @@
-"""Which road a call between hosts takes, and how much of its data each host gives and needs.
+"""Which route a call between hosts takes, and how much of its data each host gives and needs.
 
 All ranks that make the same call compute the same answers.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.transport.shared.words import Call
-from gpucoll.transport.tcp.exchange_words import Exchange, Road
+from gpucoll.transport.tcp.exchange_words import Exchange, Route
 
 LEAST_BYTES = 16
 """Size of the largest element."""
@@ -57,7 +57,7 @@ def own_input(call: Call) -> int:
     return call.source if call.source != 0 else call.destination
 
 
-# --- the road -------------------------------------------------------------------------------------
+# --- the route ------------------------------------------------------------------------------------
 
 
 @inline
@@ -91,23 +91,23 @@ def _most_pairwise_bytes(words: Exchange, call: Call) -> int:
 
 
 @inline
-def road_of(words: Exchange, call: Call) -> int:
-    """Return the `Road` of a call.
+def route_of(words: Exchange, call: Call) -> int:
+    """Return the `Route` of a call.
 
     A call with counts that others may not know is always large. A reduction of one element never
     is.
     """
     if call.pieces:
-        return Road.LARGE
+        return Route.LARGE
     if call.kernel != 0 and call.size_bytes <= LEAST_BYTES:
-        return Road.SMALL
+        return Route.SMALL
     data_bytes = _data_bytes(words, call)
     if not _can_be_pairwise(words, call):
-        return Road.SMALL if data_bytes <= words.most_bytes else Road.LARGE
+        return Route.SMALL if data_bytes <= words.most_bytes else Route.LARGE
     is_spare = _is_exchange_spare(words, call)
     if data_bytes <= (words.most_bytes if is_spare else words.least_pairwise_bytes):
-        return Road.SMALL
-    return Road.PAIRWISE if data_bytes <= _most_pairwise_bytes(words, call) else Road.LARGE
+        return Route.SMALL
+    return Route.PAIRWISE if data_bytes <= _most_pairwise_bytes(words, call) else Route.LARGE
 
 
 # --- hosts ----------------------------------------------------------------------------------------
