@@ -259,6 +259,6 @@ def calls_in_turns(comm, seed):
 
 
 @pytest.mark.soak(quick=2)
-@pytest.mark.parametrize("placed", ["ab", "abc", "aabb", "abcdef"])
+@pytest.mark.parametrize("placed", ["ab", "abc", "aabb", "abcdefgh"])
 def test_calls_of_all_sizes(hosts, placed):
     hosts.call(placed, calls_in_turns, len(placed))
