@@ -15,7 +15,7 @@ from gpucoll.kernels.cpu import library
 from gpucoll.kernels.cpu.library import Library
 from gpucoll.kernels.cpu.loop_files import read_own
 
-__all__ = ["keep_content", "kept_content", "kept_library"]
+__all__ = ["content_of", "keep_content", "kept_content", "kept_library"]
 
 _CHECKSUM_BYTES = 32
 
@@ -48,6 +48,11 @@ def kept_content(path: Path) -> bytes | None:
         data = read_own(path)
     except OSError:
         return None
+    return content_of(data)
+
+
+def content_of(data: bytes) -> bytes | None:
+    """Return what stands before the checksum; None if that does not match."""
     content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     return content if content and checksum == _checksum(content) else None
 
