@@ -67,6 +67,8 @@ def fit() -> Fit:
         return Fit("", problem=f"{config.COMPILE} is set")
     if settings := config.code_settings():
         return Fit("", problem=f"{settings} asks for other code")
+    if not FOLDER.exists():  # a checkout: nothing has to be read
+        return Fit("", problem=_NONE)
     return look(FOLDER, packaged_digest(), [level.name for level in levels_here()])
 
 
@@ -117,8 +119,8 @@ def _misfit(found: list[_Name], digest: str, levels: list[str]) -> str:
         return f"it is for {_listed(suffixes)}, and this interpreter loads *{_SUFFIX}"
     if all(name.digest != digest for name in found):
         return "the package's sources were changed after it was made"
-    here = levels[0] if levels else "another one"
-    return f"it is for {_listed(name.level for name in found)}, and this processor is {here}"
+    here = levels[0] if levels else "no level"
+    return f"it is for {_listed(name.level for name in found)}; this processor reaches {here}"
 
 
 def _listed(names: Iterable[str]) -> str:

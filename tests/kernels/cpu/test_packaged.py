@@ -104,9 +104,9 @@ class TestFit:
         put(tmp_path, "x86-64-v4")
         put(tmp_path, "x86-64-v3")
         assert self.refused(tmp_path, names=["x86-64-v2"]) == (
-            "it is for x86-64-v3, x86-64-v4, and this processor is x86-64-v2"
+            "it is for x86-64-v3, x86-64-v4; this processor reaches x86-64-v2"
         )
-        assert self.refused(tmp_path, names=[]).endswith("and this processor is another one")
+        assert self.refused(tmp_path, names=[]).endswith("; this processor reaches no level")
 
     def test_other_sources(self, tmp_path):
         put(tmp_path, "x86-64-v4")
