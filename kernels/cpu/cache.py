@@ -66,7 +66,7 @@ def cache_folder() -> Path:
         except OSError as error:
             raise ArgumentError(_refusal(named, error)) from None
         try:
-            loop_files.check_room(folder)
+            _check_room(folder)
         except OSError as error:
             problems.append(_text(error))
         else:
@@ -74,7 +74,7 @@ def cache_folder() -> Path:
     for root in () if named else config.usual_cache_dirs():
         try:
             folder = _folder_in(root)
-            loop_files.check_room(folder)
+            _check_room(folder)
         except OSError as error:
             problems.append(_text(error))
         else:
@@ -87,6 +87,12 @@ def _folder_in(root: Path) -> Path:
     if not folder.exists():
         folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def _check_room(folder: Path) -> None:
+    """Raise OSError if there is no room for all loops, unless they are in the package."""
+    if not packaged.fit().files:
+        loop_files.check_room(folder)
 
 
 def _private_folder(why: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu import library
 from gpucoll.kernels.cpu.library import Library
-from gpucoll.kernels.cpu.loop_files import read_own
+from gpucoll.kernels.cpu.loop_files import read_own, remove_old
 
 __all__ = ["content_of", "keep_content", "kept_content", "kept_library"]
 
@@ -33,6 +33,7 @@ def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
     try:
         content = make()
         keep_content(path, content)
+        remove_old(path.parent)
     except Exception:
         return None
     return _load(path)
