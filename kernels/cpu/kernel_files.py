@@ -10,14 +10,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu import library
 from gpucoll.kernels.cpu.library import Library
-from gpucoll.kernels.cpu.loop_files import read_own, remove_old
+from gpucoll.kernels.cpu.loop_files import content_of, read_own, remove_old, with_checksum
 
-__all__ = ["content_of", "keep_content", "kept_content", "kept_library"]
-
-_CHECKSUM_BYTES = 32
+__all__ = ["keep_content", "kept_content", "kept_library"]
 
 
 def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
@@ -52,12 +49,6 @@ def kept_content(path: Path) -> bytes | None:
     return content_of(data)
 
 
-def content_of(data: bytes) -> bytes | None:
-    """Return what stands before the checksum; None if that does not match."""
-    content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    return content if content and checksum == _checksum(content) else None
-
-
 def keep_content(path: Path, content: bytes) -> None:
     """Put a file in place atomically; processes that use the previous one keep it."""
     import tempfile  # only if something is compiled
@@ -65,12 +56,8 @@ def keep_content(path: Path, content: bytes) -> None:
     descriptor, made = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            file.write(content + _checksum(content))
+            file.write(with_checksum(content))
         os.replace(made, path)
     except BaseException:
         os.unlink(made)
         raise
-
-
-def _checksum(content: bytes) -> bytes:
-    return blake2b(content, digest_size=_CHECKSUM_BYTES).digest()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpucoll import config
 from gpucoll.kernels.cpu.cache_key import PACKAGE, packaged_digest
 from gpucoll.kernels.cpu.levels import levels_here
+from gpucoll.kernels.cpu.loop_files import content_of
 
 if TYPE_CHECKING:
     from gpucoll.kernels.cpu.library import Library
@@ -93,8 +94,6 @@ def look(folder: Path, digest: str, levels: list[str]) -> Fit:
 
 
 def _damage(file: Path) -> str:
-    from gpucoll.kernels.cpu.kernel_files import content_of
-
     try:
         return "" if content_of(file.read_bytes()) else f"{file} is damaged"
     except OSError as error:
