@@ -110,7 +110,12 @@ def _make_part(kept: Path, levels: Sequence[Level], digest: str, part: int) -> N
     numba = {"NUMBA_CPU_NAME": lowest.llvm_name, "NUMBA_CPU_FEATURES": lowest.llvm_features}
     wanted = [text for level, file in missing.items() for text in (level.name, str(file))]
     command = [sys.executable, "-m", _NAME, "part", str(part), *wanted]
-    subprocess.run(command, env={**os.environ, **numba}, check=True)
+    environment = {**os.environ, **numba}
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise ChildProcessError(last[0])
 
 
 def _compile_part(number: int, files: dict[str, Path]) -> None:
@@ -151,8 +156,9 @@ def _in_child(work: Callable[[], None]) -> None:
             traceback.print_exc()
         finally:
             os._exit(code)
-    if os.waitpid(child, 0)[1] != 0:
-        raise ChildProcessError("a library could not be made")
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:  # the child has said why, unless it was killed
+        sys.exit(code if code > 0 else f"a process was ended by signal {-code}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -105,6 +106,14 @@ class TestMaking:
         def fail():
             raise ValueError("no library")
 
-        with pytest.raises(ChildProcessError):
+        with pytest.raises(SystemExit, match="1"):
             machine_code._in_child(fail)
         assert "ValueError: no library" in capfd.readouterr().err
+        with pytest.raises(SystemExit, match="a process was ended by signal 9"):
+            machine_code._in_child(lambda: os.kill(os.getpid(), 9))
+
+    def test_the_reason_of_a_part_is_the_last_line(self, tmp_path, monkeypatch, capfd):
+        monkeypatch.setattr(machine_code, "_NAME", "gpucoll.no_such_module")
+        with pytest.raises(ChildProcessError, match="No module named gpucoll"):
+            machine_code._make_part(tmp_path, [V2], "0" * 16, 0)
+        assert "No module" in capfd.readouterr().err
