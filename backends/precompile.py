@@ -40,12 +40,15 @@ MODULES = (
     "gpucoll.backends.cpu.host.movements",
 )
 """Every module with compiled loops; see `gpucoll.kernels.cpu.cache.N_ELSEWHERE`."""
-MODULES_WHEN_USED = (
+MODULES_BETWEEN_HOSTS = (
     "gpucoll.backends.cpu.wires.loop",
     "gpucoll.transport.tcp.stream_loop",
     "gpucoll.transport.tcp.stream_plan",
     "gpucoll.transport.tcp.exchange",
     "gpucoll.transport.tcp.small_calls",
+)
+MODULES_WHEN_USED = (
+    *MODULES_BETWEEN_HOSTS,
     "gpucoll.devices.host.loop",
     "gpucoll.backends.mpi.carriers",
     "gpucoll.backends.mpi.collectives",

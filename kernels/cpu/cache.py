@@ -1,4 +1,7 @@
-"""The cache of compiled loops, and which process compiles them. Imports no compiler.
+"""Where compiled loops come from, and which process compiles them. Imports no compiler.
+
+Loops come from the package if it has machine code that fits here (`gpucoll.kernels.cpu.packaged`),
+otherwise from the cache.
 
 Numba's cache only notices an edit of the cached function, not of one that it calls in another
 module. So the folder is named after a hash of every source involved, of the versions of the
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, BackendUnavailableError
-from gpucoll.kernels.cpu import loop_files
+from gpucoll.kernels.cpu import loop_files, packaged
 from gpucoll.kernels.cpu.cache_key import key
 from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, own_folder
 
@@ -63,7 +66,7 @@ def cache_folder() -> Path:
         except OSError as error:
             raise ArgumentError(_refusal(named, error)) from None
         try:
-            loop_files.check_room(folder)
+            _check_room(folder)
         except OSError as error:
             problems.append(_text(error))
         else:
@@ -71,7 +74,7 @@ def cache_folder() -> Path:
     for root in () if named else config.usual_cache_dirs():
         try:
             folder = _folder_in(root)
-            loop_files.check_room(folder)
+            _check_room(folder)
         except OSError as error:
             problems.append(_text(error))
         else:
@@ -84,6 +87,12 @@ def _folder_in(root: Path) -> Path:
     if not folder.exists():
         folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def _check_room(folder: Path) -> None:
+    """Raise OSError if there is no room for all loops, unless they are in the package."""
+    if not packaged.fit().files:
+        loop_files.check_room(folder)
 
 
 def _private_folder(why: str) -> Path:
@@ -137,8 +146,8 @@ _not_linked = ""
 
 
 def is_complete() -> bool:
-    """Return whether every loop is in the cache and undamaged."""
-    return loop_files.look(cache_folder()).is_complete
+    """Return whether every loop is in the package or the cache, and undamaged."""
+    return bool(packaged.fit().files) or loop_files.look(cache_folder()).is_complete
 
 
 class Compiler(Protocol):
@@ -160,8 +169,9 @@ class Compiler(Protocol):
 def prepare(modules: Sequence[str], compiler: Compiler, is_alone: bool = False) -> None:
     """Make all loops ready; while the cache is incomplete, one process at a time compiles.
 
-    That process shows on stderr how far it is. The others wait, and load the library that it
-    linked. If a process may not run code from there, it loads the loops one by one.
+    If the package has them, nothing is left to do. The process that compiles shows on stderr how
+    far it is. The others wait, and load the library that it linked. If a process may not run code
+    from there, it loads the loops one by one.
 
     Parameters
     ----------
@@ -175,6 +185,9 @@ def prepare(modules: Sequence[str], compiler: Compiler, is_alone: bool = False) 
     global _imported, _verified
     with _lock:
         if _imported:
+            return
+        if packaged.library() is not None:
+            _imported = True
             return
         folder = cache_folder()
         with loop_files.FolderLock(folder) as lock:
@@ -208,6 +221,8 @@ def _build(folder: Path, damage: str, modules: Sequence[str], compiler: Compiler
     from gpucoll.progress import Progress, say
 
     start = time.monotonic()
+    if packaged.fit().is_refused or packaged.fit().files:
+        say(f"gpucoll: the package's machine code is not used: {packaged.problem()}")
     if damage or _why_private:
         say(_reason(folder, damage))
     once = "for this run alone" if _why_private else "for this machine, once"
@@ -316,9 +331,11 @@ def folder_to_load_from() -> Path | None:
 
 
 def library() -> Library | None:
-    """Return the linked library, unless there is none or this process compiles it."""
+    """Return the package's library or the cache's, unless this process compiles or has none."""
     if _compiling or _building is not None:
         return None
+    if (found := packaged.library()) is not None:
+        return found
     folder = folder_to_load_from()
     return None if folder is None else _library_in(folder)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import mmap
 import os
 import sys
+from collections.abc import Iterable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from gpucoll import config
 from gpucoll.hashing import blake2b
 
-__all__ = ["COMPILED_FOLDERS", "key", "processor", "version_of"]
+__all__ = ["COMPILED_FOLDERS", "PACKAGE", "key", "packaged_digest", "processor", "version_of"]
 
-_PACKAGE = Path(config.__file__).parent
+PACKAGE = Path(config.__file__).parent
 COMPILED_FOLDERS = (
     "kernels/cpu",
     "transport/shared",
@@ -30,6 +32,8 @@ _FURTHER_SOURCES = (
     *("arrays/numpy_struct.py", "arrays/tensor_table.py", "kernels/block_message.py"),
 )
 """Further files from which numbers and layouts get into machine code."""
+_FURTHER_PACKAGED = ("transport/tcp", "backends/cpu/wires")
+"""Further folders whose loops are in the package's machine code."""
 _VERSION_FILES = {"numba": "_version.py", "llvmlite": "_version.py", "numpy": "version.py"}
 _ABOUT_PROCESSOR = {
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),  # x86
@@ -45,16 +49,31 @@ def key() -> str:
     The linker is one of the sources. The place of the package and the age of its files do not
     count, so that the virtual environments of a user share compiled code.
     """
-    digest = blake2b(digest_size=32)
-    for file in _source_files():
-        digest.update(str(file.relative_to(_PACKAGE)).encode() + b"\0")
-        digest.update(blake2b(file.read_bytes()).digest())
     versions = [version_of(name) for name in _VERSION_FILES]
     # The second one contains the name of the interpreter's binary interface.
     python = (f"{sys.implementation.name} {sys.version.split()[0]}", EXTENSION_SUFFIXES[0])
-    for text in (*versions, *python, processor(), config.code_settings()):
+    texts = (*versions, *python, processor(), config.code_settings())
+    return f"loops-{_digest(_source_files(), texts)}"
+
+
+def packaged_digest() -> str:
+    """Return a hash of the sources of the package's machine code.
+
+    The compilers' versions do not count: they are those of the machine that built the package. What
+    depends on the interpreter is in the names of the files (`gpucoll.kernels.cpu.packaged`).
+    """
+    return _digest(_source_files(_FURTHER_PACKAGED))
+
+
+def _digest(files: Iterable[Path], texts: Iterable[str] = ()) -> str:
+    """Return a hash of files and texts, and of the page size, which is a constant in loops."""
+    digest = blake2b(digest_size=32)
+    for file in files:
+        digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0")
+        digest.update(blake2b(file.read_bytes()).digest())
+    for text in (str(mmap.PAGESIZE), *texts):
         digest.update(text.encode() + b"\0")
-    return f"loops-{digest.hexdigest()[:16]}"
+    return digest.hexdigest()[:16]
 
 
 def version_of(name: str) -> str:
@@ -78,9 +97,10 @@ def version_of(name: str) -> str:
     return blake2b(said).hexdigest()
 
 
-def _source_files() -> list[Path]:
-    files = [file for name in COMPILED_FOLDERS for file in (_PACKAGE / name).glob("*.py")]
-    return sorted(files) + [_PACKAGE / name for name in _FURTHER_SOURCES]
+def _source_files(further: tuple[str, ...] = ()) -> list[Path]:
+    folders = (*COMPILED_FOLDERS, *further)
+    files = [file for name in folders for file in (PACKAGE / name).glob("*.py")]
+    return sorted(files) + [PACKAGE / name for name in _FURTHER_SOURCES]
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -14,12 +14,24 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from gpucoll.kernels.cpu.levels import Level
+
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
 VOID = ir.VoidType()
 CACHE_LINE_BYTES = 64
 
 _engines: list[Any] = []  # an engine owns its machine code: kept for the whole process
+_level: Level | None = None
+
+
+def make_for(level: Level) -> None:
+    """Let this process emit libraries for a level of processors, instead of for its own.
+
+    Call it before anything is emitted: what depends on the processor is determined once.
+    """
+    global _level
+    _level = level
 
 
 @functools.cache
@@ -39,24 +51,26 @@ def target_machine() -> llvm.TargetMachine:
 def library_machine() -> llvm.TargetMachine:
     """Return a target machine for code that is linked: position-independent, small code model."""
     machine = target_machine()
+    if _level is not None:
+        name, features = _level.llvm_name, _level.llvm_features
+    else:
+        name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     return llvm.Target.from_triple(machine.triple).create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="small",
+        cpu=name, features=features, opt=3, reloc="pic", codemodel="small"
     )
 
 
 @functools.cache
 def host_features() -> frozenset[str]:
-    """Return the names of the features that this processor has, as LLVM spells them."""
+    """Return the features of the processor that code is made for, as LLVM spells them."""
+    if _level is not None:
+        return _level.features
     return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
 
 
 @functools.cache
 def vector_bytes() -> int:
-    """Return the width of this processor's vector registers, in bytes."""
+    """Return the width of that processor's vector registers, in bytes."""
     features = host_features()
     if "avx512f" in features:
         return 64

@@ -1,7 +1,8 @@
 """Loops that most programs do not need: compiled when they are first used, then kept.
 
-They are not in the linked library, so that programs that do not use them neither compile nor load
-them. Each is in a separate library next to it, which one process of the host makes.
+They are not in the cache's linked library, so that programs that do not use them neither compile
+nor load them. Each is in a separate library next to it, which one process of the host makes.
+The package's machine code has some of them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,11 @@ class KeptLoop(Loop):
 
     @cached_property
     def address(self) -> int:
-        """The address of its code, compiled now (2 to 4 s) at the first use on this machine."""
+        """The address of its code; compiled now (2 to 4 s) if neither package nor cache has it."""
         with _lock:
-            if cache.library() is not None:
+            library = cache.library()
+            found = None if library is None else library.address(self.symbol)
+            if found is None and library is not None:
                 from gpucoll.kernels.cpu.kernel_files import kept_library
                 from gpucoll.kernels.cpu.loop_files import FolderLock
 
@@ -58,9 +61,7 @@ class KeptLoop(Loop):
                         lock.take(alone=True)  # one compiles, the others wait for it
                     kept = kept_library(path, make)
                 found = None if kept is None else kept.address(self.symbol)
-                if found is not None:
-                    return found
-            return int(self.numba.address)
+            return int(self.numba.address) if found is None else found
 
     def path(self) -> Path:
         """Return its library's path, which changes with any source in the loop's folders."""

@@ -10,14 +10,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu import library
 from gpucoll.kernels.cpu.library import Library
-from gpucoll.kernels.cpu.loop_files import read_own
+from gpucoll.kernels.cpu.loop_files import content_of, read_own, remove_old, with_checksum
 
 __all__ = ["keep_content", "kept_content", "kept_library"]
-
-_CHECKSUM_BYTES = 32
 
 
 def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
@@ -33,6 +30,7 @@ def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
     try:
         content = make()
         keep_content(path, content)
+        remove_old(path.parent)
     except Exception:
         return None
     return _load(path)
@@ -48,8 +46,7 @@ def kept_content(path: Path) -> bytes | None:
         data = read_own(path)
     except OSError:
         return None
-    content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    return content if content and checksum == _checksum(content) else None
+    return content_of(data)
 
 
 def keep_content(path: Path, content: bytes) -> None:
@@ -59,12 +56,8 @@ def keep_content(path: Path, content: bytes) -> None:
     descriptor, made = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            file.write(content + _checksum(content))
+            file.write(with_checksum(content))
         os.replace(made, path)
     except BaseException:
         os.unlink(made)
         raise
-
-
-def _checksum(content: bytes) -> bytes:
-    return blake2b(content, digest_size=_CHECKSUM_BYTES).digest()

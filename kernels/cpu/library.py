@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["Library", "load"]
+__all__ = ["Libraries", "Library", "load"]
 
 _MODE = os.RTLD_NOW | os.RTLD_LOCAL
 _turns = itertools.count(1)
@@ -25,6 +26,18 @@ class Library:
             return ctypes.addressof(ctypes.c_char.in_dll(self._loaded, symbol))
         except ValueError:
             return None
+
+
+class Libraries(Library):
+    """Several libraries, which together have each function once."""
+
+    def __init__(self, parts: Sequence[Library]) -> None:
+        self._parts = parts
+
+    def address(self, symbol: str) -> int | None:
+        """Return the address of a function; None if no library has it."""
+        found = (part.address(symbol) for part in self._parts)
+        return next((address for address in found if address is not None), None)
 
 
 def load(path: Path) -> Library | None:

@@ -56,23 +56,31 @@ def target_of_numba() -> llvm.TargetMachine:
     )
 
 
-def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) -> bytes:
+def linked(
+    loops: Iterable[Loop],
+    kernels: Iterable[tuple[str, ir.Function]],
+    machine: llvm.TargetMachine | None = None,
+) -> bytes:
     """Return the shared library of loops and of kernels, the latter with the given names.
+
+    It is for this processor unless `machine` is one for others.
 
     Raises
     ------
     LinkError
         A loop needs a function that none of them declares, or the linker fails.
     """
-    whole, machine = together(loops)
+    whole, machine = together(loops, machine)
     for symbol, function in kernels:
         _add(whole, llvm.parse_assembly(str(function.module)), function.name, symbol)
     return emit(whole, machine, ExternalFunction.declared | _OF_COMPILERS)
 
 
-def together(loops: Iterable[Loop]) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
+def together(
+    loops: Iterable[Loop], machine: llvm.TargetMachine | None = None
+) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     """Return one optimised LLVM module of these loops, and the target machine for it."""
-    machine = target_of_numba()
+    machine = machine or target_of_numba()
     whole = llvm.parse_assembly(_BEGINNING)
     whole.triple, whole.data_layout = machine.triple, str(machine.target_data)
     for loop in loops:

@@ -23,6 +23,7 @@ __all__ = [
     "FolderLock",
     "begin",
     "check_room",
+    "content_of",
     "look",
     "publish",
     "read_own",
@@ -30,12 +31,14 @@ __all__ = [
     "remove_old",
     "salvage",
     "touch",
+    "with_checksum",
 ]
 
 _LIST = "complete"
 _SUFFIXES = (".nbi", ".nbc", ".so")
 LIBRARY = "kernels.so"
 """The file of the linked library."""
+_CHECKSUM_BYTES = 32
 _DAY_S = 86400.0
 NEEDED_BYTES = 16 << 20
 """Room for a folder of loops: 7 MiB with all of them (2026-11-24), and what is compiled later."""
@@ -92,7 +95,18 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _checksum(data: bytes) -> str:
-    return blake2b(data, digest_size=32).hexdigest()
+    return blake2b(data, digest_size=_CHECKSUM_BYTES).hexdigest()
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Return the content of a file that ends in its checksum."""
+    return content + bytes.fromhex(_checksum(content))
+
+
+def content_of(data: bytes) -> bytes | None:
+    """Return what stands before the checksum at a file's end; None if the file is damaged."""
+    content = data[:-_CHECKSUM_BYTES]
+    return content if content and data == with_checksum(content) else None
 
 
 def touch(folder: Path) -> None:

@@ -22,7 +22,12 @@ from gpucoll.kernels.block_message import (
     message_bytes,
     scales_bytes,
 )
-from gpucoll.kernels.cpu.addresses import Kernel, address_of, convert_kernel
+from gpucoll.kernels.cpu.addresses import (
+    address_of,
+    convert_kernel,
+    dequantise_kernel,
+    quantise_kernel,
+)
 
 WIRE_FORMATS = (*FORMATS, *HALVES)
 
@@ -32,17 +37,13 @@ Float32s = npt.NDArray[np.float32]
 
 @functools.cache
 def _quantise_kernel(block_format: str, by_chance: bool) -> Callable[..., None]:
-    name = f"gpucoll_quantise_{block_format}{'_by_chance' if by_chance else ''}"
-    emitter = ("quantise_kernels", "emit_quantise")
-    address = address_of(Kernel(name, emitter, (block_format, by_chance)))
+    address = address_of(quantise_kernel(block_format, by_chance))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(address)
 
 
 @functools.cache
 def _dequantise_kernel(wire_format: str, divides: bool) -> Callable[..., None]:
-    name = f"gpucoll_dequantise_{wire_format}{'_divided' if divides else ''}"
-    emitter = ("quantise_kernels", "emit_dequantise")
-    address = address_of(Kernel(name, emitter, (wire_format, divides)))
+    address = address_of(dequantise_kernel(wire_format, divides))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(address)
 
 

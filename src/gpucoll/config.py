@@ -116,6 +116,10 @@ ARENA_BYTES: Final = "GPUCOLL_ARENA_BYTES"
 """Address space of one rank's arena for `Communicator.empty` (default: the machine's memory)."""
 CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
 """Overrides in the CPU backend's table, ``name=value,...``; rank 0's apply to all ranks."""
+COMPILE: Final = "GPUCOLL_COMPILE"
+"""``1``: kernels are compiled for exactly this processor; the package's machine code is left."""
+BUILD_FOR: Final = "GPUCOLL_BUILD_FOR"
+"""Read when the package is built: the levels of processors to make machine code for."""
 PROGRESS: Final = "GPUCOLL_PROGRESS"
 """``0``: long work, such as compiling, does not show its progress on stderr."""
 FULL_TRACEBACKS: Final = "GPUCOLL_FULL_TRACEBACKS"
@@ -291,6 +295,16 @@ def cpu_only() -> bool:
 def shows_progress() -> bool:
     """Return whether long work shows its progress on stderr."""
     return os.environ.get(PROGRESS) != "0"
+
+
+def compiles() -> bool:
+    """Return whether kernels are compiled although the package may have them."""
+    return _is_on(COMPILE)
+
+
+def build_for() -> str:
+    """Return the levels of processors that the builder of the package asks for; empty: none."""
+    return os.environ.get(BUILD_FOR, "").strip()
 
 
 def full_tracebacks() -> bool:

@@ -39,7 +39,12 @@ LAPTOP = {
         "open_files": 1024,
         "locked_bytes": None,
     },
-    "kernels": {"folder": "/home/user/.cache/gpucoll/loops-0123456789abcdef", "compiled": True},
+    "kernels": {
+        "folder": "/opt/venv/lib/python3.12/site-packages/gpucoll/machine_code",
+        "compiled": True,
+        "level": "x86-64-v4",
+        "package_problem": None,
+    },
     "packages": [
         {"name": "NumPy", "distribution": "numpy", "version": "2.3.1", "built_for": None},
         {"name": "Numba", "distribution": "numba", "version": "0.61.2", "built_for": None},

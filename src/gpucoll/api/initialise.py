@@ -116,8 +116,9 @@ def init(
     Notes
     -----
     Collective: every rank of the job, or of the group with this `name`, makes the same number of
-    calls. The first call on a machine compiles the kernels (10 s to a minute; a message on stderr
-    says so); later ones load them (about a quarter of a second).
+    calls, which take about a quarter of a second. If the package has no machine code for this
+    processor, the first call on a machine compiles it (10 s to a minute; a message on stderr says
+    so).
 
     Examples
     --------

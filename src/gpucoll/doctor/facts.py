@@ -48,10 +48,12 @@ class Memory(TypedDict):
 
 
 class Kernels(TypedDict):
-    """Where compiled CPU kernels are kept."""
+    """Where compiled CPU kernels come from: the package's machine code or the cache."""
 
     folder: str
     compiled: bool
+    level: str | None
+    package_problem: str | None
 
 
 class Package(TypedDict):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpucoll.doctor.choice import LIBRARIES, NEVER_ON_AMD, VENDOR_NAMES
-from gpucoll.doctor.facts import DriverFound, Report
+from gpucoll.doctor.facts import DriverFound, Kernels, Report
 from gpucoll.doctor.mpi import described
 
 __all__ = ["ABSENT", "FAIL", "NETWORK", "NOTE", "OK", "Line", "gpu_names", "sections"]
@@ -54,7 +54,15 @@ def _cpu_path(report: Report) -> Iterator[Line]:
         state = "compiled" if kernels["compiled"] else "not compiled yet"
         if test is not None and test["passed"] and not kernels["compiled"]:
             state = "compiled by the self-test"
-        yield Line(OK, "CPU kernels", f"{state}, in {kernels['folder']}")
+        yield Line(OK, "CPU kernels", f"{state}, {_place(kernels)}")
+
+
+def _place(kernels: Kernels) -> str:
+    """Return where kernels are, and why they are not the package's."""
+    if kernels["level"] is not None:
+        return f"for {kernels['level']}, in the package ({kernels['folder']})"
+    unused = f"the package's machine code is not used: {kernels['package_problem']}"
+    return f"in {kernels['folder']}; {unused}"
 
 
 def _self_test(report: Report) -> Line:

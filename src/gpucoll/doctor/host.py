@@ -1,4 +1,4 @@
-"""Probes of the host: CPUs, memory, compiled kernels, Python packages. They load no library."""
+"""Probes of the host: CPUs, memory, compiled kernels, packages. They load no foreign library."""
 
 from __future__ import annotations
 
@@ -139,10 +139,19 @@ def _limit(name: int) -> int | None:
 
 
 def kernels() -> Kernels:
-    """Return where compiled CPU kernels are kept, and whether they are complete."""
-    from gpucoll.kernels.cpu import cache
+    """Return where compiled CPU kernels are, whether they are complete, and why not the package's.
 
-    return Kernels(folder=str(cache.cache_folder()), compiled=cache.is_complete())
+    The folder of the cache is made only if ranks use it.
+    """
+    from gpucoll.kernels.cpu import cache, packaged
+
+    problem = packaged.problem()
+    return Kernels(
+        folder=str(cache.cache_folder() if problem else packaged.FOLDER),
+        compiled=cache.is_complete(),
+        level=None if problem else packaged.fit().level,
+        package_problem=problem or None,
+    )
 
 
 # --- packages -----------------------------------------------------------------------------------

@@ -227,6 +227,7 @@ class Machine:
             "HOME": str(self.home),
             "TMPDIR": str(self.temporary),
             "XDG_RUNTIME_DIR": str(path / "none"),
+            config.COMPILE: "1",  # whatever the package has
         }
 
     def start(self, code=LOAD, **environment):
