@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.arrays.dlpack import CODES
+from gpucoll.arrays.dlpack_codes import CODES
 from gpucoll.blocks import Block, Field, Words
 
 if TYPE_CHECKING:
