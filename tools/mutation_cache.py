@@ -30,7 +30,7 @@ from gpucoll.kernels.cpu.jit import Inlined, Loop
 
 MANAGING = {
     *("cache", "cache_key", "kept_loops", "kernel_files", "library", "library_trial"),
-    *("loop_cache", "loop_files", "lost", "own_folders", "private_folder"),
+    *("levels", "loop_cache", "loop_files", "lost", "own_folders", "packaged", "private_folder"),
 }
 """Modules of ``kernels/cpu`` on which no machine code depends."""
 FACTS = "facts.json"

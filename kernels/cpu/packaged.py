@@ -117,7 +117,7 @@ def _misfit(found: list[_Name], digest: str, levels: list[str]) -> str:
     if _SUFFIX not in suffixes:
         return f"it is for {_listed(suffixes)}, and this interpreter loads *{_SUFFIX}"
     if all(name.digest != digest for name in found):
-        return "the package's sources were changed after it was made"
+        return "it was made of other sources, or for another page size"
     here = levels[0] if levels else "no level"
     return f"it is for {_listed(name.level for name in found)}; this processor reaches {here}"
 
