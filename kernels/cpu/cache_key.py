@@ -65,11 +65,11 @@ def packaged_digest() -> str:
     return _digest(_source_files(_FURTHER_PACKAGED))
 
 
-def _digest(files: Iterable[Path], texts: Iterable[str] = ()) -> str:
+def _digest(files: Iterable[tuple[str, Path]], texts: Iterable[str] = ()) -> str:
     """Return a hash of files and texts, and of the page size, which is a constant in loops."""
     digest = blake2b(digest_size=32)
-    for file in files:
-        digest.update(str(file.relative_to(PACKAGE)).encode() + b"\0")
+    for name, file in files:
+        digest.update(name.encode() + b"\0")
         digest.update(blake2b(file.read_bytes()).digest())
     for text in (str(mmap.PAGESIZE), *texts):
         digest.update(text.encode() + b"\0")
@@ -97,10 +97,23 @@ def version_of(name: str) -> str:
     return blake2b(said).hexdigest()
 
 
-def _source_files(further: tuple[str, ...] = ()) -> list[Path]:
+def _source_files(further: tuple[str, ...] = ()) -> list[tuple[str, Path]]:
+    """Return the sources by name, in a fixed order."""
     folders = (*COMPILED_FOLDERS, *further)
-    files = [file for name in folders for file in (PACKAGE / name).glob("*.py")]
-    return sorted(files) + [PACKAGE / name for name in _FURTHER_SOURCES]
+    files = [(f"{name}/{file.name}", file) for name in folders for file in _at(name).glob("*.py")]
+    return sorted(files) + [(name, _at(name)) for name in _FURTHER_SOURCES]
+
+
+def _at(name: str) -> Path:
+    """Return where a part of the package lies; in an editable install that is not one folder."""
+    top, _, rest = name.partition("/")
+    return _folder(top) / rest if rest else PACKAGE / name
+
+
+@functools.cache
+def _folder(name: str) -> Path:
+    spec = importlib.util.find_spec(f"gpucoll.{name}")
+    return PACKAGE / name if spec is None else Path(str(spec.origin)).parent
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
