@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.array_kinds import ArrayKind
@@ -34,8 +34,7 @@ def row_of(table: Mapping[Collective, T], collective: Collective, backend: str) 
     return found
 
 
-@dataclass(frozen=True)
-class PartOf:
+class PartOf(NamedTuple):
     """The user's call that a request is a part of.
 
     The ranks compare this call instead of the request, and errors name it.
@@ -70,8 +69,7 @@ class PartOf:
     counts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One collective with its buffers.
 
     Attributes

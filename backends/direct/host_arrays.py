@@ -44,7 +44,7 @@ def number_in_one_piece(request: Request) -> Pieces:
         None if buffer is None else replace(buffer, shape=(1,))
         for buffer in (request.source, request.destination)
     )
-    made = replace(request, source=source, destination=out)
+    made = request._replace(source=source, destination=out)
     piece = Piece((), (), lambda *_: made)
     return Pieces(1, lambda _: piece)
 
@@ -71,6 +71,6 @@ def on_device(request: Request, device: Device, *, has_gpu: bool) -> Request:
     parts = tuple((moved(x), moved(out)) for x, out in request.parts)
     residuals = tuple(map(moved, request.residuals))
     source, destination = parts[0]
-    return replace(
-        request, source=source, destination=destination, parts=parts, residuals=residuals
+    return request._replace(
+        source=source, destination=destination, parts=parts, residuals=residuals
     )

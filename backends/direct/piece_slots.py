@@ -108,7 +108,7 @@ def on_gpu(device: Device, inner: Inner, slot_bytes: int, *, spans_hosts: bool) 
 
     def prepare(request: Request) -> PreparedCall:
         source, out = there(request.source), there(request.destination)
-        return inner.backend.prepare(replace(request, source=source, destination=out))
+        return inner.backend.prepare(request._replace(source=source, destination=out))
 
     memory, after = GpuMemory(device, 4 * slot_bytes), device.flush_remote_writes
     if not spans_hosts:

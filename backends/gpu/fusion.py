@@ -70,7 +70,7 @@ def compose(
     area = max(batch.offsets[-1] for batch in batches)
     requests = [_packed(request, batch, 0) for batch in batches]
     if large:
-        rest = replace(request, source=large[0][0], destination=large[0][1], parts=large)
+        rest = request._replace(source=large[0][0], destination=large[0][1], parts=large)
         requests.append(rest)
 
     def moved(request: Request) -> Composed:
@@ -102,7 +102,7 @@ def _packed(request: Request, batch: _Batch, address: int) -> Request:
     count = batch.offsets[-1] // like.item_bytes
     buffer = replace(like, address=address, shape=(count,), owner=None)
     collective = request.collective.of_one
-    return replace(request, collective=collective, source=buffer, destination=buffer, parts=())
+    return request._replace(collective=collective, source=buffer, destination=buffer, parts=())
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[_Batch]:

@@ -38,10 +38,8 @@ class RepeatedCall:
         self._connected = connected
         self._name = name
         self._is_own = is_own
-        self._request = replace(
-            request,
-            source=_without_owner(request.source),
-            destination=_without_owner(request.destination),
+        self._request = request._replace(
+            source=_without_owner(request.source), destination=_without_owner(request.destination)
         )
         self._signatures = connected.signatures([request])
         self._launches: dict[tuple[int, int], Any] = {}
@@ -73,10 +71,8 @@ class RepeatedCall:
         given, out = self._request.source, self._request.destination
         assert given is not None
         assert out is not None
-        request = replace(
-            self._request,
-            source=replace(given, address=source),
-            destination=replace(out, address=destination),
+        request = self._request._replace(
+            source=replace(given, address=source), destination=replace(out, address=destination)
         )
         if len(self._launches) >= _MOST:
             self._launches.clear()

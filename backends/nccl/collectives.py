@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from gpucoll.algorithms.shares import pieces
@@ -289,7 +288,7 @@ def _all_to_all(request: Request, place: Place, library: Library, _: Reduction |
     block_bytes = x.size_bytes // place.world_size
     sent = received = request.edges(block_bytes, place.world_size)
     if request.receive_counts is not None:
-        received = replace(request, counts=request.receive_counts).edges(0, place.world_size)
+        received = request._replace(counts=request.receive_counts).edges(0, place.world_size)
     is_native = request.counts is None and library.has("ncclAlltoAll")
     size_bytes, is_in_place = x.size_bytes, x.address == out.address and x.size_bytes > 0
 

@@ -6,9 +6,8 @@ is reads its attributes and does not compare its name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpucoll.codes import Codes
 
@@ -40,8 +39,7 @@ class Data(Codes):
     OBJECTS = 2
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """What a collective is; `Collective` has these attributes, but `spelled` in place of `method`.
 
     Attributes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 from gpucoll.arrays.array_kinds import ArrayKind
@@ -127,7 +126,7 @@ class WorldCpuBackend:
         signature = self._signatures.get(key)
         if signature is None:
             source = _without_memory(request.source)
-            bare = replace(request, source=source, destination=_without_memory(request.destination))
+            bare = request._replace(source=source, destination=_without_memory(request.destination))
             if len(self._signatures) >= _MOST_SIGNATURES:
                 del self._signatures[next(iter(self._signatures))]
             signature = self._signatures[key] = self._sign(bare)

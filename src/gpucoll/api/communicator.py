@@ -17,7 +17,6 @@ import numpy as np
 
 from gpucoll import backends, config
 from gpucoll.api.collectives import ArrayCollectives
-from gpucoll.api.description import Description
 from gpucoll.api.groups import Groups
 from gpucoll.api.memory import Memory
 from gpucoll.api.messages import Messages
@@ -33,7 +32,6 @@ from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.runner import GpuRunner
-from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
@@ -55,7 +53,6 @@ from gpucoll.errors import (
 from gpucoll.finalizers import leave, run_all
 from gpucoll.group.division import Division
 from gpucoll.group.protocol import ENDING_S, Channel, Group
-from gpucoll.group.survivors import come_together
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
@@ -66,6 +63,7 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
     from gpucoll.api.call_types import AnyDevice
+    from gpucoll.api.description import Description
     from gpucoll.backends.mpi.ranks import MpiRanks
     from gpucoll.calls.given import AnyResult, Unchecked
 
@@ -330,6 +328,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         ... except (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError):
         ...     comm = comm.shrink()
         """
+        from gpucoll.group.survivors import come_together
+
         config.check_timeout_s(timeout_s)
         group = self._group
         group.check_alive()
@@ -377,6 +377,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
 
     def describe(self) -> Description:
         """Return what was chosen and why, and what is guaranteed. It prints as a table."""
+        from gpucoll.api.description import Description
+
         return Description.of(self._group, self._backend, self._choice, self._gpu.describe())
 
     # --- the end ----------------------------------------------------------------------------------
@@ -637,4 +639,4 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-torch_compiler.keep_out_of(Communicator, GpuWork, BegunMessage, Plan, Work)
+torch_compiler.keep_out_of(Communicator, BegunMessage, Plan, Work)

@@ -11,7 +11,6 @@ from gpucoll.api.front import Front
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.operands import template_of
 from gpucoll.backends.choice import HOST_ARRAYS
-from gpucoll.calls.gpu.memory import Registration
 from gpucoll.calls.shapes import parse_shape
 from gpucoll.errors import ArgumentTypeError
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from gpucoll.api.call_types import A, N, Numbers, Shape
     from gpucoll.arrays.device_array import DeviceArray
     from gpucoll.arrays.library import AnyArray, AnyDtype
+    from gpucoll.calls.gpu.memory import Registration
 
 
 class Memory(Front):

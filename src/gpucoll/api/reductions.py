@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front, as_entries_read
-from gpucoll.calls import compressed
 from gpucoll.collectives import Collective
 
 if TYPE_CHECKING:
@@ -113,6 +112,8 @@ class Reductions(Front):
         array([4., 4., 4.])
         """
         if compression is not None or residual is not None:
+            from gpucoll.calls import compressed
+
             how = compression, residual, async_op, timeout_s, stream
             return compressed.all_reduce(self._collectives, x, op, out, *how)
         if not async_op:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class ArrayKind:
+class ArrayKind(NamedTuple):
     """Arrays of one dtype of one library.
 
     Attributes

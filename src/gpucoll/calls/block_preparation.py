@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Destination, Template
@@ -140,8 +139,7 @@ class _Blocks:
     ) -> Request:
         arguments = self.arguments
         request = Request(self.collective, source, destination, arguments.op, arguments.root)
-        return replace(
-            request,
+        return request._replace(
             counts=arguments.counts,
             receive_counts=arguments.receive_counts,
             row_count=result.row_count,

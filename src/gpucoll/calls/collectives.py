@@ -18,7 +18,6 @@ from gpucoll.calls.block_lists import check_on_host, has_blocks, with_counts
 from gpucoll.calls.block_preparation import prepare_blocks
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.given import AnyInput, AnyResult, Given, Unchecked
-from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.lists import (
     Packed,
@@ -50,6 +49,8 @@ from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from gpucoll.calls.gpu.call import GpuCall
 
 _LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN)))
 
@@ -191,6 +192,8 @@ class Collectives:
 
         lasting = list_in_group(made, xs) if gets else None
         if made and self.dispatch.is_enqueued(made[0].template):
+            from gpucoll.calls.gpu.call import GpuCall
+
             call = GpuCall(
                 collective.spelled,
                 made[0].template,
@@ -415,6 +418,8 @@ def _gpu_call(
     timeout_s: float | None = None,
 ) -> GpuCall:
     """Return a prepared collective as a call on GPU arrays."""
+    from gpucoll.calls.gpu.call import GpuCall
+
     return GpuCall(
         collective.spelled,
         prepared.template,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from gpucoll.calls.collected import Collected
-from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.lists import shared_by
 from gpucoll.calls.messages import Grouped, MessageQueue
@@ -14,6 +14,9 @@ from gpucoll.calls.runner import GroupedTask, Runner
 from gpucoll.errors import ArgumentError, MismatchError, StateError
 from gpucoll.group.in_one_piece import in_one_piece
 from gpucoll.transport.shared.words import Kind
+
+if TYPE_CHECKING:
+    from gpucoll.calls.gpu.call import GpuCall
 
 
 @contextmanager

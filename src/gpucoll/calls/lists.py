@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -147,7 +146,7 @@ def gpu_requests(
     for arrays in by_dtype(made):
         request = list_request(arrays, arguments)
         if collective != Collective.ALL_REDUCE:
-            request = replace(request, collective=collective, root=arguments.root)
+            request = request._replace(collective=collective, root=arguments.root)
         requests.append(request)
     return requests
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collected import check_in_group
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.given import AnyInput, AnyResult, Unchecked
-from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.message import (
     OBJECT,
@@ -66,6 +65,9 @@ from gpucoll.errors import ArgumentError
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.words import Kind, Mode, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
+
+if TYPE_CHECKING:
+    from gpucoll.calls.gpu.call import GpuCall
 
 _LEFT_TO_PYTHON = int(Status.NOT_RUN), int(Status.MISFIT)
 """The statuses of a plan that leaves a message to Python."""
@@ -543,6 +545,8 @@ class PointToPoint:
                     f"{name} of GPU arrays (with mixed=True: of any) to or from this rank itself "
                     "would wait for ever: use send_recv or group()"
                 )
+        from gpucoll.calls.gpu.call import GpuCall
+
         finish: Callable[[], Any] = (lambda: None) if destination is None else destination.finish
         return GpuCall(
             name, template, finish, messages=requests, stream=stream, timeout_s=timeout_s

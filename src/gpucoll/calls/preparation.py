@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ NOT_IN_GROUPS: Any = object()
 """Returned in place of a result for a group; means that the call cannot be made in a group."""
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """One call as its user made it, without its input and the options of its running.
 
     Attributes
@@ -45,8 +43,7 @@ class Arguments:
     receive_counts: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A request, and the function that makes the user's result from its output.
 
     Attributes
@@ -125,7 +122,7 @@ def _prepare_exact(
     source, kept = source_of(x), KeptInputs(arguments.op, world_size)
     if collective.n_operands(rank, world_size) == 0:
         kept.forget()
-    request = replace(_request(collective, source.buffer, kept.buffer, arguments, 1), keeps=True)
+    request = _request(collective, source.buffer, kept.buffer, arguments, 1)._replace(keeps=True)
     return Prepared(request, kept.finish, source.template)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
@@ -22,8 +21,7 @@ Task = Callable[[float | None], None]
 """Makes a call under a deadline in seconds; None is the communicator's deadline."""
 
 
-@dataclass(frozen=True)
-class GroupedTask:
+class GroupedTask(NamedTuple):
     """A collective on host arrays that waits for the end of the group."""
 
     run: Task

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +15,7 @@ MOST_ROWS = 2**63 - 1
 """The largest length of an array, which must fit into a word."""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The result of a collective on one rank.
 
     Attributes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
@@ -19,8 +18,7 @@ from gpucoll.transport.shared.layout import Tuning
 Introductions = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(NamedTuple):
     """The decisions that are taken when the ranks of a host have met.
 
     Attributes
@@ -35,8 +33,7 @@ class Policy:
     waiting: Callable[[Introductions], tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Met:
+class Met(NamedTuple):
     """The result of a meeting on one rank.
 
     Attributes

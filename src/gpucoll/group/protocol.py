@@ -8,15 +8,17 @@ protocol, and nothing of segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucoll.collectives import Collective
 from gpucoll.errors import GpucollError
-from gpucoll.group.survivors import Agreement
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
+
+if TYPE_CHECKING:
+    from gpucoll.group.survivors import Agreement
 
 ENDING_S = 2.0
 """How long a rank that gives a communicator up waits for threads in its calls.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError, RendezvousError, ShrinkError
 from gpucoll.rendezvous.job import Job
@@ -16,8 +15,7 @@ _MOST_ROUNDS: Final = 64
 """Limit of rounds. In each round that fails a rank is lost, or late by the whole deadline."""
 
 
-@dataclass(frozen=True)
-class Survivors:
+class Survivors(NamedTuple):
     """The ranks that go on, and how they meet.
 
     Attributes

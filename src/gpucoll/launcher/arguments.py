@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from gpucoll import config
 from gpucoll.launcher.job import BIND_MODES
@@ -53,8 +52,7 @@ TAKE_A_VALUE = {
 }
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """A parsed and checked command line."""
 
     ranks: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll import config
 from gpucoll.errors import GpucollError
@@ -25,8 +24,7 @@ class NodesError(ValueError):
     """Options contradict each other or are incomplete; the message is the line to print."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """The ranks of a job over several hosts that are started here."""
 
     first: int

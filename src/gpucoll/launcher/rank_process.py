@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["STDERR", "STDOUT", "RankCommand", "RankEnd", "RankProcess", "listed"]
 
@@ -27,8 +27,7 @@ KILLED_WAIT_S = (
 )
 
 
-@dataclass(frozen=True)
-class RankCommand:
+class RankCommand(NamedTuple):
     """The command of one rank, and its environment."""
 
     arguments: Sequence[str]
@@ -41,8 +40,7 @@ class RankCommand:
     """Descriptors that the rank inherits under the same numbers."""
 
 
-@dataclass(frozen=True)
-class RankEnd:
+class RankEnd(NamedTuple):
     """How a rank's process ended."""
 
     rank: int

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError, RendezvousError
@@ -27,8 +26,7 @@ HAVE_NAMES = "each group of them needs a name of its own: init(name=...)"
 """The remedy if two groups of ranks have met as if they were one."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A rank's number, and the means by which it meets the other ranks."""
 
     rank: int
@@ -76,7 +74,7 @@ class Job:
         count = meeting_number(series)
         meet = None if self.meet is None else self.meet.numbered(count)
         title = f"{self.name}#{count} of {self.world_size}"
-        return replace(self, token=f"{series}#{count}", meet=meet, title=title)
+        return self._replace(token=f"{series}#{count}", meet=meet, title=title)
 
 
 def find_job(

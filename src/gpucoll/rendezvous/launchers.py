@@ -29,9 +29,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll import config
 from gpucoll.errors import RendezvousError
@@ -46,8 +45,7 @@ _GFORKER = ("mpiexec.gforker",)
 _SLURM_PMIX = "slurm."  # how PMIX_NAMESPACE begins if Slurm is the PMIx server
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """A process that a launcher started as one rank of a job."""
 
     origin: str

@@ -17,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpucoll.errors import RendezvousDeadlineError, RendezvousError
@@ -71,7 +71,7 @@ def introduced(job: Job, timeout_s: float) -> Iterator[Job]:
     word = str(decision["word"])
     meet = None if decision["one_host"] else store.named(word)
     title = f"{job.name}/{word} of {job.world_size}"
-    yield replace(job, token=f"store:{word}", meet=meet, title=title)
+    yield job._replace(token=f"store:{word}", meet=meet, title=title)
     if job.rank == 0:
         for key in (_SEEN, _DECISION, *(f"rank/{rank}" for rank in range(1, job.world_size))):
             store.delete(waiting.key(key))

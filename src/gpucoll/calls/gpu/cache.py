@@ -75,7 +75,7 @@ class CachedCalls:
             return
         request, template = made.request, made.template
         source, destination = request.source, request.destination
-        assert source is not None  # see `CallCache.learn`
+        assert source is not None  # see the function `learn`
         assert destination is not None
         if (
             given.get("out") is not x
@@ -184,32 +184,32 @@ def _has_counts(given: Given) -> bool:
     return given.get("counts") is not None or given.get("receive_counts") is not None
 
 
-class CallCache(dict[type, CachedCalls]):
-    """A communicator's cached calls, by the type of the input array."""
+def learn(
+    cache: dict[type, CachedCalls],
+    collective: Collective,
+    x: AnyInput,
+    given: Given,
+    made: Prepared,
+    connected: GpuBackend,
+) -> None:
+    """Cache a call that has taken the slow path, if it can be cached.
 
-    def learn(
-        self,
-        collective: Collective,
-        x: AnyInput,
-        given: Given,
-        made: Prepared,
-        connected: GpuBackend,
-    ) -> None:
-        """Cache a call that has taken the slow path, if it can be cached."""
-        request, library = made.request, made.template.library
-        if (
-            request.source is None
-            or request.destination is None
-            or request.counts is not None
-            or made.is_packed
-            or made.lasting is None
-            or not streams.is_stream_ordered(library)
-            or (given.get("out") is None and streams.forgets_freed_memory(library))
-        ):
-            return
-        if type(x) not in self:
-            self[type(x)] = CachedCalls(library, connected.device)
-        self[type(x)].learn(collective, x, given, made, connected)
+    `cache` has a communicator's cached calls, by the type of the input array.
+    """
+    request, library = made.request, made.template.library
+    if (
+        request.source is None
+        or request.destination is None
+        or request.counts is not None
+        or made.is_packed
+        or made.lasting is None
+        or not streams.is_stream_ordered(library)
+        or (given.get("out") is None and streams.forgets_freed_memory(library))
+    ):
+        return
+    if type(x) not in cache:
+        cache[type(x)] = CachedCalls(library, connected.device)
+    cache[type(x)].learn(collective, x, given, made, connected)
 
 
 def _are_there(device: Device, *addresses: int) -> bool:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll import backends, devices
 from gpucoll.arrays import streams
-from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import (
     HOST_ARRAYS,
     Choice,
@@ -20,12 +18,15 @@ from gpucoll.backends.choice import (
     instead,
     spelled_kinds,
 )
-from gpucoll.backends.gpu.deferred_release import settle
-from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
-from gpucoll.calls.gpu.cache import CallCache
-from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.runner import Runner
 from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError, StateError
+
+if TYPE_CHECKING:  # a communicator without GPUs needs none of it
+    from gpucoll.arrays.buffer import Buffer
+    from gpucoll.arrays.library import Template
+    from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
+    from gpucoll.calls.gpu.cache import CachedCalls
+    from gpucoll.calls.gpu.call import GpuCall
 
 
 class Part(NamedTuple):
@@ -61,8 +62,8 @@ class GpuConnection:
         """The reason why GPU arrays cannot be moved; empty if they can."""
         self._connected: GpuBackend | None = None
         self._entering = threading.Lock()
-        self.call_cache = CallCache()
-        """The cached calls of this connection."""
+        self.call_cache: dict[type, CachedCalls] = {}
+        """The cached calls of this connection, by the type of the input array."""
 
     @property
     def is_busy(self) -> bool:
@@ -211,6 +212,8 @@ class GpuConnection:
     def check(self) -> None:
         """Wait for all calls on GPU arrays, and raise what went wrong."""
         if self._connected is not None:
+            from gpucoll.backends.gpu.deferred_release import settle
+
             self._connected.issuer.synchronize()
             settle()
 
@@ -218,7 +221,7 @@ class GpuConnection:
         """Wait at most `limit_s` for all calls; raise their failures and release the GPU."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
-            self.call_cache = CallCache()
+            self.call_cache = {}
             self.refusal = "the communicator is closed"
             connected.close(limit_s)
 
@@ -231,7 +234,7 @@ class GpuConnection:
         """Release everything without waiting: at the end of the process, or after an error."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
-            self.call_cache = CallCache()
+            self.call_cache = {}
             if self._group.is_forked:
                 return  # the GPU belongs to the parent process
             with contextlib.suppress(GpucollError):

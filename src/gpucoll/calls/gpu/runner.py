@@ -6,26 +6,28 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.arrays import streams
 from gpucoll.arrays.library import AnyArray, AnyDtype, Template
 from gpucoll.arrays.operands import source_of
 from gpucoll.backends.choice import HOST_ARRAYS
-from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
-from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.collected import Collected, check_in_group
 from gpucoll.calls.given import AnyInput, AnyResult, Given
-from gpucoll.calls.gpu import memory
-from gpucoll.calls.gpu.cache import CachedCalls
-from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.connection import GpuConnection
-from gpucoll.calls.gpu.work import GpuWork
-from gpucoll.calls.preparation import Prepared
-from gpucoll.collectives import Collective
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.wording import another_thread
+
+if TYPE_CHECKING:  # a communicator without GPUs needs none of it
+    from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+    from gpucoll.backends.gpu.protocol import GpuBackend
+    from gpucoll.calls.gpu.cache import CachedCalls
+    from gpucoll.calls.gpu.call import GpuCall
+    from gpucoll.calls.gpu.memory import Registration
+    from gpucoll.calls.gpu.work import GpuWork
+    from gpucoll.calls.preparation import Prepared
+    from gpucoll.collectives import Collective
 
 
 class GpuRunner(GpuConnection):
@@ -62,6 +64,8 @@ class GpuRunner(GpuConnection):
 
     def _awaiting_its_group(self, call: GpuCall) -> GpuWork:
         """Return the Work of a call that starts at the end of its group."""
+        from gpucoll.backends.gpu.in_flight import IssuedCall
+
         with self._alone():
             connected = self._prepared(call)
         placeholder = IssuedCall(None, call.name, call.address, 0.0, None)
@@ -233,7 +237,9 @@ class GpuRunner(GpuConnection):
         """Make calls of this kind faster from now on, if that is possible."""
         is_on_host = made.template.device == HOST_ARRAYS
         if self._connected is not None and self.grouped is None and not is_on_host:
-            self.call_cache.learn(collective, x, given, made, self._connected)
+            from gpucoll.calls.gpu.cache import learn
+
+            learn(self.call_cache, collective, x, given, made, self._connected)
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -241,6 +247,8 @@ class GpuRunner(GpuConnection):
         self, shape: tuple[int, ...], dtype: AnyDtype, template: Template | None, symmetric: bool
     ) -> AnyArray:
         """Return a new array of the template's library in registered memory."""
+        from gpucoll.calls.gpu import memory
+
         connected = self._open("empty")
         if not symmetric:
             return memory.empty(connected.allocate, shape, dtype, template)
@@ -253,8 +261,10 @@ class GpuRunner(GpuConnection):
         self._runner.run("empty", task)
         return made[0]
 
-    def register(self, array: AnyArray) -> memory.Registration:
+    def register(self, array: AnyArray) -> Registration:
         """Register an array's memory."""
+        from gpucoll.calls.gpu.memory import Registration
+
         source = source_of(array, "array")
         if source.template.device == HOST_ARRAYS:
             raise BackendUnavailableError(
@@ -265,7 +275,7 @@ class GpuRunner(GpuConnection):
             raise ArgumentError("array is not contiguous: register the array that it is a part of")
         connected = self._open("register")
         self._check_arrays(connected, "register", source.template, [source.buffer])
-        return memory.Registration(connected, source.buffer)
+        return Registration(connected, source.buffer)
 
 
 def _placed(connected: GpuBackend, call: GpuCall) -> GpuCall:
@@ -288,6 +298,8 @@ def _complete(connected: GpuBackend, call: GpuCall, issued: IssuedCall) -> None:
 def _work(
     connected: GpuBackend, issued: IssuedCall, call: GpuCall, *, is_issued: bool = True
 ) -> GpuWork:
+    from gpucoll.calls.gpu.work import GpuWork
+
     current_stream = streams.current_stream_of(call.template)
     return GpuWork(
         connected.issuer,
@@ -302,6 +314,8 @@ def _work(
 def _stream_call(
     connected: GpuBackend, call: GpuCall, launches: Sequence[object], stream: int
 ) -> StreamCall:
+    from gpucoll.backends.gpu.in_flight import StreamCall
+
     signatures = connected.signatures(call.requests)
     keep, limit_s = call.buffers, call.timeout_s
     return StreamCall(call.name, signatures, launches, stream, keep, call.is_own, limit_s)

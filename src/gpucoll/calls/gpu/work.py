@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gpucoll.arrays import torch_compiler
 from gpucoll.backends.gpu.deferred_release import settle
 from gpucoll.calls.work import Work
 from gpucoll.errors import GpucollError, StateError
@@ -155,3 +156,7 @@ class GpuWork(Work[Any]):
         if self._issuer.failure is not None:
             return f"<Work {self._name} on the GPU: failed: {type(self._issuer.failure).__name__}>"
         return f"<Work {self._name} on the GPU: not done>"
+
+
+torch_compiler.keep_out_of(GpuWork)
+torch_compiler.tell_torch()

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import getitem
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from gpucoll.group.host.progress import StartedCalls, hold_started
 from gpucoll.group.host.records import difference, last_completed
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.protocol import ENDING_S
-from gpucoll.group.survivors import Agreement
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
@@ -40,6 +39,9 @@ from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Call, Context, State, Status
 from gpucoll.wording import another_thread
+
+if TYPE_CHECKING:
+    from gpucoll.group.survivors import Agreement
 
 _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
 _LOOKS = 5

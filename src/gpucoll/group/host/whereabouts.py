@@ -7,7 +7,7 @@ the words still tell what each rank was doing at that moment.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ MOST_SHOWN = 8
 DEADLOCK = "So they wait for each other"
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """What one rank is doing.
 
     Attributes

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpucoll.errors import StateError
 from gpucoll.transport.shared import mapping, ordering
@@ -22,8 +21,7 @@ _TEXT: Final = LINE_BYTES
 _CALLS: Final = _TEXT + TEXT_BYTES
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """Why a communicator is broken.
 
     Attributes

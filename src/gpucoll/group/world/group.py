@@ -19,7 +19,6 @@ from gpucoll.finalizers import is_first, leave, run_all
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.whereabouts import Whereabouts
 from gpucoll.group.protocol import EnqueuedCalls, StartedCalls
-from gpucoll.group.survivors import Agreement
 from gpucoll.group.world.ballots import Ballots
 from gpucoll.group.world.board import Board
 from gpucoll.group.world.calls import WorldCalls
@@ -42,6 +41,7 @@ from gpucoll.transport.tcp.secret import DIGEST_BYTES, expand, extract
 from gpucoll.wording import list_ranks
 
 if TYPE_CHECKING:
+    from gpucoll.group.survivors import Agreement
     from gpucoll.group.world.joining import Joined
 
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpucoll import config
@@ -260,8 +260,7 @@ def _settle(
     here = hosts.host_of(rank)
     ranks = hosts.ranks[here]
     spans = hosts.count > 1
-    local = replace(
-        meeting.job,
+    local = meeting.job._replace(
         rank=hosts.place_of(rank),
         world_size=len(ranks),
         token=f"{group}/{here}",
@@ -271,7 +270,7 @@ def _settle(
     )
     members = join(
         local,
-        lambda found: replace(tune(found), other_hosts=hosts.count - 1),
+        lambda found: tune(found)._replace(other_hosts=hosts.count - 1),
         timeout_s,
         facts,
         same,

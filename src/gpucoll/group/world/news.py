@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from gpucoll.errors import AbortedError, PeerLostError
@@ -141,7 +140,7 @@ class WorldNews:
                 if failure is None:
                     failure = failure_of(state.raised or state.host.abort_error(), state.rank)
                 assert state.links is not None
-                state.links.tell_all(Kind.FAILED, asdict(failure))
+                state.links.tell_all(Kind.FAILED, failure._asdict())
         # Report closings after the failure: a rank that closes because of it is not its cause.
         for place in range(state.host.world_size):
             if place != state.host.rank and state.host.has_closed(place):

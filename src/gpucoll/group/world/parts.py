@@ -6,8 +6,7 @@ import json
 import struct
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpucoll.errors import MismatchError
 from gpucoll.group.host.diagnosis import counts_hint
@@ -17,8 +16,7 @@ from gpucoll.wording import list_ranks, rank_of
 _LENGTH: Final = struct.Struct("<I")
 
 
-@dataclass(frozen=True)
-class HostPart:
+class HostPart(NamedTuple):
     """One host's part in an exchange.
 
     Attributes

@@ -38,7 +38,8 @@ they may wrap. `words` describes what a rank keeps for itself.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpucoll.blocks import Block, Field, Words, word, words
 from gpucoll.codes import Codes
@@ -273,8 +274,7 @@ class Abort(Codes):
     MISMATCH = 15  # the ranks' calls differed, and a rank may have gone on before that was found
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """The CPU backend's tuning. Rank 0's values are used by every rank of a communicator."""
 
     one_shot_bytes: int
@@ -311,7 +311,7 @@ class Tuning:
 
     def words(self) -> tuple[int, ...]:
         """Return the fields in order, for sending."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return tuple(self)
 
 
 def round_up(value: int, multiple: int) -> int:
