@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gpucoll import config
 from gpucoll.backends.choice import VENDOR_BACKENDS, Seen
-from gpucoll.devices.foreign_library import FILE_SYSTEM
 from gpucoll.errors import ArgumentError
+from gpucoll.topology.cpus import FILE_SYSTEM
 
 _DEVICE_FILES = {"cuda": ("dev/nvidiactl", "dev/dxg", "dev/nvhost-ctrl-gpu"), "rocm": ("dev/kfd",)}
 _DRIVERS = {"cuda": "/libcuda.so", "rocm": "/libamdhip64.so"}

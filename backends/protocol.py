@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.collectives import NO_ROOT, Collective
-from gpucoll.compression import Compression
 from gpucoll.errors import BackendUnavailableError
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind, Status
 from gpucoll.types import ReduceOp
+
+if TYPE_CHECKING:
+    from gpucoll.compression import Compression
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -20,7 +19,6 @@ from gpucoll.errors import GpucollError, LaunchError
 __all__ = ["chain", "shorten_uncaught", "shortened"]
 
 _PACKAGE = os.path.join(os.path.dirname(__file__), "")
-_STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 
 
 def shorten_uncaught() -> None:
@@ -85,4 +83,7 @@ def _is_inside(file: str) -> bool:
     """Return whether a file belongs to this package, or to the standard library that it calls."""
     if file.startswith(_PACKAGE):
         return True
-    return file.startswith(_STANDARD_LIBRARY) and "-packages" not in file
+    import sysconfig
+
+    standard_library = os.path.join(sysconfig.get_path("stdlib"), "")
+    return file.startswith(standard_library) and "-packages" not in file

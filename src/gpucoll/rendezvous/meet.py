@@ -14,9 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpucoll.rendezvous.endpoint import Endpoint
-from gpucoll.rendezvous.guest import Guest
 from gpucoll.rendezvous.held_signals import held_signals
-from gpucoll.rendezvous.host import Host
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Decide, Meeting, T, Terms, Watch
 from gpucoll.rendezvous.unix import UnixEndpoint
@@ -88,7 +86,13 @@ def meet(
                 decision, shared = decide([introduction])
                 own = [os.dup(fd) for fd in fds]
                 return settle(Meeting(job, [introduction], decision, shared, [own]))
-            return Host(terms).run() if job.rank == 0 else Guest(terms).run()
+            if job.rank == 0:
+                from gpucoll.rendezvous.host import Host
+
+                return Host(terms).run()
+            from gpucoll.rendezvous.guest import Guest
+
+            return Guest(terms).run()
         finally:
             watch.close()
             endpoint.close()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpucoll import backends, devices
+from gpucoll import backends
 from gpucoll.arrays import streams
 from gpucoll.backends.choice import (
     HOST_ARRAYS,
@@ -291,6 +291,8 @@ class GpuConnection:
 
 def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
     """Return the GPU of the first of these arrays, if the arrays themselves do not name it."""
+    from gpucoll import devices
+
     addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
     found = (devices.device_of(kind, address) for address in addresses)
     return next((number for number in found if number is not None), None)

@@ -31,8 +31,8 @@ NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) sk
 
 def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
     """Return a view of int64 words at an address. The memory must outlive the view."""
-    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_int64))
-    return np.ctypeslib.as_array(pointer, (count,))
+    words: Any = (ctypes.c_int64 * count).from_address(address)
+    return np.frombuffer(words, np.int64)
 
 
 @dataclass
