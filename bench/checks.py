@@ -11,7 +11,7 @@ from gpucoll.bench import environment
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
-from gpucoll.transport.shared.layout import MAX_RANKS
+from gpucoll.transport.shared import MAX_RANKS
 
 __all__ = [
     "CannotMeasureError",

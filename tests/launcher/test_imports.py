@@ -10,8 +10,8 @@ import pytest
 from gpucoll.backends import precompile
 
 HEAVY = [
-    *("numpy", "numba", "llvmlite", "ctypes", "hashlib", "importlib.metadata", "secrets", "shutil"),
-    *("tempfile", "asyncio", "multiprocessing", "platform"),
+    *("numpy", "numba", "llvmlite", "hashlib", "importlib.metadata", "secrets", "shutil"),
+    *("tempfile", "asyncio", "multiprocessing", "platform", "dataclasses", "inspect", "logging"),
     *("gpucoll.api", "gpucoll.kernels.cpu.jit", "gpucoll.kernels.cpu.library"),
 ]
 LAUNCH = f"""\

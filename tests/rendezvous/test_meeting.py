@@ -19,7 +19,7 @@ from gpucoll.errors import (
 )
 from gpucoll.group.host import joining
 from gpucoll.rendezvous import frames
-from gpucoll.transport.shared.layout import MAX_RANKS
+from gpucoll.transport.shared import MAX_RANKS
 
 
 def join(seat, timeout_s=20.0, changes=None):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,14 +11,10 @@ from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.host.backend import BlockMaker, CpuBackend
 from gpucoll.backends.cpu.world.in_order import CallInOrder, is_combined_in_order
-from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
-from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
-from gpucoll.backends.cpu.world.large_scans import LARGE_SCANS
 from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.cpu.world.messages import WorldMessages
-from gpucoll.backends.cpu.world.phases import Phases, Signature
+from gpucoll.backends.cpu.world.phases import Phases, Run, Signature
 from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries
-from gpucoll.backends.cpu.world.uneven import UnevenAllToAll
 from gpucoll.backends.protocol import (
     HostBackend,
     HostMessages,
@@ -29,7 +26,6 @@ from gpucoll.backends.protocol import (
 from gpucoll.collectives import Collective
 from gpucoll.group.world.group import WorldGroup
 
-LARGE = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
 _MOST_SIGNATURES = 256
 PROMISES = {
     "same bits on every rank": "yes",
@@ -45,6 +41,16 @@ IN_ORDER = {
 """The promises that differ with ``deterministic="order"``."""
 
 
+@functools.cache
+def large_calls() -> Mapping[Collective, Callable[[Run], None]]:
+    """Return how large calls run. Schedules are imported when a process makes its first one."""
+    from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
+    from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
+    from gpucoll.backends.cpu.world.large_scans import LARGE_SCANS
+
+    return LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
+
+
 class LargeCall(RunByPython):
     """A prepared large call of all hosts, in phases that Python runs.
 
@@ -56,7 +62,7 @@ class LargeCall(RunByPython):
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
-        self._steps = row_of(LARGE, phases.request.collective, "between hosts")
+        self._steps = row_of(large_calls(), phases.request.collective, "between hosts")
 
     def run(self, timeout_s: float | None = None) -> None:
         """Run the call; raise the error if it fails."""
@@ -93,6 +99,8 @@ class WorldCpuBackend:
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
         if request.receive_counts is not None:
+            from gpucoll.backends.cpu.world.uneven import UnevenAllToAll
+
             return UnevenAllToAll(self._phases(request), self.prepare)
         block = self._blocks.of(request)
         if not self._group.exchanges.is_large(block):

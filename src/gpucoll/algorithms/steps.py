@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpucoll.errors import ArgumentError
 from gpucoll.wording import rank_of
@@ -30,8 +30,7 @@ class Span:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """The work of one rank in one step: it sends and receives at the same time.
 
     A step sends the content before the step. Only a step with `reduces` may receive into blocks

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gpucoll import config
 from gpucoll.launcher.nodes import Span
 from gpucoll.topology import cpu_sets, usable_cpus
-from gpucoll.transport.shared.layout import MAX_RANKS
+from gpucoll.transport.shared import MAX_RANKS
 
 __all__ = [
     "BIND_MODES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -11,12 +12,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from gpucoll.launcher import exec_rank
+from gpucoll.launcher.exec_rank import set_up
 
 __all__ = ["STDERR", "STDOUT", "RankCommand", "RankEnd", "RankProcess", "listed"]
 
-EXEC_RANK = Path(__file__).with_name("exec_rank.py")
 STDOUT = 1
 STDERR = 2
 READ_BYTES = 65536  # the usual capacity of a pipe
@@ -154,17 +156,7 @@ class RankProcess:
     def __init__(self, rank: int, world_size: int, command: RankCommand) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._popen = subprocess.Popen(
-            wrapped(command),
-            bufsize=0,
-            stdin=command.stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=command.environment,
-            pass_fds=command.inherited,
-            # So Ctrl-C in a terminal reaches only the launcher, which forwards it once.
-            start_new_session=True,
-        )
+        self._popen = started(command)
         pipes = {STDOUT: self._popen.stdout, STDERR: self._popen.stderr}
         self.outputs = {stream: pipe.fileno() for stream, pipe in pipes.items() if pipe is not None}
         """Stream -> descriptor, for streams that are still open."""
@@ -235,7 +227,30 @@ class RankProcess:
             self.close_output(stream)
 
 
-def wrapped(command: RankCommand) -> list[str]:
-    """Return the command line that sets a rank up and then runs `command` (see exec_rank.py)."""
-    cpus = ",".join(str(cpu) for cpu in sorted(command.cpus)) or "-"
-    return [sys.executable, "-I", "-S", str(EXEC_RANK), str(os.getpid()), cpus, *command.arguments]
+def started(command: RankCommand) -> subprocess.Popen[bytes]:
+    """Start a rank, which sets itself up before it runs its program (see exec_rank.py)."""
+    parent, cpus = os.getpid(), ",".join(str(cpu) for cpu in sorted(command.cpus)) or "-"
+    options: dict[str, Any] = {
+        "bufsize": 0,
+        "stdin": command.stdin,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": command.environment,
+        "pass_fds": command.inherited,
+        # So Ctrl-C in a terminal reaches only the launcher, which forwards it once.
+        "start_new_session": True,
+    }
+    if is_single_threaded():
+        with contextlib.suppress(OSError):  # it cannot be run, which exec_rank reports as the rank
+            setting_up = partial(set_up, parent, cpus)
+            return subprocess.Popen(command.arguments, preexec_fn=setting_up, **options)
+    wrapped = [sys.executable, "-I", "-S", exec_rank.__file__, str(parent), cpus]
+    return subprocess.Popen([*wrapped, *command.arguments], **options)
+
+
+def is_single_threaded() -> bool:
+    """Return whether this process has certainly no other thread, not even one without Python."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False

@@ -12,7 +12,8 @@ from gpucoll.backends.cpu.host.tuning import TWO_ON_ZEN_5, WISH, tune
 from gpucoll.errors import ArgumentError
 from gpucoll.kernels.cpu import addresses
 from gpucoll.kernels.cpu.cache_key import processor
-from gpucoll.transport.shared.layout import MAX_RANKS, SegmentLayout
+from gpucoll.transport.shared import MAX_RANKS
+from gpucoll.transport.shared.layout import SegmentLayout
 from gpucoll.transport.shared.words import Context
 
 ELSEWHERE = {"single_copy_min_bytes": 64 << 10, "root_copy_min_bytes": 0, "string_copies": 0}

@@ -20,7 +20,7 @@ from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
-from gpucoll.transport.shared import layout, mapping, peer_memory
+from gpucoll.transport.shared import MAX_RANKS, layout, mapping, peer_memory
 from gpucoll.transport.shared.layout import SegmentLayout, Tuning
 from gpucoll.transport.shared.peer_memory import GROWTHS, PeerArena
 from gpucoll.version import __version__
@@ -190,10 +190,9 @@ def join(
     SharedMemoryError
         There is no memory for the segment.
     """
-    if job.world_size > layout.MAX_RANKS:
+    if job.world_size > MAX_RANKS:
         raise ArgumentError(
-            f"world_size is {job.world_size}, but the segment of one host allows "
-            f"{layout.MAX_RANKS} ranks"
+            f"world_size is {job.world_size}, but the segment of one host allows {MAX_RANKS} ranks"
         )
     check_descriptors(job)
     facts = facts or {}
