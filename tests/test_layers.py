@@ -25,6 +25,27 @@ BARE_NAMES = {"src", "kernels", "backends", "bench"}
 # Each is loaded when first needed: all are slow to import, and no machine has them all.
 NEVER_BY_IMPORT = ["numba", "llvmlite", "cupy", "mpi4py", "torch", "jax", "cloudpickle"]
 
+# A rank on one host that has reduced an array and closed has loaded none of these.
+NEVER_BY_A_RANK = [
+    *(*NEVER_BY_IMPORT, "asyncio", "hashlib", "importlib.metadata", "logging", "multiprocessing"),
+    *(
+        "numpy.ctypeslib",
+        "queue",
+        "secrets",
+        "shutil",
+        "ssl",
+        "subprocess",
+        "sysconfig",
+        "tempfile",
+    ),
+    *("tempfile", "gpucoll.api.description", "gpucoll.arrays.dlpack", "gpucoll.compression"),
+    *("gpucoll.backends.compressed", "gpucoll.backends.cpu.world", "gpucoll.backends.gpu"),
+    *("gpucoll.calls.compressed", "gpucoll.calls.gpu.cache", "gpucoll.calls.gpu.call"),
+    *("gpucoll.calls.gpu.work", "gpucoll.devices", "gpucoll.group.survivors"),
+    *("gpucoll.group.world", "gpucoll.rendezvous.guest", "gpucoll.rendezvous.host"),
+    *("gpucoll.rendezvous.meeting_points", "gpucoll.transport.tcp"),
+]
+
 # Who may use the public face of the package, ``gpucoll.<name>``. For a lower layer that would be an
 # import upwards: ``gpucoll/__init__.py`` stands on all of them.
 ABOVE_THE_API = (
@@ -152,6 +173,39 @@ def test_import_gpucoll_loads_nothing_heavy():
     )
 
     assert process.stdout.strip() == "[]"
+
+
+def test_a_rank_on_one_host_loads_what_it_needs():
+    precompile.ensure_compiled()
+    program = (
+        "import sys, numpy, gpucoll\n"
+        "before = set(sys.modules)\n"
+        "with gpucoll.init(rank=0, world_size=1) as comm:\n"
+        "    comm.all_reduce(numpy.ones(8))\n"
+        f"print([n for n in {NEVER_BY_A_RANK!r} if n in sys.modules and n not in before])\n"
+    )
+
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert process.stdout.strip() == "[]"
+
+
+def test_a_rank_between_hosts_loads_schedules_with_its_first_large_call():
+    program = (
+        "import sys, gpucoll.backends.cpu.world.backend as backend\n"
+        "names = 'gpucoll.algorithms.table', 'gpucoll.backends.cpu.world.large_movements'\n"
+        "print([name in sys.modules for name in names])\n"
+        "backend.large_calls()\n"
+        "print([name in sys.modules for name in names])\n"
+    )
+
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert process.stdout.splitlines() == ["[False, False]", "[True, True]"]
 
 
 def test_a_look_at_plain_arrays_loads_no_masked_ones():

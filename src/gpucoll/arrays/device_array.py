@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpucoll.arrays.dlpack import CODES, DEVICES, ManagedTensor, VersionedTensor
+from gpucoll.arrays.dlpack import DEVICES, ManagedTensor, VersionedTensor
+from gpucoll.arrays.dlpack_codes import CODES
 
 if TYPE_CHECKING:
     from typing_extensions import CapsuleType

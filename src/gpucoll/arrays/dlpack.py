@@ -11,6 +11,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gpucoll.arrays.dlpack_codes import KINDS, NAMES
 from gpucoll.errors import ArgumentTypeError
 
 if TYPE_CHECKING:
@@ -22,19 +23,7 @@ DEVICES = {
 }  # fmt: skip
 """DLDeviceType -> device name. Pinned host memory (3, 11) is "cpu", managed memory is "cuda"."""
 
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
-_NAMES = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
 _READ_ONLY, _IS_COPIED = 1, 2
-
-CODES = {
-    **{
-        f"{kind}{bits}": (code, bits)
-        for code, kind in _KINDS.items()
-        for bits in (8, 16, 32, 64, 128)
-    },
-    **{name: (code, 8) for code, name in _NAMES.items()},
-}
-"""Name of a dtype -> its code and bits in DLPack."""
 
 
 class _Tensor(ctypes.Structure):
@@ -122,7 +111,7 @@ def read(x: AnyArray, what: str) -> Tensor:
 
 
 def _described(tensor: _Tensor, flags: int, owner: object, what: str) -> Tensor:
-    name = _NAMES.get(tensor.code) or f"{_KINDS.get(tensor.code, '?')}{tensor.bits}"
+    name = NAMES.get(tensor.code) or f"{KINDS.get(tensor.code, '?')}{tensor.bits}"
     if "?" in name or tensor.lanes != 1 or tensor.bits % 8:
         raise ArgumentTypeError(
             f"{what} has DLPack's dtype (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} "

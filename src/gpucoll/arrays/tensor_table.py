@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
+from gpucoll.arrays.dlpack_codes import CODES
 from gpucoll.blocks import Block, Field, Words
 
 if TYPE_CHECKING:
@@ -131,8 +132,6 @@ def key_of(dtype: str) -> int:
 
     Keys are negative, so that none is the address of an object.
     """
-    from gpucoll.arrays.dlpack import CODES
-
     if dtype not in CODES:
         return 0
     code, bits = CODES[dtype]
