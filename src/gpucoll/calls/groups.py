@@ -59,7 +59,8 @@ def started_together(runner: Runner, gpu: GpuRunner, timeout_s: float | None) ->
     Calls on host arrays are made at once, as outside: started messages never wait for each other.
     """
     _check_none_is_open(runner, gpu)
-    gpu.grouped = calls = Collected[GpuCall](is_async=True)
+    calls: Collected[GpuCall] = Collected(is_async=True)
+    gpu.grouped = calls
     try:
         yield
     finally:
