@@ -38,6 +38,8 @@ class Front:
     _collectives: Collectives
     _point_to_point: PointToPoint
     _objects: ObjectMover
+    _broadcasts: dict[int, Callable[[Any], Any]]
+    """`ObjectMover.broadcasts`."""
     _call: Callable[..., Any]
     """`Collectives.call`."""
     _raise_left: Callable[[], None]
@@ -63,6 +65,7 @@ class Front:
         messages = self._backend.messages
         self._quick_send = messages.send
         self._quick_recv = self._quick_send_recv = messages.receive
+        self._broadcasts = self._objects.broadcasts
         self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
         self._quick_take, self._quick_recv_row = messages.take, messages.receive_row
         dispatch = collectives.dispatch
