@@ -50,6 +50,7 @@ class Front:
     _begin_send: Callable[[Any, int, int], Any]
     _begin_recv: Callable[[Any, int, int], Any]
     _quick_take: Callable[[int, int, float | None], Any]
+    _quick_find: Callable[[int, int, float | None], Any]
     _quick_recv_row: Callable[[Any, int, int, float | None], Any]
 
     def _bind(self, collectives: Collectives) -> None:
@@ -68,6 +69,7 @@ class Front:
         self._broadcasts = self._objects.broadcasts
         self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
         self._quick_take, self._quick_recv_row = messages.take, messages.receive_row
+        self._quick_find = messages.find
         dispatch = collectives.dispatch
         if dispatch.refuses_host or dispatch.enqueues_host:  # every call is left to Python
             for name in [name for name in vars(self) if name.startswith("_quick_")]:
