@@ -29,6 +29,7 @@ MODULES = (
     "gpucoll.entries.collective_entry",
     "gpucoll.entries.block_entry",
     "gpucoll.entries.lists",
+    "gpucoll.entries.objects",
     "gpucoll.entries.pending",
     "gpucoll.entries.started",
     "gpucoll.group.host.enqueued",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.array_kinds import ArrayKind
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpucoll.compression import Compression
 
 T = TypeVar("T")
+ObjectEntry: TypeAlias = "Callable[[bytes | None], bytes | int]"
+"""Gives and takes small pickles in compiled code; returns a `Status` if it has not."""
 
 
 def row_of(table: Mapping[Collective, T], collective: Collective, backend: str) -> T:
@@ -418,6 +420,13 @@ class HostBackend(Protocol):
         of_blocks: bool = False,
     ) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""
+
+    def object_entry(self, request: Request) -> ObjectEntry | None:
+        """Return the compiled entry of an object collective's first round, which is a request.
+
+        It is `gpucoll.entries.objects.object_entry`, for this root and these arrays. None: there is
+        no such entry.
+        """
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in memory that the backend can use without a copy."""

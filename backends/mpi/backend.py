@@ -400,6 +400,9 @@ class MpiBackend:
 
         table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
 
+    def object_entry(self, request: Request) -> None:
+        """Return None: no entry serves objects here."""
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""
         return self._host.empty(shape, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import pytest
 
 from gpucoll.calls.objects import ROOM
 from gpucoll.calls.parcels import LARGE_BYTES
-from gpucoll.errors import ArgumentTypeError
+from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MismatchError
 from gpucoll.transport.shared.words import Context
 
 LARGE = LARGE_BYTES // 8 + 3
@@ -136,6 +137,42 @@ def test_who_gave_an_object_keeps_it_and_others_get_their_own(comm):
     frozen = np.ones(LARGE)
     frozen.flags.writeable = False
     assert not comm.broadcast_object(frozen).flags.writeable
+
+
+@pytest.mark.ranks(3)
+def test_a_broadcast_by_an_entry_fails_as_the_first_one_does(comm):
+    assert [comm.broadcast_object("first", root) for root in range(3)] == ["first"] * 3
+    assert [*comm._objects.broadcasts] == [0, 1, 2]
+    value = Unpicklable() if comm.rank == 1 else None
+    with pytest.raises(ArgumentTypeError, match="rank 1 of 3: this Unpicklable cannot be pickled"):
+        comm.broadcast_object(value, 1)
+    with pytest.raises(MismatchError, match=r"all_gather_object.*broadcast_object"):
+        comm.all_gather_object(1) if comm.rank == 1 else comm.broadcast_object(1, 1)
+    with pytest.raises(MismatchError, match="root=2"):
+        comm.broadcast_object(1, 2 if comm.rank == 2 else 0)
+    for root in (True, 1.0, "1", None):
+        with pytest.raises(ArgumentTypeError, match="root must be an int"):
+            comm.broadcast_object(1, root)
+    with pytest.raises(ArgumentError, match=r"root must be in 0\.\.2; got 3"):
+        comm.broadcast_object(1, 3)
+    with pytest.raises(ArgumentTypeError, match="inside group"), comm.group():
+        comm.broadcast_object(1)
+    assert comm.broadcast_object(comm.rank, np.int64(2)) == 2
+    large = comm.broadcast_object(np.full(LARGE, comm.rank), 1)
+    assert large.shape == (LARGE,)
+    assert set(large.tolist()) == {1}
+    assert comm.broadcast_object([comm.rank], 1) == [1]
+
+
+@pytest.mark.ranks(2)
+def test_the_deadline_of_a_broadcast_by_an_entry(comm):
+    assert comm.broadcast_object("first") == "first"
+    comm._group._set_timeout(0.2)
+    if comm.rank == 0:
+        with pytest.raises(DeadlineError, match="broadcast_object"):
+            comm.broadcast_object("second")
+    else:
+        time.sleep(0.5)
 
 
 @pytest.mark.ranks(3)

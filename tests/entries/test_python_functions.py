@@ -25,6 +25,9 @@ sys.path.remove(str(ROOT / "tools"))
 EXPORTED = {
     "PyByteArray_AsString",
     "PyByteArray_FromStringAndSize",
+    "PyBytes_AsString",
+    "PyBytes_FromStringAndSize",
+    "PyBytes_Size",
     "PyCapsule_GetPointer",
     "PyErr_CheckSignals",
     "PyErr_Clear",

@@ -10,11 +10,17 @@ from typing import Any
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.numpy_arrays import check_dtype, dtype_of
-from gpucoll.backends.cpu.host.entry_tables import BlockEntryTable, EntryTable, ListEntryTable
+from gpucoll.backends.cpu.host.entry_tables import (
+    BlockEntryTable,
+    EntryTable,
+    ListEntryTable,
+    ObjectEntry,
+)
 from gpucoll.backends.cpu.host.message_table import MessageTable
 from gpucoll.backends.cpu.host.movements import movement_finish, movement_loop, movement_post
 from gpucoll.backends.cpu.host.reductions import reduction_finish, reduction_loop, reduction_post
 from gpucoll.backends.protocol import HostBackend, Request
+from gpucoll.backends.protocol import ObjectEntry as ObjectCall
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.group.host.group import HostGroup
@@ -291,6 +297,8 @@ class CpuBackend:
         self.last_status = group.last_status
         self._blocks = BlockMaker(group.rank, group.world_size)
         self._entries: dict[tuple[Collective, bool], EntryTable] = {}
+        self._object_entries: list[ObjectEntry] = []
+        """Kept, because the built-ins do not keep them alive."""
         self.messages = messages or MessageTable(group)
 
     def prepare(self, request: Request) -> CpuCall:
@@ -328,6 +336,12 @@ class CpuBackend:
         self._entries[collective, of_blocks].learn(
             kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table
         )
+
+    def object_entry(self, request: Request) -> ObjectCall:
+        """Return the compiled entry of an object collective's first round with these rows."""
+        entry = ObjectEntry(self._group, self._blocks.of(request), request.root)
+        self._object_entries.append(entry)
+        return entry.call
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""

@@ -20,12 +20,13 @@ from gpucoll.entries import (
     collective_entry,
     collectives,
     lists,
+    objects,
     started,
 )
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.words import Context, Segment, State
+from gpucoll.transport.shared.words import Call, Context, Segment, State
 
 
 class Entry(NamedTuple):
@@ -171,6 +172,40 @@ class BlockEntryTable(EntryTable):
         super().__init__(group, block_entry.block_entry)
         self._blocks = np.zeros(block_arguments.TABLES * (group.world_size + 1), np.int64)
         self._table[collectives.EntryTable.blocks] = self._blocks.ctypes.data
+
+
+class ObjectEntry:
+    """The entry of the first round of an object collective with one root.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The group of the calls.
+    block : CallBlock
+        Exchanges the ranks' rows.
+    root : int
+        The rank whose row the entry returns.
+
+    Attributes
+    ----------
+    call : callable
+        `gpucoll.entries.objects.object_entry`.
+    """
+
+    def __init__(self, group: HostGroup, block: CallBlock, root: int) -> None:
+        group.bind(block)
+        self._block = block
+        self._table = table = objects.ObjectTable.new()
+        row_bytes = int(block.words[Call.size_bytes])
+        table.context = Context(group.context_address)
+        table.call = Call(block.words.ctypes.data)
+        table.none = id(None)
+        table.mine = objects.Row(int(block.words[Call.source]))
+        table.sent = objects.Row(int(block.words[Call.destination]) + root * row_bytes)
+        table.row_bytes = row_bytes
+        self.call: Callable[[bytes | None], bytes | int] = builtin(
+            objects.object_entry.address, METH_FASTCALL, capsule(table.address)
+        )
 
 
 class MessageEntries(EntryTable):

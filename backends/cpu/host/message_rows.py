@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 # Plain ints: indexing with a block's fields takes twice as long.
 _WORDS, _SHOWN = Transfer.n_words, layout.MESSAGE_DIMENSIONS
-_ROW = struct.Struct(f"={_WORDS}q")
 _KIND, _PEER, _TAG = int(Transfer.kind), int(Transfer.peer), int(Transfer.tag)
 _ADDRESS, _SIZE_BYTES, _DTYPE = (
     int(Transfer.memory),
@@ -51,6 +50,12 @@ _TIMEOUT_NS, _DEADLINE_NS = int(Transfer.timeout_ns), int(Transfer.deadline_ns)
 _FOUND_PEER, _FOUND_TAG = int(Transfer.found_peer), int(Transfer.found_tag)
 _FOUND_BYTES, _FOUND_DTYPE = int(Transfer.found_bytes), int(Transfer.found_dtype)
 _FOUND_NUMBER = int(Transfer.found_number)
+_FOUND = struct.Struct(
+    f"={8 * int(Transfer.state)}xq"
+    f"{8 * (int(Transfer.found_peer) - int(Transfer.state) - 1)}x{6 + layout.MESSAGE_DIMENSIONS}q"
+)
+"""A row's state, and the words from `found_peer` to `dimensions`: a third of a row."""
+_LENGTHS, _N_DTYPES = 7, len(DTYPES)
 _KINDS = {int(kind): kind for kind in Kind}
 _SEND, _PROBE, _TAKE = int(Kind.SEND), int(Kind.PROBE), int(Kind.TAKE)
 _DONE, _MISFIT = int(Progress.DONE), int(Progress.MISFIT)
@@ -96,14 +101,6 @@ class Rows:
         if request.kind == _PROBE:
             request.description = self._memory[8 * _WORDS :]
         return request
-
-    def new_array(self) -> npt.NDArray[Any] | None:
-        """Return an array for the message that the first row reserved; None: it needs more."""
-        words = self.words
-        n_dimensions, dtype = words[_DIMENSIONS], _NATIVE.get(words[_FOUND_DTYPE])
-        if words[_STATE] != _DONE or dtype is None or not 0 <= n_dimensions <= _SHOWN:
-            return None
-        return np.empty(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions].tolist(), dtype)
 
     def origin(self) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of the message that the first row found."""
@@ -196,13 +193,21 @@ class Rows:
 
 def plain_array(memory: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
     """Return the message that a row has found: see `MessageTable.plain_array`."""
-    words = _ROW.unpack_from(memory)
-    code, n_dimensions = words[_FOUND_DTYPE], words[_DIMENSIONS]
-    if words[_STATE] != _DONE or code >= len(DTYPES) or not 0 <= n_dimensions <= _SHOWN:
+    words = _FOUND.unpack_from(memory)
+    state, peer, tag, size_bytes, code, place, n_dimensions = words[:_LENGTHS]
+    if state != _DONE or code >= _N_DTYPES or not 0 <= n_dimensions <= _SHOWN:
         return None
-    shape = words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions]
-    place, size_bytes = words[_FOUND_NUMBER], words[_FOUND_BYTES]
-    return words[_FOUND_PEER], words[_FOUND_TAG], code, shape, size_bytes, place
+    return peer, tag, code, words[_LENGTHS : _LENGTHS + n_dimensions], size_bytes, place
+
+
+def new_array(memory: bytearray) -> npt.NDArray[Any] | None:
+    """Return an array for the message that a row has reserved; None: it needs more."""
+    words = _FOUND.unpack_from(memory)
+    state, _, _, _, code, _, n_dimensions = words[:_LENGTHS]
+    dtype = _NATIVE.get(code)
+    if state != _DONE or dtype is None or not 0 <= n_dimensions <= _SHOWN:
+        return None
+    return np.empty(words[_LENGTHS : _LENGTHS + n_dimensions], dtype)
 
 
 def _fill_buffer(words: memoryview, request: MessageRequest) -> None:

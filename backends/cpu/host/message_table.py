@@ -20,6 +20,7 @@ from gpucoll.backends.cpu.host.message_rows import (
     Rows,
     Waiter,
     address_of,
+    new_array,
     plain_array,
 )
 from gpucoll.backends.protocol import MessageRequest
@@ -197,13 +198,12 @@ class MessageTable:
 
     def receive_taken(self, row: bytearray, code: int | None = None) -> npt.NDArray[Any] | None:
         """Receive the message that `take` reserved into a new array; None: see `ended`."""
-        rows = self._rows_of(row)
-        out = rows.new_array() if code is None else rows.new_bytes(code)
+        out = new_array(row) if code is None else self._rows_of(row).new_bytes(code)
         if out is None:
             return None
         if self._fetch(row, out) is None:
             try:
-                self._wait_blocking(rows, 1, is_started=True)
+                self._wait_blocking(self._rows_of(row), 1, is_started=True)
             finally:  # the message is over, or the table is
                 self.let_go_begun(row)
         return out

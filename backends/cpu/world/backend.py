@@ -165,6 +165,9 @@ class WorldCpuBackend:
         if not of_blocks:
             self._entries.learn(collective, kind, op, root)
 
+    def object_entry(self, request: Request) -> None:
+        """Return None: no entry serves objects here."""
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""
         return self._host.empty(shape, dtype)

@@ -38,6 +38,8 @@ class Front:
     _collectives: Collectives
     _point_to_point: PointToPoint
     _objects: ObjectMover
+    _broadcasts: dict[int, Callable[[Any], Any]]
+    """`ObjectMover.broadcasts`."""
     _call: Callable[..., Any]
     """`Collectives.call`."""
     _raise_left: Callable[[], None]
@@ -48,6 +50,7 @@ class Front:
     _begin_send: Callable[[Any, int, int], Any]
     _begin_recv: Callable[[Any, int, int], Any]
     _quick_take: Callable[[int, int, float | None], Any]
+    _quick_find: Callable[[int, int, float | None], Any]
     _quick_recv_row: Callable[[Any, int, int, float | None], Any]
 
     def _bind(self, collectives: Collectives) -> None:
@@ -63,8 +66,10 @@ class Front:
         messages = self._backend.messages
         self._quick_send = messages.send
         self._quick_recv = self._quick_send_recv = messages.receive
+        self._broadcasts = self._objects.broadcasts
         self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
         self._quick_take, self._quick_recv_row = messages.take, messages.receive_row
+        self._quick_find = messages.find
         dispatch = collectives.dispatch
         if dispatch.refuses_host or dispatch.enqueues_host:  # every call is left to Python
             for name in [name for name in vars(self) if name.startswith("_quick_")]:

@@ -426,4 +426,6 @@ class Messages(Front):
             Its `recv` receives exactly this message, once, unless another receive for the same
             source and tag takes it first.
         """
+        if wait and (row := self._quick_find(source, tag, timeout_s)) is not None:
+            return self._point_to_point.found(row)
         return self._point_to_point.probe(source, tag, wait, timeout_s)

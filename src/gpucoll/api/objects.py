@@ -29,8 +29,12 @@ class Objects(Front):
         self, value: V | None, root: int = 0, *, timeout_s: float | None = None
     ) -> V:
         """Return the root's picklable object on every rank; other ranks' `value` is ignored."""
+        received: V
+        if timeout_s is None and type(root) is int and (quick := self._broadcasts.get(root)):
+            received = quick(value)
+            return received
         self._collectives.check_root(root)
-        received: V = self._objects.broadcast(value, int(root), timeout_s)
+        received = self._objects.broadcast(value, int(root), timeout_s)
         return received
 
     def all_gather_object(self, value: V, *, timeout_s: float | None = None) -> list[V]:

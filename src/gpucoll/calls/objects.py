@@ -3,25 +3,39 @@
 The first round is an all_gather of a fixed size. It carries the numbers that describe each rank's
 object, and the beginning of the object. The rest follows in calls whose sizes all participants know
 by then.
+
+Objects that fit into the first round are broadcast by one compiled call, from the second broadcast
+with the same root on.
 """
 
 from __future__ import annotations
 
+import pickle
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
+from gpucoll.backends.protocol import HostBackend, ObjectEntry, PartOf, PreparedCall, Request
 from gpucoll.calls.given import AnyObject, Unchecked
 from gpucoll.calls.object_tags import TAG_BYTES, ObjectTags, tags_of
-from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
+from gpucoll.calls.parcels import (
+    NOTHING,
+    Arrival,
+    Bytes,
+    Parcel,
+    buffer_of,
+    pack,
+    parcel_of,
+    pickled,
+)
 from gpucoll.calls.runner import Runner
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentTypeError
-from gpucoll.group.in_one_piece import in_one_piece
+from gpucoll.group.in_one_piece import give_up, in_one_piece
+from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.words import Status
 from gpucoll.wording import rank_of
 
@@ -62,42 +76,99 @@ class ObjectMover:
         self._runner = runner
         self._host = host
         self._rank, self._world_size = runner.group.rank, runner.group.world_size
-        sizes = FIRST_BYTES, FIRST_BYTES * self._world_size
-        rooms: list[Any] = [np.zeros(size, np.uint8) for size in sizes]
-        self._mine, self._everyone = rooms
-        self._my_view, self._view = memoryview(rooms[0]), memoryview(rooms[1])
+        self._mine, self._everyone = self._new_rooms()
+        self._my_view, self._view = self._mine.data, self._everyone.data
         self._first_calls: dict[tuple[Collective, int], PreparedCall] = {}
+        self._entry_rooms: tuple[Bytes, Bytes] | None = None
+        """The rows of compiled entries, which another thread's call may be using."""
+        self._has_entries = True
+        self.broadcasts: dict[int, Callable[[Any], AnyObject]] = {}
+        """By root: broadcasts an object without a deadline of its own, as `broadcast` does."""
+
+    def _new_rooms(self) -> tuple[Bytes, Bytes]:
+        """Return memory for this rank's row in the first round, and for all ranks' rows."""
+        sizes = FIRST_BYTES, FIRST_BYTES * self._world_size
+        mine, everyone = [np.zeros(size, np.uint8) for size in sizes]
+        return mine, everyone
 
     # --- the collectives --------------------------------------------------------------------------
 
     def broadcast(self, value: object, root: int, timeout_s: float | None) -> AnyObject:
         """Return the root's object; on the root, the very same object."""
+        is_root = self._rank == root
+        packed = self._packed(Collective.BROADCAST_OBJECT, value) if is_root else (NOTHING, None)
+        arrival = self.spread(root, *packed, timeout_s)
+        self._learn_broadcast(root)
+        return value if is_root else arrival.unpack()
+
+    def spread(
+        self,
+        root: int,
+        parcel: Parcel,
+        failure: ArgumentTypeError | None,
+        timeout_s: float | None = None,
+    ) -> Arrival:
+        """Give all ranks the root's object as parts; return them."""
         collective, is_root = Collective.BROADCAST_OBJECT, self._rank == root
-        parcel, failure = self._packed(collective, value) if is_root else (NOTHING, None)
         arrived: list[Arrival] = []
 
         def task(timeout_s: float | None) -> None:
             tags = tags_of(self._runner.group, collective)
             tag = tags.of(parcel, root) if tags and is_root else b""
             head = self._first(collective, root, parcel, failure, timeout_s, (root,), tag)[root]
-            if head.tail_bytes <= ROOM and not head.n_large:
-                arrival = self._arrival(root, head)
-            else:
+            arrival = self._arrival(root, head)
+            if head.tail_bytes > ROOM or head.n_large:
                 with in_one_piece(self._runner.group):
-                    arrival = self._spread_rest(collective, root, head, parcel, timeout_s)
+                    self._spread_rest(collective, root, head, parcel, arrival, timeout_s)
             if tags and not is_root:
                 tags.check(head.tag, arrival, root)
             arrived.append(arrival)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
-        return value if is_root else arrived[0].unpack()
+        return arrived[0]
+
+    def _learn_broadcast(self, root: int) -> None:
+        """Broadcast small objects from this root by a compiled entry from now on, if there is one.
+
+        Between hosts there is none: objects have tags there.
+        """
+        group = self._runner.group
+        if root in self.broadcasts or not self._has_entries or group.object_key is not None:
+            return
+        rooms = self._entry_rooms = self._entry_rooms or self._new_rooms()
+        entry = self._host.object_entry(
+            self._first_request(Collective.BROADCAST_OBJECT, root, rooms)
+        )
+        if entry is None:
+            self._has_entries = False
+        else:
+            quick = QuickBroadcast(self, group, entry, root)
+            self.broadcasts[root] = quick.give if self._rank == root else quick.take
+
+    def spread_rest(self, root: int, row: bytes) -> Arrival:
+        """Receive the rest of an object of which an entry has received the root's `row`."""
+        collective = Collective.BROADCAST_OBJECT
+        head = self._head_of(collective, row)
+        arrival = Arrival(head.n_parts, row[_HEAD.size :][: head.tail_bytes])
+
+        def task(timeout_s: float | None) -> None:
+            with in_one_piece(self._runner.group):
+                self._spread_rest(collective, root, head, NOTHING, arrival, timeout_s)
+
+        self._runner.run(_NAMES[collective], task)
+        return arrival
 
     def _spread_rest(
-        self, collective: Collective, root: int, head: Head, parcel: Parcel, timeout_s: float | None
-    ) -> Arrival:
+        self,
+        collective: Collective,
+        root: int,
+        head: Head,
+        parcel: Parcel,
+        arrival: Arrival,
+        timeout_s: float | None,
+    ) -> None:
         """Give all ranks the data that did not fit into the first round."""
         is_root = self._rank == root
-        arrival = self._arrival(root, head)
         if head.tail_bytes > ROOM:
             tail: Any = parcel.tail if is_root else np.empty(head.tail_bytes, np.uint8)
             self._spread(collective, root, 0, tail, timeout_s)
@@ -107,7 +178,6 @@ class ObjectMover:
         for place in range(head.n_large):
             part = (parcel.large if is_root else arrival.large)[place]
             self._spread(collective, root, 1 + place, part, timeout_s)
-        return arrival
 
     def gather(
         self, collective: Collective, value: object, root: int, timeout_s: float | None
@@ -231,13 +301,19 @@ class ObjectMover:
         try:
             return pack(value), None
         except Exception as error:  # of any kind: the object's own code may raise
-            failure = ArgumentTypeError(
-                f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: this "
-                f"{type(value).__name__} cannot be pickled: {error}. Pass data, or functions and "
-                "classes of modules instead of local ones"
-            )
-            failure.__cause__ = error
-            return Parcel(0, str(failure).encode(errors="replace")[:ROOM], []), failure
+            return self.failed(collective, value, error)
+
+    def failed(
+        self, collective: Collective, value: object, error: Exception
+    ) -> tuple[Parcel, ArgumentTypeError]:
+        """Return the reason why an object cannot be pickled, for the other ranks; and the error."""
+        failure = ArgumentTypeError(
+            f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: this "
+            f"{type(value).__name__} cannot be pickled: {error}. Pass data, or functions and "
+            "classes of modules instead of local ones"
+        )
+        failure.__cause__ = error
+        return Parcel(0, str(failure).encode(errors="replace")[:ROOM], []), failure
 
     def _packed_each(
         self, collective: Collective, values: Sequence[object]
@@ -287,7 +363,8 @@ class ObjectMover:
         """
         call = self._first_calls.get((collective, root))
         if call is None:
-            call = self._host.prepare(self._first_request(collective, root))
+            rooms = self._mine, self._everyone
+            call = self._host.prepare(self._first_request(collective, root, rooms))
             self._first_calls[collective, root] = call
         tail = parcel.tail
         n_bytes, failed = len(tail), failure is not None
@@ -300,14 +377,20 @@ class ObjectMover:
             raise failure
         heads = {}
         for rank in senders:
-            heads[rank] = head = Head._make(_HEAD.unpack_from(self._view, FIRST_BYTES * rank))
-            if head.has_failed:
-                text = self._room_of(rank, head.tail_bytes).decode(errors="replace")
-                raise ArgumentTypeError(
-                    f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: another "
-                    f"rank failed: {text}"
-                )
+            start = FIRST_BYTES * rank
+            heads[rank] = self._head_of(collective, self._view[start : start + FIRST_BYTES])
         return heads
+
+    def _head_of(self, collective: Collective, row: bytes | memoryview) -> Head:
+        """Return the head of a row; raise ArgumentTypeError if its sender has failed."""
+        head = Head._make(_HEAD.unpack_from(row))
+        if head.has_failed:
+            text = bytes(row[_HEAD.size :][: head.tail_bytes]).decode(errors="replace")
+            raise ArgumentTypeError(
+                f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: another "
+                f"rank failed: {text}"
+            )
+        return head
 
     def _run(self, call: PreparedCall, timeout_s: float | None) -> None:
         """Run a call that is made repeatedly: as a plan does, if that is possible."""
@@ -316,9 +399,11 @@ class ObjectMover:
         elif status:
             self._runner.group.raise_for(status)
 
-    def _first_request(self, collective: Collective, root: int) -> Request:
+    def _first_request(
+        self, collective: Collective, root: int, rooms: tuple[Bytes, Bytes]
+    ) -> Request:
         part_of = PartOf(collective, None, "", 0, (), ())
-        source, whole = buffer_of(self._mine), buffer_of(self._everyone)
+        source, whole = map(buffer_of, rooms)
         return Request(Collective.ALL_GATHER, source, whole, root=root, part_of=part_of)
 
     def _room_of(self, rank: int, size_bytes: int) -> bytes:
@@ -411,3 +496,72 @@ class ObjectMover:
                 if place < len(arrival.large)
             }
             self._move(collective, root, outgoing, incoming, timeout_s)
+
+
+class QuickBroadcast:
+    """Broadcasts from one root, of objects that a compiled entry gives and takes if they are small.
+
+    Parameters
+    ----------
+    mover : ObjectMover
+        Moves objects that the entry leaves.
+    group : Group
+        The ranks.
+    entry : callable
+        See `gpucoll.entries.objects.object_entry`.
+    root : int
+        The root.
+    """
+
+    def __init__(self, mover: ObjectMover, group: Group, entry: ObjectEntry, root: int) -> None:
+        self._mover = mover
+        self._group = group
+        self._entry = entry
+        self._root = root
+
+    def give(self, value: AnyObject) -> AnyObject:
+        """Broadcast this rank's object, and return it."""
+        mover, failure = self._mover, None
+        try:
+            data, buffers = pickled(value)
+            parcel = parcel_of(data, buffers) if buffers else None
+        except Exception as error:  # of any kind: the object's own code may raise
+            parcel, failure = mover.failed(Collective.BROADCAST_OBJECT, value, error)
+        try:
+            if parcel is None:
+                found = self._entry(data)
+                if found is data:
+                    return value
+                self._raise_left(found)
+                parcel = parcel_of(data, buffers)
+            mover.spread(self._root, parcel, failure)
+        except BaseException as error:
+            self._note(error)
+            raise
+        return value
+
+    def take(self, value: AnyObject) -> AnyObject:
+        """Return the root's object; `value` is ignored."""
+        try:
+            found = self._entry(None)
+            if type(found) is not bytes:
+                self._raise_left(found)
+                arrival = self._mover.spread(self._root, NOTHING, None)
+            elif len(found) == FIRST_BYTES:
+                arrival = self._mover.spread_rest(self._root, found)
+            else:
+                data, arrival = found, None
+        except BaseException as error:
+            self._note(error)
+            raise
+        return pickle.loads(data) if arrival is None else arrival.unpack()
+
+    def _raise_left(self, status: Any) -> None:
+        """Raise the error of the entry, unless it only left the call to Python."""
+        if status != _NOT_RUN:
+            self._group.raise_for(status)
+
+    def _note(self, error: BaseException) -> None:
+        """Give up the communicator after an interrupt: it is unknown whether the call was made."""
+        if not isinstance(error, Exception):
+            give_up(self._group, error)

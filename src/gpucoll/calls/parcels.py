@@ -45,10 +45,22 @@ class Parcel:
 NOTHING = Parcel(0, b"", [])
 
 
-def pack(value: object) -> Parcel:
-    """Pickle an object. Exceptions come from the object's own code."""
+def pickled(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Pickle an object; return the pickle and the buffers that are left out of it.
+
+    Exceptions come from the object's own code.
+    """
     buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return pickle.dumps(value, protocol=5, buffer_callback=buffers.append), buffers
+
+
+def pack(value: object) -> Parcel:
+    """Pickle an object, and return it as parts."""
+    return parcel_of(*pickled(value))
+
+
+def parcel_of(data: bytes, buffers: list[pickle.PickleBuffer]) -> Parcel:
+    """Return a pickled object as parts."""
     if not buffers and len(data) < LARGE_BYTES:
         return Parcel(1, len(data).to_bytes(_SIZE_BYTES, "little") + data, [])
     parts: list[Any] = [data, *[buffer.raw() for buffer in buffers]]

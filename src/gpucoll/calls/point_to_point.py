@@ -444,12 +444,7 @@ class PointToPoint:
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
         if wait and (row := self._messages.find(source, tag, timeout_s)) is not None:
-            plain = self._messages.plain_array(row)
-            if plain is not None:
-                return array_message(*plain, self.receive_message)
-            request = self._messages.ended(row)
-            self._check(request)
-            return message_of(request, self.receive_message)
+            return self.found(row)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
         if self.queue.grouped is not None:
             check_in_group(self.queue.grouped, "probe", False, NOT_IN_GROUPS)
@@ -461,6 +456,15 @@ class PointToPoint:
             self.queue.go_on_with_called()
             if not self._messages.probe(request):
                 return None
+        return message_of(request, self.receive_message)
+
+    def found(self, row: bytearray) -> Message:
+        """Return the Message of the probe that an entry has run; or raise its error."""
+        plain = self._messages.plain_array(row)
+        if plain is not None:
+            return array_message(*plain, self.receive_message)
+        request = self._messages.ended(row)
+        self._check(request)
         return message_of(request, self.receive_message)
 
     def plan(self, kind: Kind, x: AnyInput, peer: Unchecked, tag: Unchecked) -> Plan[AnyResult]:

@@ -164,6 +164,7 @@ LOOPS = (
     ("gpucoll.entries.messages", "message_entry"),
     ("gpucoll.entries.messages", "take_entry"),
     ("gpucoll.entries.lists", "list_entry"),
+    ("gpucoll.entries.objects", "object_entry"),
     ("gpucoll.backends.cpu.host.message_loop", "message_loop"),
 )
 MAY_CALL = {"syscall", "sched_yield", "sched_getcpu", "poll", "clock_gettime", "memcpy", "memset"}
