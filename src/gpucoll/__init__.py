@@ -110,7 +110,8 @@ def __getattr__(name: str) -> object:
 
         raise AttributeError(missing_from_package(name, __all__))
     module = importlib.import_module(f"gpucoll.{_HOMES.get(name, 'errors')}")
-    return getattr(module, name)
+    value = globals()[name] = getattr(module, name)  # the next look costs 2 us less
+    return value
 
 
 def __dir__() -> list[str]:

@@ -105,7 +105,7 @@ def route_of(words: Exchange, call: Call) -> int:
     if not _can_be_pairwise(words, call):
         return Route.SMALL if data_bytes <= words.most_bytes else Route.LARGE
     is_spare = _is_exchange_spare(words, call)
-    if data_bytes <= (words.most_bytes if is_spare else words.least_pairwise_bytes):
+    if data_bytes < (words.most_bytes if is_spare else words.least_pairwise_bytes):
         return Route.SMALL
     return Route.PAIRWISE if data_bytes <= _most_pairwise_bytes(words, call) else Route.LARGE
 
