@@ -159,10 +159,12 @@ def gets_all(words: Exchange, call: Call, host: int) -> bool:
 
 
 @inline
-def share_start(words: Exchange, call: Call, host: int) -> int:
+def _share_start(words: Exchange, call: Call, host: int) -> int:
     """Return where a host's share of every input begins; that of the last host + 1 is the end."""
     if call.spreads != 0:
         return block_start(call, words.edges[host])
+    if call.gathers != 0:
+        return 0  # whole inputs go to others
     n_shares, place, size_bytes = words.n_hosts, host, call.size_bytes
     if call.flow == Flow.FROM_ROOT:
         n_shares -= 1
@@ -177,9 +179,16 @@ def share_start(words: Exchange, call: Call, host: int) -> int:
 
 
 @inline
-def share_bytes(words: Exchange, call: Call, host: int) -> int:
-    """Return the size of a host's share of every input."""
-    return share_start(words, call, host + 1) - share_start(words, call, host)
+def note_shares(words: Exchange, call: Call) -> None:
+    """Store each host's share of every input: where it begins, and its size."""
+    words.root_host = host_of(words, call.root)
+    start = _share_start(words, call, 0)
+    for host in range(words.n_hosts):
+        peer, end = words.peers[host], _share_start(words, call, host + 1)
+        peer.share_start = start
+        peer.share = end - start
+        start = end
+    words.result_bytes = _result_bytes(words, call)
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -206,7 +215,7 @@ def n_pieces(words: Exchange, call: Call, origin: int) -> int:
 def piece_bytes(words: Exchange, call: Call, origin: int, to: int) -> int:
     """Return the size of a piece from one host to another."""
     if not has_whole_inputs(call):
-        return share_bytes(words, call, to)
+        return words.peers[to].share
     if not gets_all(words, call, to):
         return 0
     edges = words.edges
@@ -214,11 +223,11 @@ def piece_bytes(words: Exchange, call: Call, origin: int, to: int) -> int:
 
 
 @inline
-def result_bytes(words: Exchange, call: Call) -> int:
+def _result_bytes(words: Exchange, call: Call) -> int:
     """Return the size of everything that the ranks of this host get."""
     if call.spreads != 0:
         n_shares = words.world_size if call.gathers != 0 else 1
-        return share_bytes(words, call, words.here) * n_shares
+        return words.peers[words.here].share * n_shares
     if call.flow == Flow.TO_ROOT and words.here != words.root_host:
         return 0
     if call.gathers != 0:

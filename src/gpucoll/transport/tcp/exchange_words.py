@@ -80,11 +80,40 @@ class Step(Block):
 
 
 class Peer(Block):
-    """The messages of a pairwise call to and from another leader."""
+    """The messages of a pairwise call to and from another leader.
 
+    Attributes
+    ----------
+    share, share_start : int
+        Size of that host's share of every input, and where it begins.
+    fd : int
+        Descriptor of the connection.
+    sent, came : int
+        How many bytes of the two messages were sent and received.
+    to_send, to_come : int
+        Their sizes, with the headers.
+    pieces_end, pieces_come : int
+        Where in them the pieces of inputs end.
+    piece_bytes : int
+        Size of each piece to send; it begins in an input where the share does.
+    landing, part : int
+        Addresses: where the pieces land, and what that leader passes on.
+    sent_header, came_header : int
+        The headers.
+    """
+
+    share: int
+    share_start: int
     fd: int
     sent: int
     came: int
+    to_send: int
+    to_come: int
+    pieces_end: int
+    pieces_come: int
+    piece_bytes: int
+    landing: int
+    part: int
     sent_header: Field[Words] = words(4)
     came_header: Field[Words] = words(4)
 
@@ -162,8 +191,13 @@ class Exchange(Block):
         Addresses of each other leader's `Peer`, by host, and of as many words for `poll`.
     room : int
         Address of memory for pairwise calls; the word before it is as the one before `held`.
-    result : int
-        Where a pairwise call makes the result for the ranks of this host.
+    result, result_bytes : int
+        Where a pairwise call makes the result for the ranks of this host, and its size.
+    first_input, further_inputs, input_bytes : int
+        Where the inputs of this host's ranks are: the address of the first one, that of a table of
+        all which has the others, and their size.
+    part : int
+        Address of what this host makes of its share.
     is_shared : int
         Whether the shares of a pairwise call are on their way.
     made_bytes : int
@@ -222,6 +256,11 @@ class Exchange(Block):
     peer_polls: Field[Words]
     room: int
     result: int
+    result_bytes: int
+    first_input: int
+    further_inputs: int
+    input_bytes: int
+    part: int
     is_shared: int
     made_bytes: int
     root_host: int

@@ -39,9 +39,6 @@ from gpucoll.transport.tcp.call_routes import (
     passes_on,
     piece_bytes,
     rank_at,
-    result_bytes,
-    share_bytes,
-    share_start,
     whole_input_bytes,
 )
 from gpucoll.transport.tcp.exchange import (
@@ -55,7 +52,7 @@ from gpucoll.transport.tcp.exchange import (
     two_vectors,
     yielded,
 )
-from gpucoll.transport.tcp.exchange_words import MAGIC, MESSAGE_WORDS, Exchange, Outcome
+from gpucoll.transport.tcp.exchange_words import MAGIC, MESSAGE_WORDS, Exchange, Outcome, Peer
 
 STEP = 64
 """What the header of these messages has in place of an exchange's step."""
@@ -81,7 +78,7 @@ def _room_of_result(words: Exchange, call: Call) -> int:
     """Return how much of the room is for the result, or for what a host passes on."""
     if call.kernel != 0 and passes_on(call):
         return _whole_lines(call.size_bytes)
-    return _whole_lines(result_bytes(words, call))
+    return _whole_lines(words.result_bytes)
 
 
 @inline
@@ -126,40 +123,46 @@ def _find_result(words: Exchange, context: Context, call: Call) -> None:
 
 
 @inline
-def _input_at(words: Exchange, call: Call, piece: int) -> int:
-    """Return the address of an input of this host, or of all of them."""
-    is_own = piece == 0
+def _note_inputs(words: Exchange, call: Call) -> None:
+    """Store where the inputs of this host's ranks are."""
+    is_own = call.flow != Flow.FROM_ROOT or words.rank == call.root
     if has_whole_inputs(call):
         is_own = n_ranks(words, words.here) == 1
-    elif call.flow == Flow.FROM_ROOT:
-        is_own = words.rank == call.root
-    if is_own:
-        return own_input(call)
     gathered = inputs_at(words, call)
-    return gathered + (piece * whole_input_bytes(call, words.rank) if piece != 0 else 0)
+    words.first_input = own_input(call) if is_own else gathered
+    words.further_inputs = gathered
+    words.input_bytes = whole_input_bytes(call, words.rank)
 
 
 @inline
-def _received_at(words: Exchange, call: Call, host: int) -> int:
+def _input_at(words: Exchange, piece: int) -> int:
+    """Return the address of an input of this host, or of all of them."""
+    if piece == 0:
+        return words.first_input
+    return words.further_inputs + piece * words.input_bytes
+
+
+@inline
+def _landing_of(words: Exchange, call: Call, host: int) -> int:
     """Return where the pieces from a host land."""
     here, place = words.here, words.edges[host]
-    share = share_bytes(words, call, here)
+    share = words.peers[here].share
     if call.kernel != 0:
         landing = words.room + _room_of_result(words, call)
         if n_ranks(words, here) > 1:
-            landing += _whole_lines(whole_input_bytes(call, words.rank) * n_ranks(words, here))
+            landing += _whole_lines(words.input_bytes * n_ranks(words, here))
         return landing + place * share
     if has_whole_inputs(call):
         return words.result + block_start(call, place)
     if call.flow == Flow.FROM_ROOT:
-        return _part_at(words, call, here)
+        return words.part
     return words.result + place * share
 
 
 @inline
-def _part_at(words: Exchange, call: Call, host: int) -> int:
+def _part_of(words: Exchange, call: Call, host: int) -> int:
     """Return where the part of the result lies that a host passes on, or keeps."""
-    return words.result + (share_start(words, call, host) if passes_on(call) else 0)
+    return words.result + (words.peers[host].share_start if passes_on(call) else 0)
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -176,27 +179,37 @@ def _message_bytes(words: Exchange, call: Call, origin: int, to: int) -> int:
     """Return the size of the message from one host to another."""
     size_bytes = HEADER_BYTES + _pieces_bytes(words, call, origin, to)
     if passes_on(call) and gets_all(words, call, to):
-        size_bytes += share_bytes(words, call, origin)
+        size_bytes += words.peers[origin].share
     return size_bytes
 
 
 @inline
-def _ready_bytes(words: Exchange, call: Call, host: int) -> int:
-    """Return how much of the message to a host can be sent by now."""
-    size_bytes = HEADER_BYTES + _pieces_bytes(words, call, words.here, host)
-    if passes_on(call) and gets_all(words, call, host):
-        size_bytes += words.made_bytes
-    return size_bytes
+def _note_messages(words: Exchange, call: Call, host: int) -> None:
+    """Store what goes to another host and comes from it."""
+    peer, here = words.peers[host], words.here
+    peer.sent = 0
+    peer.came = 0
+    peer.to_send = _message_bytes(words, call, here, host)
+    peer.to_come = _message_bytes(words, call, host, here)
+    peer.pieces_end = HEADER_BYTES + _pieces_bytes(words, call, here, host)
+    peer.pieces_come = HEADER_BYTES + _pieces_bytes(words, call, host, here)
+    peer.piece_bytes = piece_bytes(words, call, here, host)
+    peer.landing = _landing_of(words, call, host)
+    peer.part = _part_of(words, call, host)
+    header = peer.sent_header
+    header[0] = MAGIC
+    header[1] = words.number
+    header[2] = STEP
+    header[3] = peer.to_send - HEADER_BYTES
 
 
 @inline
 def _take_own(words: Exchange, context: Context, call: Call) -> None:
     """Copy what the ranks of this host have for each other to its place in the result."""
-    here = words.here
-    landing, size_bytes = _received_at(words, call, here), piece_bytes(words, call, here, here)
-    start = 0 if has_whole_inputs(call) else share_start(words, call, here)
-    for piece in range(n_pieces(words, call, here)):
-        source = _input_at(words, call, piece) + start
+    own = words.peers[words.here]
+    landing, size_bytes = own.landing, own.piece_bytes
+    for piece in range(n_pieces(words, call, words.here)):
+        source = _input_at(words, piece) + own.share_start
         if source != landing and size_bytes > 0:
             call_copy(context.copy_plain, landing, source, size_bytes, 0)
         landing += size_bytes
@@ -205,45 +218,42 @@ def _take_own(words: Exchange, context: Context, call: Call) -> None:
 @inline
 def begin(words: Exchange, context: Context, call: Call) -> None:
     """Begin the messages to and from all other leaders."""
-    here = words.here
     _find_result(words, context, call)
+    _note_inputs(words, call)
     words.made_bytes = 0
+    words.part = _part_of(words, call, words.here)
+    for host in range(words.n_hosts):
+        _note_messages(words, call, host)
     if call.kernel == 0:
         _take_own(words, context, call)
-    for host in range(words.n_hosts):
-        peer = words.peers[host]
-        peer.sent = 0
-        peer.came = 0
-        header = peer.sent_header
-        header[0] = MAGIC
-        header[1] = words.number
-        header[2] = STEP
-        header[3] = _message_bytes(words, call, here, host) - HEADER_BYTES
 
 
 @inline
-def _piece_to_send(words: Exchange, call: Call, host: int, at: int) -> tuple[int, int]:
-    """Return address and size of the piece at an offset after the header, as far as it is ready."""
-    here, size_bytes = words.here, piece_bytes(words, call, words.here, host)
-    pieces_bytes = _pieces_bytes(words, call, here, host)
-    if at < pieces_bytes:
-        start = at % size_bytes
-        if not has_whole_inputs(call):
-            start += share_start(words, call, host)
-        return _input_at(words, call, at // size_bytes) + start, size_bytes - at % size_bytes
-    rest_bytes = _ready_bytes(words, call, host) - HEADER_BYTES - at
-    return _part_at(words, call, here) + at - pieces_bytes, rest_bytes
+def _ready_bytes(words: Exchange, peer: Peer) -> int:
+    """Return how much of the message to a host can be sent by now."""
+    return min(peer.pieces_end + words.made_bytes, peer.to_send)
 
 
 @inline
-def _send_some(words: Exchange, call: Call, host: int) -> int:
+def _piece_to_send(words: Exchange, peer: Peer, at: int) -> tuple[int, int]:
+    """Return address and size of the piece at an offset of the message, as far as it is ready."""
+    if at < peer.pieces_end:
+        size_bytes, at = peer.piece_bytes, at - HEADER_BYTES
+        done = at % size_bytes
+        start = _input_at(words, at // size_bytes) + peer.share_start
+        return start + done, size_bytes - done
+    return words.part + at - peer.pieces_end, _ready_bytes(words, peer) - at
+
+
+@inline
+def _send_some(words: Exchange, host: int) -> int:
     """Send the rest of the message to a host, as far as it is ready and the kernel takes it."""
     peer = words.peers[host]
     sent = peer.sent
-    if sent == _ready_bytes(words, call, host):
+    if sent == _ready_bytes(words, peer):
         return IDLE
     start = peer.sent_header.address + sent
-    piece, size_bytes = _piece_to_send(words, call, host, max(sent - HEADER_BYTES, 0))
+    piece, size_bytes = _piece_to_send(words, peer, max(sent, HEADER_BYTES))
     message = two_vectors(words, start, max(HEADER_BYTES - sent, 0), piece, size_bytes)
     taken = sendmsg(np.int32(peer.fd), message, np.int32(MSG_DONTWAIT | MSG_NOSIGNAL))
     if taken < 0:
@@ -253,12 +263,11 @@ def _send_some(words: Exchange, call: Call, host: int) -> int:
 
 
 @inline
-def _is_header_wrong(words: Exchange, call: Call, host: int) -> bool:
+def _is_header_wrong(words: Exchange, peer: Peer) -> bool:
     """Return whether the received header is not that of this call's message; store it if so."""
-    header = words.peers[host].came_header
-    size_bytes = _message_bytes(words, call, host, words.here) - HEADER_BYTES
+    header = peer.came_header
     is_right = header[0] == MAGIC and header[1] == words.number
-    if is_right and header[2] == STEP and header[3] == size_bytes:
+    if is_right and header[2] == STEP and header[3] == peer.to_come - HEADER_BYTES:
         return False
     for word in range(MESSAGE_WORDS):
         words.came_header[word] = header[word]
@@ -266,18 +275,17 @@ def _is_header_wrong(words: Exchange, call: Call, host: int) -> bool:
 
 
 @inline
-def _receive_some(words: Exchange, call: Call, host: int) -> int:
+def _receive_some(words: Exchange, host: int) -> int:
     """Receive the rest of the message from a host, as far as it has come."""
-    peer, here = words.peers[host], words.here
+    peer = words.peers[host]
     came = peer.came
-    if came == _message_bytes(words, call, host, here):
+    if came == peer.to_come:
         return IDLE
-    at, pieces_bytes = max(came - HEADER_BYTES, 0), _pieces_bytes(words, call, host, here)
-    if at < pieces_bytes:
-        piece, size_bytes = _received_at(words, call, host) + at, pieces_bytes - at
+    at = max(came, HEADER_BYTES)
+    if at < peer.pieces_come:
+        piece, size_bytes = peer.landing + at - HEADER_BYTES, peer.pieces_come - at
     else:
-        piece = _part_at(words, call, host) + at - pieces_bytes
-        size_bytes = _message_bytes(words, call, host, here) - HEADER_BYTES - at
+        piece, size_bytes = peer.part + at - peer.pieces_come, peer.to_come - at
     start = peer.came_header.address + came
     message = two_vectors(words, start, max(HEADER_BYTES - came, 0), piece, size_bytes)
     got = recvmsg(np.int32(peer.fd), message, np.int32(MSG_DONTWAIT))
@@ -288,7 +296,7 @@ def _receive_some(words: Exchange, call: Call, host: int) -> int:
         words.link = host
         return Outcome.GONE
     peer.came = came + got
-    if came < HEADER_BYTES <= came + got and _is_header_wrong(words, call, host):
+    if came < HEADER_BYTES <= came + got and _is_header_wrong(words, peer):
         words.link = host
         return Outcome.GARBLED
     return MOVED
@@ -298,12 +306,11 @@ def _receive_some(words: Exchange, call: Call, host: int) -> int:
 
 
 @inline
-def _combinable_bytes(words: Exchange, call: Call) -> int:
+def _combinable_bytes(words: Exchange) -> int:
     """Return up to where this host's share has come from every rank."""
-    here, share = words.here, share_bytes(words, call, words.here)
-    least_bytes = share
+    share = least_bytes = words.peers[words.here].share
     for host in range(words.n_hosts):
-        if host != here:
+        if host != words.here:
             before_bytes = HEADER_BYTES + (n_ranks(words, host) - 1) * share
             least_bytes = min(least_bytes, words.peers[host].came - before_bytes)
     return least_bytes
@@ -312,27 +319,25 @@ def _combinable_bytes(words: Exchange, call: Call) -> int:
 @inline
 def _combine(words: Exchange, call: Call, size_bytes: int) -> None:
     """Combine the next bytes of all ranks' shares, in the order of the ranks."""
-    here, inputs, done = words.here, words.inputs, words.made_bytes
-    share, start = share_bytes(words, call, here), share_start(words, call, here)
+    inputs, done = words.inputs, words.made_bytes
     for host in range(words.n_hosts):
-        landing = _received_at(words, call, host)
+        peer = words.peers[host]
         for place in range(n_ranks(words, host)):
-            at = landing + place * share
-            if host == here:
-                at = _input_at(words, call, place) + start
+            at = peer.landing + place * words.peers[words.here].share
+            if host == words.here:
+                at = _input_at(words, place) + peer.share_start
             inputs[rank_at(words, host, place)] = at + done
-    landing = _part_at(words, call, here) + done
-    combine_inputs(words, call, words.world_size, landing, size_bytes)
+    combine_inputs(words, call, words.world_size, words.part + done, size_bytes)
     words.made_bytes = done + size_bytes
 
 
 @inline
 def _combine_some(words: Exchange, call: Call) -> bool:
     """Combine what has come, if it is worth a call of the kernel; return whether it was."""
-    done, share = words.made_bytes, share_bytes(words, call, words.here)
+    done, share = words.made_bytes, words.peers[words.here].share
     if call.kernel == 0 or done == share:
         return False
-    size_bytes = _combinable_bytes(words, call) - done
+    size_bytes = _combinable_bytes(words) - done
     if done + size_bytes < share:
         size_bytes -= size_bytes % (call.item_bytes * UNIT_ITEMS)
         if size_bytes < LEAST_COMBINED_BYTES:
@@ -346,7 +351,7 @@ def _note_broadcast(words: Exchange, call: Call) -> None:
     """Note how much of this host's share of a broadcast has come and can be passed on."""
     if call.flow == Flow.FROM_ROOT and call.spreads == 0 and words.here != words.root_host:
         came = words.peers[words.root_host].came - HEADER_BYTES
-        words.made_bytes = min(max(came, 0), share_bytes(words, call, words.here))
+        words.made_bytes = min(max(came, 0), words.peers[words.here].share)
 
 
 @inline
@@ -368,13 +373,13 @@ def combine_inputs(
 
 
 @inline
-def _move(words: Exchange, call: Call) -> int:
+def _move(words: Exchange) -> int:
     """Send and receive on all connections; return `MOVED`, `IDLE`, or how it has ended."""
     n_hosts, here = words.n_hosts, words.here
     moved = IDLE
     for distance in range(1, n_hosts):
-        sent = _send_some(words, call, (here + distance) % n_hosts)
-        came = _receive_some(words, call, (here - distance + n_hosts) % n_hosts)
+        sent = _send_some(words, (here + distance) % n_hosts)
+        came = _receive_some(words, (here - distance + n_hosts) % n_hosts)
         if came >= 0:
             return came
         if sent >= 0:
@@ -385,31 +390,26 @@ def _move(words: Exchange, call: Call) -> int:
 
 @inline
 def _is_over(words: Exchange, call: Call) -> bool:
-    here = words.here
-    if call.kernel != 0 and words.made_bytes < share_bytes(words, call, here):
+    if call.kernel != 0 and words.made_bytes < words.peers[words.here].share:
         return False
     for host in range(words.n_hosts):
-        if host != here:
-            peer = words.peers[host]
-            if peer.sent < _message_bytes(words, call, here, host):
-                return False
-            if peer.came < _message_bytes(words, call, host, here):
-                return False
+        peer = words.peers[host]
+        is_over = peer.sent == peer.to_send and peer.came == peer.to_come
+        if host != words.here and not is_over:
+            return False
     return True
 
 
 @inline
-def _sleep(words: Exchange, call: Call, duration_ns: int) -> bool:
+def _sleep(words: Exchange, duration_ns: int) -> bool:
     """Sleep until something can move, for `duration_ns` at most; return whether a signal came."""
-    here, count = words.here, 0
+    count = 0
     for host in range(words.n_hosts):
-        peer, events = words.peers[host], 0
-        if host != here:
-            if peer.came < _message_bytes(words, call, host, here):
-                events |= POLLIN
-            if peer.sent < _ready_bytes(words, call, host):
-                events |= POLLOUT
-        if events != 0:
+        peer = words.peers[host]
+        events = 0 if peer.came == peer.to_come else POLLIN
+        if peer.sent < _ready_bytes(words, peer):
+            events |= POLLOUT
+        if host != words.here and events != 0:
             words.peer_polls[count] = peer.fd | (events << 32)  # struct pollfd
             count += 1
     milliseconds = (duration_ns + MILLISECOND_NS - 1) // MILLISECOND_NS
@@ -417,11 +417,11 @@ def _sleep(words: Exchange, call: Call, duration_ns: int) -> bool:
 
 
 @inline
-def go_on_until(words: Exchange, context: Context, call: Call, end_ns: int) -> int:
+def go_on_until(words: Exchange, call: Call, end_ns: int) -> int:
     """Go on with the messages; return an `Outcome`, which is `AGAIN` at `end_ns`."""
     idle = 0
     while True:
-        result = _move(words, call)
+        result = _move(words)
         if result >= 0:
             return result
         _note_broadcast(words, call)
@@ -436,7 +436,7 @@ def go_on_until(words: Exchange, context: Context, call: Call, end_ns: int) -> i
             if time_ns >= end_ns:
                 return Outcome.AGAIN
             if idle > YIELDS:
-                if _sleep(words, call, end_ns - time_ns):
+                if _sleep(words, end_ns - time_ns):
                     return Outcome.AGAIN
             else:
                 idle = yielded(words, idle, time_ns)

@@ -15,7 +15,7 @@ from gpucoll.transport.shared.steps import (
     wait_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Status
-from gpucoll.transport.tcp.call_routes import block_start, result_bytes, share_bytes, share_start
+from gpucoll.transport.tcp.call_routes import block_start
 from gpucoll.transport.tcp.exchange_words import Exchange, Outcome
 
 OUTCOME_BYTES = 8
@@ -35,9 +35,9 @@ def take_result(
         if landing + start != source:
             call_copy(copy, landing + start, source, stop - start, 0)
         return
-    share, own = share_bytes(words, call, words.here), block_start(call, rank)
+    host, own = words.peers[words.here], block_start(call, rank)
     size_bytes = block_start(call, rank + 1) - own
-    at = own - share_start(words, call, words.here)
+    at = own - host.share_start
     for _ in range(words.world_size if call.gathers != 0 else 1):
         first, last = max(at, start), min(at + size_bytes, stop)
         if first < last:
@@ -45,7 +45,7 @@ def take_result(
             if place != origin:
                 call_copy(copy, place, origin, last - first, 0)
         landing += size_bytes
-        at += share
+        at += host.share
 
 
 @inline
@@ -77,7 +77,7 @@ def _spread_piece(words: Exchange, context: Context, call: Call, start: int, sto
 @inline
 def spread_result(words: Exchange, context: Context, call: Call) -> int:
     """Bring the outcome, and if it is good the result, to all ranks of the host."""
-    whole_bytes, done = result_bytes(words, call), 0
+    whole_bytes, done = words.result_bytes, 0
     most_bytes = context.one_shot_bytes - OUTCOME_BYTES
     while True:
         stop = min(done + most_bytes, whole_bytes)

@@ -39,10 +39,9 @@ from gpucoll.transport.tcp import exchange, pairwise_calls
 from gpucoll.transport.tcp.call_routes import (
     block_start,
     has_whole_inputs,
-    host_of,
+    note_shares,
     own_input,
     rank_at,
-    result_bytes,
     route_of,
     whole_input_bytes,
 )
@@ -231,7 +230,7 @@ def _ring_bell(words: Exchange) -> None:
 def _go_on(words: Exchange, context: Context, call: Call, end_ns: int) -> int:
     """Go on with the parts, then in a pairwise call with the shares; return an `Outcome`."""
     if words.is_shared != 0:
-        return pairwise_calls.go_on_until(words, context, call, end_ns)
+        return pairwise_calls.go_on_until(words, call, end_ns)
     outcome = go_on_as_told(words, end_ns)
     if outcome == Outcome.AGREED and words.route == Route.PAIRWISE:
         pairwise_calls.begin(words, context, call)
@@ -398,7 +397,7 @@ def _run(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int
     if words.route == Route.SMALL:
         _finish(words, context, call)
     elif context.rank == LEADER:
-        take_result(words, context, call, words.result, 0, result_bytes(words, call))
+        take_result(words, context, call, words.result, 0, words.result_bytes)
     return Status.OK
 
 
@@ -431,12 +430,12 @@ def small_call(context: Context, call: Call) -> int:
     words = Exchange(context.hosts)
     words.outcome = Outcome.NONE
     words.route = route_of(words, call)
-    words.root_host = host_of(words, call.root)
     if _is_for_python(words, context, call):
         return Status.NOT_YET
     whole_bytes = _note_sizes(words, call) + 8
     if words.route == Route.PAIRWISE:
-        whole_bytes = result_bytes(words, call) + OUTCOME_BYTES
+        note_shares(words, call)
+        whole_bytes = words.result_bytes + OUTCOME_BYTES
     status = _make_ready(words, context, call, whole_bytes)
     if status != Status.OK:
         return status
