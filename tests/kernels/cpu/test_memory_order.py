@@ -183,6 +183,7 @@ UNORDERED = (
     "entries.collectives.queued_call",
     "entries.collective_entry.collective_entry",
     "entries.lists.list_entry",
+    "entries.objects.object_entry",
     "entries.block_entry.block_entry",
     "entries.messages.message_entry",
     "entries.messages.planned_message",
