@@ -149,17 +149,21 @@ def test_every_module_with_loops_is_listed():
     assert found == {*precompile.MODULES, *precompile.MODULES_WHEN_USED}
 
 
+def printed(program):
+    """Return what a program prints in a process of its own."""
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    return process.stdout
+
+
 def test_schedules_load_no_arrays():
     program = (
         "import sys, gpucoll.algorithms.table\n"
         "print([name for name in ('numpy', 'numba', 'socket') if name in sys.modules])\n"
     )
 
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert process.stdout.strip() == "[]"
+    assert printed(program).strip() == "[]"
 
 
 def test_import_gpucoll_loads_nothing_heavy():
@@ -168,11 +172,7 @@ def test_import_gpucoll_loads_nothing_heavy():
         f"print([name for name in {NEVER_BY_IMPORT!r} if name in sys.modules])\n"
     )
 
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert process.stdout.strip() == "[]"
+    assert printed(program).strip() == "[]"
 
 
 def test_a_rank_on_one_host_loads_what_it_needs():
@@ -185,11 +185,7 @@ def test_a_rank_on_one_host_loads_what_it_needs():
         f"print([n for n in {NEVER_BY_A_RANK!r} if n in sys.modules and n not in before])\n"
     )
 
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert process.stdout.strip() == "[]"
+    assert printed(program).strip() == "[]"
 
 
 def test_a_rank_between_hosts_loads_schedules_with_its_first_large_call():
@@ -201,11 +197,7 @@ def test_a_rank_between_hosts_loads_schedules_with_its_first_large_call():
         "print([name in sys.modules for name in names])\n"
     )
 
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert process.stdout.splitlines() == ["[False, False]", "[True, True]"]
+    assert printed(program).splitlines() == ["[False, False]", "[True, True]"]
 
 
 def test_a_look_at_plain_arrays_loads_no_masked_ones():
@@ -217,8 +209,4 @@ def test_a_look_at_plain_arrays_loads_no_masked_ones():
         "print('numpy.ma' in sys.modules)\n"
     )
 
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert process.stdout.strip() == "False"
+    assert printed(program).strip() == "False"

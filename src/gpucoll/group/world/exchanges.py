@@ -36,11 +36,11 @@ from gpucoll.transport.tcp.exchange_words import (
 from gpucoll.transport.tcp.handshake import encode_purpose
 
 MOST_BYTES: Final = 512 << 10
-"""Limit on the combined data of all ranks that an exchange brings to every host."""
+"""Calls with less data of all ranks together go by an exchange, if hosts need all of it."""
 LEAST_PAIRWISE_BYTES: Final = 64 << 10
-"""The same limit if hosts need only a part of it, which leaders can send each other instead."""
+"""The same limit for calls in which hosts need only a part of the data."""
 MOST_PAIRWISE_BYTES: Final = 8 << 20
-"""Limit on a host's data in such a call; larger calls use the schedules."""
+"""Limit on a host's data in a pairwise call; larger calls go by schedules."""
 MOST_BESIDE_FAST_SCHEDULES: Final = 512 << 10
 """The same limit if schedules have more connections, or TLS without a relay."""
 MOST_BYTES_BY_MPI: Final = 32 << 10
@@ -324,9 +324,9 @@ def _room_bytes(hosts: Hosts, here: int, pairwise_bytes: int) -> int:
 
 
 def _memory(size_bytes: int) -> tuple[_Numbers, int]:
-    """Return memory that begins at a cache line, after a word of its own; and its address."""
-    memory = np.empty(17 + size_bytes // 8, np.int64)
-    return memory, (memory.ctypes.data + 8 + 63) & -64
+    """Return memory that begins at a cache line, and its address."""
+    memory = np.empty(8 + size_bytes // 8, np.int64)
+    return memory, (memory.ctypes.data + 63) & -64
 
 
 def _steps(here: int, count: int) -> list[tuple[int, int, int]]:

@@ -168,8 +168,7 @@ class Exchange(Block):
         Address and number of the exchange's steps.
     held, held_bytes, capacity : int
         Address of the parts that are here (this host's, then those of the hosts before it,
-        backwards), their bytes, and the room for them in bytes. The word before them is the
-        `Outcome`, which goes to the other ranks of this host together with the parts.
+        backwards), their bytes, and the room for them in bytes.
     digest, kind : int
         Digest and kind of this host's part.
     step, sent, came : int
@@ -190,12 +189,15 @@ class Exchange(Block):
     peers, peer_polls : int
         Addresses of each other leader's `Peer`, by host, and of as many words for `poll`.
     room : int
-        Address of memory for pairwise calls; the word before it is as the one before `held`.
+        Address of memory for pairwise calls.
     result, result_bytes : int
-        Where a pairwise call makes the result for the ranks of this host, and its size.
-    first_input, further_inputs, input_bytes : int
-        Where the inputs of this host's ranks are: the address of the first one, that of a table of
-        all which has the others, and their size.
+        What the leader brings to the ranks of its host: the result that a pairwise call makes for
+        them, or the parts that are here.
+    first_input : int
+        In a pairwise call: address of the input of this host's first rank.
+    further_inputs, input_bytes : int
+        Address of the inputs of all its ranks, of which the first may be missing, and the size of
+        each.
     part : int
         Address of what this host makes of its share.
     is_shared : int

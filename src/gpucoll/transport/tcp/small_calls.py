@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.blocks import Words
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
@@ -32,7 +31,6 @@ from gpucoll.transport.shared.steps import (
     payload_of,
     post,
     wait_all_arrived,
-    wait_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp import exchange, pairwise_calls
@@ -48,7 +46,7 @@ from gpucoll.transport.tcp.call_routes import (
 from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_as_told, now_ns
 from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, PartKind, Route
 from gpucoll.transport.tcp.pairwise_calls import combine_inputs
-from gpucoll.transport.tcp.pairwise_results import OUTCOME_BYTES, spread_result, take_result
+from gpucoll.transport.tcp.spread import OUTCOME_BYTES, spread_result, take_result
 
 LATER_NS = 1_000_000_000
 """How much longer other ranks wait for their leader, whose own error tells more."""
@@ -74,14 +72,15 @@ def _bytes_of_host(words: Exchange, call: Call, host: int) -> int:
 
 
 @inline
-def _note_sizes(words: Exchange, call: Call) -> int:
-    """Store how many bytes each host is to bring; return the total size of all parts."""
+def _note_sizes(words: Exchange, call: Call) -> None:
+    """Store how many bytes each host is to bring to the exchange, whose parts all ranks get."""
     n_hosts, whole = words.n_hosts, 0
     for host in range(n_hosts):
         size_bytes = _bytes_of_host(words, call, host) if words.route == Route.SMALL else 0
         words.parts[n_hosts + host] = size_bytes
         whole += exchange.PART_BYTES + exchange.whole_words(size_bytes)
-    return whole
+    words.result = words.held
+    words.result_bytes = whole
 
 
 @inline
@@ -179,41 +178,6 @@ def _gather(words: Exchange, context: Context, call: Call) -> int:
         done += most_bytes
         if status != Status.OK or done >= largest_bytes:
             return status
-
-
-@inline
-def _spread_piece(
-    words: Exchange, context: Context, call: Call, address: int, size_bytes: int
-) -> int:
-    """Bring a piece of the leader's data to all ranks of its host; return a status."""
-    status = begin(context, call)
-    if status != Status.OK:
-        return status
-    sequence, copy = context.sequence, context.copy_plain
-    payload = payload_of(context, sequence, LEADER, size_bytes)
-    if context.rank == LEADER:
-        call_copy(copy, payload, address, size_bytes, 0)
-        post(context, call, NOT_SHARED, NOT_SHARED)
-    else:
-        post(context, call, NOT_SHARED, NOT_SHARED)
-        status = wait_arrived(context, call, LEADER)
-        if status != Status.OK:
-            return status
-        call_copy(copy, address, payload, size_bytes, 0)
-    close_record(context)
-    return Status.OK
-
-
-@inline
-def _spread(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
-    """Bring the outcome, and all parts, from the leader to the ranks of its host."""
-    start, done = words.held - 8, 0
-    status: int = Status.OK
-    while done < whole_bytes and status == Status.OK:
-        size_bytes = min(context.one_shot_bytes, whole_bytes - done)
-        status = _spread_piece(words, context, call, start + done, size_bytes)
-        done += size_bytes
-    return status
 
 
 # --- between hosts --------------------------------------------------------------------------------
@@ -350,34 +314,27 @@ def _lead(words: Exchange, context: Context, call: Call) -> int:
     """Exchange data with the other leaders; return a status: OK if the ranks here are to know."""
     status = _exchange(words, context, call)
     outcome = words.outcome
-    Words(words.held - 8)[0] = outcome
     if status == Status.OK and outcome != Outcome.AGREED and outcome != Outcome.DIFFERS:
         return Status.NOT_YET
     return status
 
 
 @inline
-def _bring(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
+def _bring(words: Exchange, context: Context, call: Call) -> int:
     """Bring the outcome and the data from the leader to the ranks of its host."""
-    is_pairwise = words.route == Route.PAIRWISE
-    if is_pairwise:
-        status = spread_result(words, context, call)
-    else:
-        status = _spread(words, context, call, whole_bytes)
+    status = spread_result(words, context, call)
     if status != Status.OK or context.rank == LEADER:
         return status
     words.digest = call.digest
-    if not is_pairwise:
-        words.outcome = Words(words.held - 8)[0]
-    if not is_pairwise and words.outcome == Outcome.AGREED:
+    if words.route != Route.PAIRWISE and words.outcome == Outcome.AGREED:
         words.kind = _kind(words)
-        words.held_bytes = whole_bytes - 8
+        words.held_bytes = words.result_bytes
         find_parts(words)
     return status
 
 
 @inline
-def _run(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
+def _run(words: Exchange, context: Context, call: Call) -> int:
     """Run a call that has begun; return a status."""
     status = _gather(words, context, call)
     if status != Status.OK:
@@ -387,7 +344,7 @@ def _run(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int
         if status != Status.OK:
             return status
     if context.world_size > 1:
-        status = _bring(words, context, call, whole_bytes)
+        status = _bring(words, context, call)
         if status != Status.OK:
             return status
     if words.outcome != Outcome.AGREED:
@@ -408,11 +365,11 @@ def is_large(words: Exchange, call: Call) -> int:
 
 
 @inline
-def _make_ready(words: Exchange, context: Context, call: Call, whole_bytes: int) -> int:
+def _make_ready(words: Exchange, context: Context, call: Call) -> int:
     """Take the memory that the ranks of this host need for their data; return a status."""
     if context.world_size == 1:
         return Status.OK
-    size_bytes = whole_bytes
+    size_bytes = words.result_bytes + OUTCOME_BYTES
     if words.route == Route.PAIRWISE:
         for place in range(context.world_size):
             rank = rank_at(words, words.here, place)
@@ -432,11 +389,10 @@ def small_call(context: Context, call: Call) -> int:
     words.route = route_of(words, call)
     if _is_for_python(words, context, call):
         return Status.NOT_YET
-    whole_bytes = _note_sizes(words, call) + 8
+    _note_sizes(words, call)
     if words.route == Route.PAIRWISE:
         note_shares(words, call)
-        whole_bytes = words.result_bytes + OUTCOME_BYTES
-    status = _make_ready(words, context, call, whole_bytes)
+    status = _make_ready(words, context, call)
     if status != Status.OK:
         return status
     words.number += 1
@@ -445,7 +401,7 @@ def small_call(context: Context, call: Call) -> int:
     timeout_ns = context.timeout_ns
     if context.rank != LEADER:
         context.timeout_ns = timeout_ns + LATER_NS
-    status = _run(words, context, call, whole_bytes)
+    status = _run(words, context, call)
     context.timeout_ns = timeout_ns
     if status == Status.SIGNAL:
         _ring_bell(words)

@@ -1,4 +1,4 @@
-"""The results of pairwise calls inside a host: from the leader to each rank's own output."""
+"""What a leader has received, inside its host: to each rank's own output, or parts to all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpucoll.transport.shared.steps import (
 )
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.transport.tcp.call_routes import block_start
-from gpucoll.transport.tcp.exchange_words import Exchange, Outcome
+from gpucoll.transport.tcp.exchange_words import Exchange, Outcome, Route
 
 OUTCOME_BYTES = 8
 """Every piece begins with the outcome of the call: ranks write only if that is good."""
@@ -27,8 +27,14 @@ _LEADER = 0
 def take_result(
     words: Exchange, context: Context, call: Call, source: int, start: int, stop: int
 ) -> None:
-    """Copy to this rank's output what it gets of a piece, from `start` to `stop` of the result."""
+    """Copy what this rank gets of a piece, from `start` to `stop` of the result, to its output.
+
+    If the result is the parts of an exchange, every rank makes its own result of them later.
+    """
     copy, landing, rank = context.copy_plain, call.destination, words.rank
+    if words.route != Route.PAIRWISE:
+        call_copy(copy, words.held + start, source, stop - start, 0)
+        return
     if landing == 0 or (call.flow == Flow.TO_ROOT and rank != call.root):
         return
     if call.spreads == 0:
