@@ -209,7 +209,7 @@ def reduce_cases(device: Device, sizes_bytes: Sequence[int]) -> Iterator[Case]:
         made = arrays(device, 5, "float32", size)
         run = partial(reduce_arrays, "sum", made[:1], made[1:])
         yield Case(f"reduce 4 float32 {size >> 20} MiB", 5 * size, run, 0.9)
-        step = partial(ring_step, "sum", *made[:3])
+        step = partial(ring_step, "sum", made[:2], *made[2:4])
         yield Case(f"ring step float32 {size >> 20} MiB", 4 * size, step, 0.9)
     size = sizes_bytes[0]
     for dtype, offset in (("float32", 4), ("bfloat16", 4), ("bfloat16", 2), ("float8_e4m3fn", 1)):

@@ -23,6 +23,7 @@ from gpucoll.backends.direct.rounds import (
     Combine,
     Identity,
     Part,
+    Role,
     Rounds,
     Say,
     Step,
@@ -35,7 +36,7 @@ from gpucoll.collectives import Collective
 from gpucoll.devices import Device
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.kernels.cpu.identities import identity_of
-from gpucoll.kernels.gpu.reduce import prepare_reduce
+from gpucoll.kernels.gpu.reduce import prepare_reduce, prepare_ring_step
 from gpucoll.types import ReduceOp
 
 ONE_SHOT_BYTES: Final = 256 << 10
@@ -270,7 +271,10 @@ class _Binder:
         divisor = len(step.sources) if self._is_scan else n_ranks
         written = [_buffer(address, step.n_elements, like) for address in step.destinations]
         given = [_buffer(address, step.n_elements, like) for address in step.sources]
-        return prepare_reduce(op, written, given, divisor=divisor)
+        if step.role is Role.ALONE:
+            return prepare_reduce(op, written, given, divisor=divisor)
+        is_last = step.role is Role.LAST
+        return prepare_ring_step(op, written, *given, is_last=is_last, divisor=divisor)
 
 
 def _buffer(address: int, count: int, like: Buffer) -> Buffer:

@@ -43,12 +43,24 @@ def value_of(word: Word, number: int, before: int) -> int:
     return (number + before * (2 if word == Word.READY else 1)) % (1 << 32)
 
 
+class Role(enum.Enum):
+    """The place of a step among those that combine the same elements."""
+
+    ALONE = enum.auto()
+    """It combines all ranks' elements."""
+    MIDDLE = enum.auto()
+    """It combines a partial result with one rank's elements; an average is not divided yet."""
+    LAST = enum.auto()
+    """The same, and then the result is complete."""
+
+
 class Combine(NamedTuple):
     """Every destination becomes source 0 op source 1 op ..."""
 
     destinations: tuple[int, ...]
     sources: tuple[int, ...]
     n_elements: int
+    role: Role = Role.ALONE
 
 
 class Identity(NamedTuple):
@@ -98,12 +110,25 @@ class Exchange(NamedTuple):
         The address of each rank's first half, a multiple of `ALIGNMENT_BYTES`.
     half_bytes : int
         Size of a half; the second follows the first. At least `ALIGNMENT_BYTES` for each rank.
+    ring : tuple of int
+        The ranks in the order of a ring; empty: their own order.
     """
 
     rank: int
     world_size: int
     addresses: tuple[int, ...]
     half_bytes: int
+    ring: tuple[int, ...] = ()
+
+    @property
+    def around(self) -> tuple[int, ...]:
+        """The ranks in the order of a ring."""
+        return self.ring or tuple(range(self.world_size))
+
+    @property
+    def place(self) -> int:
+        """This rank's place in the ring."""
+        return self.around.index(self.rank)
 
     @property
     def slot_bytes(self) -> int:
@@ -119,7 +144,7 @@ class Part(NamedTuple):
     n_elements: int
 
 
-class _Segment(NamedTuple):
+class Segment(NamedTuple):
     """Elements of one array that take part in a round, and their place in the half."""
 
     source: int
@@ -164,7 +189,7 @@ class _Builder:
             sources = tuple(self.half(rank) + at for rank in ranks)
             self.steps.append(Combine(given, sources, count))
 
-    def combine_all(self, segments: Iterable[_Segment], ranks: Iterable[int]) -> None:
+    def combine_all(self, segments: Iterable[Segment], ranks: Iterable[int]) -> None:
         """Combine the segments of these ranks; without ranks the result is the identity."""
         ranks = tuple(ranks)
         self.await_ready(ranks)
@@ -193,7 +218,7 @@ class _Builder:
             self.copy(self.mine + offset, source, size_bytes)
         self.say_ready()
 
-    def put_segments(self, segments: Iterable[_Segment], item_bytes: int) -> None:
+    def put_segments(self, segments: Iterable[Segment], item_bytes: int) -> None:
         self.put((each.offset, each.source, each.n_elements * item_bytes) for each in segments)
 
     def say_ready(self, turn: int = 0) -> None:
@@ -234,11 +259,11 @@ class _Builder:
 # --- element by element ---------------------------------------------------------------------------
 
 
-def _segments(
+def segments_of(
     parts: Sequence[Part], item_bytes: int, half_bytes: int
-) -> Iterator[tuple[_Segment, ...]]:
+) -> Iterator[tuple[Segment, ...]]:
     """Yield the segments of each round: as much as fits into a half, array after array."""
-    taken: list[_Segment] = []
+    taken: list[Segment] = []
     offset = 0
     for part in parts:
         start = 0
@@ -250,7 +275,7 @@ def _segments(
                 continue
             count, at = min(room, part.n_elements - start), start * item_bytes
             destination = part.destination and part.destination + at
-            taken.append(_Segment(part.source + at, destination, count, offset))
+            taken.append(Segment(part.source + at, destination, count, offset))
             start += count
             offset += -(-count * item_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if taken:
@@ -282,7 +307,7 @@ def reduction(
         The only rank that gets the result.
     """
     gets = root is None or root == exchange.rank
-    rounds = list(_segments(parts, item_bytes, exchange.half_bytes))
+    rounds = list(segments_of(parts, item_bytes, exchange.half_bytes))
     if gets and not shares:
         return _copying_ahead(exchange, rounds, item_bytes)
     build = _Builder(exchange)
@@ -294,7 +319,7 @@ def reduction(
 
 
 def _copying_ahead(
-    exchange: Exchange, rounds: Sequence[Sequence[_Segment]], item_bytes: int
+    exchange: Exchange, rounds: Sequence[Sequence[Segment]], item_bytes: int
 ) -> Rounds:
     """Return rounds of one turn, in which the next part is copied before this round's wait.
 
@@ -313,7 +338,7 @@ def _copying_ahead(
 
 
 def _combine_shares(
-    build: _Builder, segments: Sequence[_Segment], item_bytes: int, gets: bool
+    build: _Builder, segments: Sequence[Segment], item_bytes: int, gets: bool
 ) -> None:
     rank, world_size = build.exchange.rank, build.exchange.world_size
     unit = max(ALIGNMENT_BYTES // item_bytes, 1)
@@ -338,7 +363,7 @@ def scan(exchange: Exchange, part: Part, item_bytes: int, *, is_exclusive: bool)
     """Return the steps of a scan: each rank combines those before it, and itself if inclusive."""
     build = _Builder(exchange)
     before = range(exchange.rank if is_exclusive else exchange.rank + 1)
-    for segments in build.rounds(_segments([part], item_bytes, exchange.half_bytes)):
+    for segments in build.rounds(segments_of([part], item_bytes, exchange.half_bytes)):
         build.put_segments(segments, item_bytes)
         build.combine_all(segments, before)
     return build.made()
@@ -350,7 +375,7 @@ def scan(exchange: Exchange, part: Part, item_bytes: int, *, is_exclusive: bool)
 def broadcast(exchange: Exchange, parts: Sequence[Part], root: int) -> Rounds:
     """Return the steps of a broadcast of arrays, whose elements are bytes."""
     build = _Builder(exchange)
-    for segments in build.rounds(_segments(parts, 1, exchange.half_bytes)):
+    for segments in build.rounds(segments_of(parts, 1, exchange.half_bytes)):
         if exchange.rank == root:
             build.put_segments(segments, 1)
         else:

@@ -169,32 +169,52 @@ def prepare_reduce(
 
 def ring_step(
     op: str | ReduceOp,
+    destinations: Sequence[AnyArray],
     received: AnyArray,
     mine: AnyArray,
-    next_slot: AnyArray | None,
     *,
+    is_last: bool = False,
     divisor: float = 1,
     stream: AnyStream = None,
 ) -> None:
-    """Do one step of a ring: `mine` = `received` op `mine`, also written to the next rank's slot.
+    """Do one step of a ring: every destination = `received` op `mine`. Enqueues and returns.
 
     Parameters
     ----------
     op : str or ReduceOp
-        As in `reduce_arrays`. Use ``avg`` in the last step, with the number of ranks as divisor,
-        and ``sum`` in the others. ``scaled_sum`` would scale both inputs: scale a rank's own array
-        first (`reduce_arrays` of one source), and then use ``sum``.
+        As in `reduce_arrays`. An average is a sum until the last step, which divides it.
+        ``scaled_sum`` adds only, because each rank has to scale its elements before the first step
+        (`reduce_arrays` of one source).
+    destinations : sequence of arrays
+        The next rank's slot, mapped into this GPU; in the last step the result, or both.
     received : array
         The data that the previous rank has written here.
     mine : array
-        This rank's chunk.
-    next_slot : array or None
-        Memory of the next rank, mapped into this GPU; None in the last step.
+        This rank's elements.
+    is_last : bool
+        Whether `mine` is the last operand.
     divisor, stream
         As in `reduce_arrays`.
     """
-    destinations = [mine] if next_slot is None else [mine, next_slot]
-    reduce_arrays(op, destinations, [received, mine], divisor=divisor, stream=stream)
+    given, written = buffers_of([received, mine], "sources"), buffers_of(destinations, "slots")
+    enqueue = prepare_ring_step(op, written, *given, is_last=is_last, divisor=divisor)
+    enqueue(target_of([*written, *given], stream).stream)
+
+
+def prepare_ring_step(
+    op: str | ReduceOp,
+    destinations: Sequence[AnyArray],
+    received: AnyArray,
+    mine: AnyArray,
+    *,
+    is_last: bool = False,
+    divisor: float = 1,
+) -> Callable[[int], None]:
+    """Return a function that does `ring_step` each time it gets a stream's address."""
+    op = ReduceOp.parse(op)
+    if op.name == "scaled_sum" or (op.name == "avg" and not is_last):
+        op = ReduceOp.parse("sum")
+    return prepare_reduce(op, destinations, [received, mine], divisor=divisor)
 
 
 def _check(op: ReduceOp, destinations: list[Buffer], sources: list[Buffer]) -> None:

@@ -165,12 +165,15 @@ def test_complex_numbers_are_pairs(gpu):
 
 def test_ring_step(gpu):
     received, mine, slot = (buffer(gpu, address, 7) for address in (0x100, 0x200, 0x300))
-    ring_step("sum", received, mine, slot)
-    ring_step("avg", received, mine, None, divisor=4)
-    first, last = (arguments_of(each, reduce.ARGUMENTS) for each in gpu.launches)
+    ring_step("avg", [slot], received, mine, divisor=4)
+    ring_step("avg", [mine, slot], received, mine, is_last=True, divisor=4)
+    ring_step(ReduceOp.scaled_sum(3), [slot], received, mine, is_last=True)
+    names = [each.name for each in gpu.launches]
+    assert names == ["reduce_sum_float32", "reduce_avg_float32", "reduce_sum_float32"]
+    first, last, _ = (arguments_of(each, reduce.ARGUMENTS) for each in gpu.launches)
     assert list(first["sources"][0][:2]) == list(last["sources"][0][:2]) == [0x100, 0x200]
-    assert list(first["destinations"][0][:2]) == [0x200, 0x300]
-    assert list(last["destinations"][0][:2]) == [0x200, 0]
+    assert list(first["destinations"][0][:2]) == [0x300, 0]
+    assert list(last["destinations"][0][:2]) == [0x200, 0x300]
 
 
 def test_prepared_once_and_enqueued_on_any_stream(gpu):

@@ -128,11 +128,11 @@ def test_every_code(one_bench, dtype):
 def test_ring_step(bench):
     received, mine = any_values("float16", 70_000, 1), any_values("float16", 70_000, 2)
     with bench.current():
-        arrays = [bench.guarded(received), bench.guarded(mine), bench.empty(70_000, "float16")]
-        ring_step("sum", *(each.array for each in arrays))
-    expected = reference.reduce("sum", [received, mine])
-    assert_same(arrays[1].read(), expected)
-    assert_same(arrays[2].read(), expected)
+        given = [bench.guarded(received), bench.guarded(mine)]
+        made = [bench.empty(70_000, "float16") for _ in range(2)]
+        ring_step("sum", [x.array for x in made], *(x.array for x in given))
+    for x in made:
+        assert_same(x.read(), reference.reduce("sum", [received, mine]))
 
 
 def test_an_explicit_stream(bench):

@@ -160,7 +160,7 @@ def test_ring_step(dtype):
     before = [received.array.copy(), mine.array.copy()]
     expected = reference.reduce("sum", before)
 
-    ring_step("sum", received.array, mine.array, slot.array)
+    ring_step("sum", [mine.array, slot.array], received.array, mine.array)
 
     for guarded in (received, mine, slot):
         guarded.check()
@@ -169,7 +169,7 @@ def test_ring_step(dtype):
     assert_same(received.array, before[0])
 
     last = reference.reduce("avg", [before[0], expected], 5)
-    ring_step("avg", received.array, mine.array, None, divisor=5)
+    ring_step("avg", [mine.array], received.array, mine.array, is_last=True, divisor=5)
     assert_same(mine.array, last)
 
 
