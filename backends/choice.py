@@ -53,6 +53,8 @@ class Wish(NamedTuple):
     """Whether reductions are to combine the ranks in order: the same on all ranks."""
     mixed: bool = False
     """Whether host and GPU arrays may meet in one call: the same on all ranks."""
+    schedule: str = "auto"
+    """How the direct backend combines arrays through shared GPU memory: the same on all ranks."""
 
 
 class Pick(NamedTuple):

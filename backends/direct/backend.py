@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from gpucoll.backends.choice import HOST_ARRAYS
+from gpucoll.backends.choice import HOST_ARRAYS, Wish
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
@@ -55,6 +55,8 @@ class DirectBackend:
         This rank's GPU.
     inner : Inner
         A group of the CPU backend with the same ranks.
+    wish : Wish
+        The user's settings.
     has_gpu : bool
         Whether the device is a GPU; otherwise it stands for the host memory of a rank without one
         (`mixed`).
@@ -62,11 +64,10 @@ class DirectBackend:
 
     name = "direct"
 
-    def __init__(self, device: Device, inner: Inner, *, has_gpu: bool = True) -> None:
+    def __init__(self, device: Device, inner: Inner, wish: Wish, *, has_gpu: bool = True) -> None:
         self.device = device
+        self.wish = wish
         self.has_gpu = has_gpu
-        self.is_mixed = False
-        """Whether host arrays may be passed, too; then everything is staged."""
         self.inner = inner
         self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         """Surrounds driver calls that may block: `gpucoll.backends.gpu.issuer`."""
@@ -347,14 +348,11 @@ class DirectBackend:
         """Return facts about this backend for the user: name -> sentence."""
         identity = self.device.identity
         gpu = f"{self.device.label}: {identity.name}, {identity.uuid}"
-        by_peers = self.why_staged
-        if self.peer is not None:
-            by_peers = "collectives, but all_to_all by counts and with an op of the user's own"
         shared = self._slots is None or self._slots.is_shared
         by_mpi = {"GPU path through MPI": self.by_mpi} if self.by_mpi else {}
         return {
             "GPU": gpu if self.has_gpu else "none: this rank takes part with host arrays",
-            "GPU path through shared GPU memory": by_peers,
+            "GPU path through shared GPU memory": self.why_staged,
             "GPU path": f"staged through page-locked host memory, in pieces of up to "
             f"{self._slot_bytes} bytes, two at a time; the host's part over the CPU backend"
             + ("" if shared else " with one more copy: its memory could not be page-locked"),
@@ -362,6 +360,7 @@ class DirectBackend:
             "GPU: same bits as the CPU backend": "yes, of arrays that fit into one piece",
             "GPU: captured graphs": "no: the host has a part in every call",
             "GPU messages": "match in the order of both ranks' calls; tags are not compared",
+            **({} if self.peer is None else self.peer.describe()),
         }
 
     def close(self, limit_s: float) -> None:

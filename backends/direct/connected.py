@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from gpucoll import config
 from gpucoll.arrays.device_array import DeviceArray
-from gpucoll.backends.choice import Found
+from gpucoll.backends.choice import Found, Wish
 from gpucoll.backends.direct import peer_memory, word_trial
 from gpucoll.backends.direct.backend import DirectBackend
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
 from gpucoll.backends.direct.peer import PeerPath
+from gpucoll.backends.direct.schedule import RING
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.gpu.abandoned import end_all, watch_over
 from gpucoll.backends.gpu.connected import GIVING_UP_S, ConnectedGpu
@@ -184,9 +185,8 @@ class Connected(ConnectedGpu[DirectBackend]):
         if inner is None:
             return None
         limit_s = group.timeout_s if timeout_s is None else timeout_s
-        has_gpu, mixed = self.backend.has_gpu, self.backend.is_mixed
-        made = backend_over(self.device, inner, limit_s, has_gpu=has_gpu, mixed=mixed)
-        return Divided(made)
+        made = self.backend
+        return Divided(backend_over(self.device, inner, limit_s, made.wish, has_gpu=made.has_gpu))
 
 
 def connect(
@@ -196,13 +196,11 @@ def connect(
     name: str,
     number: int | None,
     timeout_s: float | None,
-    *,
-    exits: bool,
-    mixed: bool = False,
+    wish: Wish,
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
     kind = look_for_gpus().kind
-    has_gpu = bool(kind) or not mixed
+    has_gpu = bool(kind) or not wish.mixed
     if has_gpu:
         found, device = look(kind, number, group)
     else:
@@ -213,27 +211,32 @@ def connect(
     inner = meet(group, channel, range(group.world_size), everyone[0][1], timeout_s)
     assert inner is not None
     limit_s = group.timeout_s if timeout_s is None else timeout_s
-    backend = backend_over(device, inner, limit_s, has_gpu=has_gpu, mixed=mixed)
-    return Connected(group, calls, backend, exits)
+    backend = backend_over(device, inner, limit_s, wish, has_gpu=has_gpu)
+    return Connected(group, calls, backend, wish.exits)
 
 
 def backend_over(
-    device: Device, inner: Inner, timeout_s: float, *, has_gpu: bool, mixed: bool
+    device: Device, inner: Inner, timeout_s: float, wish: Wish, *, has_gpu: bool
 ) -> DirectBackend:
     """Return a backend for the inner group's ranks; every rank of that group calls it."""
     backend, problem = None, ""
     try:
         try:
-            backend = DirectBackend(device, inner, has_gpu=has_gpu)
+            backend = DirectBackend(device, inner, wish, has_gpu=has_gpu)
         except (MemoryError, GpucollError) as error:
             problem = str(error)
         raise_problems(exchange(inner.channel, [problem], timeout_s))
         assert backend is not None
-        backend.is_mixed = mixed
-        if mixed:
+        if wish.mixed:
             backend.why_staged = "none: other ranks may pass host arrays (mixed=True)"
         else:
             share_memory(backend, timeout_s)
+        if wish.schedule == RING and backend.peer is None and inner.group.world_size > 1:
+            reason = backend.why_staged.removeprefix("none: ")
+            raise BackendUnavailableError(
+                "direct_schedule='ring' needs ranks of one host whose GPUs share memory, but "
+                f"{reason}: leave direct_schedule (or {config.DIRECT_SCHEDULE}) out"
+            )
         return backend
     except BaseException:
         if backend is None:
@@ -264,7 +267,8 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
         return
     place = backend.device, group.rank, group.world_size
     try:
-        backend.peer = PeerPath(peer_memory.connect(*place, tell(channel, timeout_s)))
+        memory = peer_memory.connect(*place, tell(channel, timeout_s), wish=backend.wish.schedule)
+        backend.peer = PeerPath(memory, group.keeps_order)
     except BackendUnavailableError as error:
         backend.why_staged = f"none: {error}"
 

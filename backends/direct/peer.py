@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.direct import rounds
+from gpucoll.backends.direct import ring, rounds
 from gpucoll.backends.direct.peer_memory import PeerMemory
 from gpucoll.backends.direct.rounds import (
     Combine,
@@ -67,10 +67,13 @@ class PeerPath:
     ----------
     memory : PeerMemory
         Closed together with this object.
+    keeps_order : bool
+        Whether reductions combine the ranks in their order: those that depend on it by shares.
     """
 
-    def __init__(self, memory: PeerMemory) -> None:
+    def __init__(self, memory: PeerMemory, keeps_order: bool = False) -> None:
         self.memory = memory
+        self._keeps_order = keeps_order
         self.device: Device = memory.device
         self._before = 0
         """Number of rounds of all calls that were enqueued."""
@@ -93,11 +96,20 @@ class PeerPath:
         ArgumentTypeError
             The op has no identity, but the call needs one.
         """
-        made = rounds_of(request, self.memory.exchange)
+        made = self._steps_of(request)
         if made is None:
             return None
         bind = _Binder(self, request)
         return PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
+
+    def _steps_of(self, request: Request) -> Rounds | None:
+        op, exchange = request.op, self.memory.exchange
+        rotates = op is not None and op.depends_on_order(request.data.dtype)
+        if self.memory.schedule.is_ring and not (rotates and self._keeps_order):
+            made = ring_of(request, exchange)
+            if made is not None:
+                return made
+        return rounds_of(request, exchange)
 
     def try_kernel(self, op: ReduceOp, like: Buffer) -> None:
         """Compile, load and run a kernel that has not run here, before any rank waits for it.
@@ -139,6 +151,19 @@ class PeerPath:
             code = device.record_event(self._event, stream)
             self._is_recorded = True
         device.check(code, "record an event")
+
+    def describe(self) -> dict[str, str]:
+        """Return facts about this path for the user: name -> sentence."""
+        schedule = self.memory.schedule
+        same = "yes, of arrays that fit into one piece"
+        if schedule.is_ring:
+            same = f"yes, of up to {ONE_SHOT_BYTES} bytes, and of what a ring does not serve"
+        return {
+            "GPU path through shared GPU memory": "collectives, but all_to_all by counts and with "
+            "an op of the user's own",
+            "GPU schedule": str(schedule),
+            "GPU: same bits as the CPU backend": same,
+        }
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -282,6 +307,33 @@ def _buffer(address: int, count: int, like: Buffer) -> Buffer:
 
 
 # --- requests -------------------------------------------------------------------------------------
+
+
+def ring_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
+    """Return a request's steps around a ring; None, on all ranks alike, if it goes by rounds."""
+    op, collective = request.op, request.collective
+    if op is not None and op.function is not None:
+        return None
+    if request.sources or request.destinations or exchange.world_size < 2:
+        return None
+    scales, item_bytes = op is not None and op.name == "scaled_sum", request.data.item_bytes
+    if collective in (Collective.ALL_REDUCE, Collective.ALL_REDUCE_LIST):
+        if sum(x.size_bytes for x, _ in request.pairs) <= ONE_SHOT_BYTES:
+            return None
+        parts = [Part(x.address, out.address if out else 0, x.count) for x, out in request.pairs]
+        return ring.all_reduce(exchange, parts, item_bytes, scales=scales)
+    if collective not in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER):
+        return None
+    x, out = request.both
+    block_bytes = min(x.size_bytes, out.size_bytes)
+    edges = request.edges(block_bytes, exchange.world_size)
+    if edges[-1] <= ONE_SHOT_BYTES:
+        return None
+    if collective is Collective.ALL_GATHER:
+        return ring.all_gather(exchange, x.address, out.address, edges)
+    edges = [edge // item_bytes for edge in edges]
+    places = x.address, out.address, edges, item_bytes
+    return ring.reduce_scatter(exchange, *places, scales=scales)
 
 
 def rounds_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:

@@ -19,9 +19,10 @@ from functools import partial
 from typing import Any, Final
 
 from gpucoll import devices
-from gpucoll.backends.direct import word_trial
+from gpucoll.backends.direct import schedule, word_trial
 from gpucoll.backends.direct.peer_trial import TRIAL_BYTES, PeerTrial
 from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Word
+from gpucoll.backends.direct.schedule import Schedule
 from gpucoll.devices import Device
 from gpucoll.errors import BackendUnavailableError, GpucollError
 from gpucoll.transport.shared import mapping
@@ -58,6 +59,8 @@ class PeerMemory:
         This rank's GPU.
     exchange : Exchange
         The addresses of the exchanges, as this rank's GPU sees them.
+    schedule : Schedule
+        Whether calls go around a ring.
     """
 
     def __init__(self, device: Device, rank: int, world_size: int, half_bytes: int) -> None:
@@ -69,6 +72,7 @@ class PeerMemory:
         self._page: Mapping | None = None
         self._fd = -1
         self._seen = 0
+        self.schedule = Schedule(False, (), "")
         self._processes: list[int] = []
         """Process ids of the ranks: a process that has ended uses no memory."""
 
@@ -135,6 +139,24 @@ class PeerMemory:
                     "memory, though the driver says that it can: the link between them is broken "
                     "(on many machines IOMMU or PCIe ACS must be off for it)"
                 )
+
+    def write_to_next(self) -> str:
+        """Write a new token into the exchange of the ring's next rank; return it for that rank."""
+        exchange = self.exchange
+        following = exchange.around[(exchange.place + 1) % exchange.world_size]
+        assert self._trial is not None
+        return self._trial.write(exchange.addresses[following]).hex()
+
+    def read_from_previous(self, tokens: Sequence[str]) -> None:
+        """Raise BackendUnavailableError if the ring's previous rank has not written here."""
+        previous = self.exchange.around[self.exchange.place - 1]
+        assert self._trial is not None
+        if not self._trial.is_read(self._own, bytes.fromhex(tokens[previous])):
+            raise BackendUnavailableError(
+                f"{self.device.label} does not find what rank {previous}'s GPU has written in its "
+                "memory, as a ring needs: the link between them is broken (on many machines IOMMU "
+                "or PCIe ACS must be off for it); direct_schedule='shares' only reads"
+            )
 
     def end_trial(self) -> None:
         """Release the trial's resources; a GPU that no longer responds keeps everything."""
@@ -305,11 +327,17 @@ def _number_of(device: Device, uuid: str) -> int | None:
 
 
 def connect(
-    device: Device, rank: int, world_size: int, gather: Gather, half_bytes: int = 0
+    device: Device,
+    rank: int,
+    world_size: int,
+    gather: Gather,
+    half_bytes: int = 0,
+    wish: str = "auto",
 ) -> PeerMemory:
     """Make and open the exchanges of all ranks, which are on one host; every rank calls it.
 
-    `half_bytes` is the same on all ranks; 0: the default for the kind of device.
+    `half_bytes` and `wish`, the schedule to use, are the same on all ranks. `half_bytes` 0: the
+    default for the kind of device.
 
     Raises
     ------
@@ -328,6 +356,11 @@ def connect(
         _agree(gather, partial(memory.open, offers))
         tokens = _agree(gather, memory.write_token)
         _agree(gather, partial(memory.read_tokens, tokens))
+        memory.schedule = schedule.agree(device, rank, wish, gather)
+        if memory.schedule.is_ring:
+            memory.exchange = memory.exchange._replace(ring=memory.schedule.around)
+            tokens = _agree(gather, memory.write_to_next)
+            _agree(gather, partial(memory.read_from_previous, tokens))
         memory.end_trial()
     except BackendUnavailableError:
         memory.end_trial()

@@ -1,5 +1,7 @@
 """A trial whether GPUs read what other GPUs have written, by copies and by a kernel as calls do.
 
+The same tells whether a GPU writes into another one's memory, as a ring needs.
+
 Some drivers report that they can although the link between the GPUs does not carry the data, or
 delivers stale data. So each rank writes a token and reads those of all others, twice.
 """

@@ -8,8 +8,9 @@ the result into the next rank's slot (`gpucoll.kernels.gpu.reduce.ring_step`), o
 under way, and the bytes cross only the links between neighbours.
 
 Both words count the chunks of a call. The numbers keep the rules of
-`gpucoll.backends.direct.rounds`, so calls of both kinds may follow each other. No step waits for a later one: ordered by lap, step
-and chunk, each chunk needs only earlier ones (`N_SLOTS` is greater than `MOST_CHUNKS`).
+`gpucoll.backends.direct.rounds`, so calls of both kinds may follow each other. No step waits for a
+later one: ordered by lap, step and chunk, each chunk needs only earlier ones (`N_SLOTS` is greater
+than `MOST_CHUNKS`).
 
 Operands rotate: block b is combined from the rank after b's around to b's own, and half types are
 rounded at each step. All ranks get the same bits.
@@ -44,7 +45,7 @@ _NOTHING: Final = RingStep()
 N_SLOTS: Final = 7
 """Number of slots in an exchange; the rest of it holds elements that this rank has scaled."""
 MOST_CHUNKS: Final = 4
-"""The most chunks of a block in a lap: fewer than there are slots, or ranks would wait in a circle."""
+"""The most chunks of a block in a lap: fewer than slots, or ranks would wait in a circle."""
 LEAST_CHUNK_BYTES: Final = 128 << 10
 """Blocks are not cut into smaller chunks. Chosen by reasoning, not measured: a launch and two words
 cost some microseconds, in which a bus moves about this much."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # a communicator without GPUs does not import these
     from gpucoll.arrays.device_array import DeviceArray
+    from gpucoll.backends.choice import Wish
     from gpucoll.backends.gpu.compiled_call import CompiledCall
     from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
     from gpucoll.backends.gpu.issuer import Issuer
@@ -123,9 +124,7 @@ class GpuBackends(Protocol):
         name: str,
         number: int | None,
         timeout_s: float | None,
-        *,
-        exits: bool,
-        mixed: bool = False,
+        wish: Wish,
     ) -> GpuBackend:
         """Connect the GPUs of all ranks; every rank must call it.
 
@@ -136,10 +135,8 @@ class GpuBackends(Protocol):
         number : int or None
             The number of this rank's GPU in this process; None: the GPU at the rank's local
             index.
-        exits : bool
-            Whether a failure that goes unnoticed ends the process.
-        mixed : bool
-            Whether ranks may pass host arrays, and some have no GPU; only for ``"direct"``.
+        wish : Wish
+            The user's settings.
 
         Raises
         ------

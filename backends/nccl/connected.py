@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpucoll import config
-from gpucoll.backends.choice import KINDS, Found, ObstacleError, obstacle
+from gpucoll.backends.choice import KINDS, Found, ObstacleError, Wish, obstacle
 from gpucoll.backends.gpu.abandoned import end_all
 from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.connected import ConnectedGpu
@@ -428,14 +428,12 @@ def connect(
     name: str,
     number: int | None,
     timeout_s: float | None,
-    *,
-    exits: bool,
-    mixed: bool = False,
+    wish: Wish,
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
-    assert not mixed, "a vendor's library moves GPU arrays only"
+    assert not wish.mixed, "a vendor's library moves GPU arrays only"
     made = _join(group, channel, calls, name, number, timeout_s)
-    return Connected(group, calls, made, exits)
+    return Connected(group, calls, made, wish.exits)
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: NcclCommunicator, *, exits: bool) -> GpuBackend:

@@ -138,6 +138,9 @@ GPU_KIND: Final = "GPUCOLL_GPU_KIND"
 """``cuda`` or ``rocm``: which GPUs to use, if there are device files of neither vendor or both."""
 DEVICE: Final = "GPUCOLL_DEVICE"
 """``host``: use Host devices, which emulate GPUs in host memory. For tests without a GPU."""
+DIRECT_SCHEDULE: Final = "GPUCOLL_DIRECT_SCHEDULE"
+"""How GPUs of one host combine arrays through each other's memory: ``shares``, ``ring``, or
+``auto``, by what connects them. ``init(direct_schedule=...)`` takes precedence."""
 MPI_GPU_ARRAYS: Final = "GPUCOLL_MPI_GPU_ARRAYS"
 """How MPI gets GPU arrays with ``backend="mpi"``: ``auto``, as GPU addresses if MPI is CUDA- or
 ROCm-aware and a trial succeeds; ``staged``, in page-locked host memory; ``trusted``, as GPU
@@ -324,6 +327,19 @@ def uses_host_devices() -> bool:
             f"{DEVICE} must be host, or not set, but is {value!r}; {GPU_KIND} chooses among GPUs"
         )
     return value == "host"
+
+
+def direct_schedule() -> str:
+    """Return the schedule of the direct backend: auto, shares or ring."""
+    value = os.environ.get(DIRECT_SCHEDULE) or "auto"
+    check_direct_schedule(value, DIRECT_SCHEDULE)
+    return value
+
+
+def check_direct_schedule(given: object, name: str) -> None:
+    """Raise ArgumentError unless `given`, the value of what `name` names, is a schedule."""
+    if given not in ("auto", "shares", "ring"):
+        raise ArgumentError(f"{name} must be auto, shares or ring; got {given!r}")
 
 
 def mpi_gpu_arrays() -> str:

@@ -55,6 +55,7 @@ def introduction(**changes):
         "the backend asked for": "auto",
         "mixed": False,
         "deterministic": None,
+        "direct_schedule": "auto",
     }
     return {
         "rank": 1,

@@ -229,6 +229,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         timeout_s: float | None = None,
         on_async_error: str | None = None,
         deterministic: str | None = None,
+        direct_schedule: str | None = None,
         bind: bool = False,
     ) -> Communicator:
         """Return a communicator of the ranks of an mpi4py communicator, which stays usable.
@@ -246,7 +247,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             As for `gpucoll.init`. With ``"auto"``, host arrays go through shared memory if all
             ranks are on one host, and through MPI (``"mpi"``) if they are on several; MPI is the
             way to InfiniBand, Slingshot and EFA. ``"cpu"`` uses gpucoll's own links instead.
-        device, mixed, timeout_s, on_async_error, deterministic, bind
+        device, mixed, timeout_s, on_async_error, deterministic, direct_schedule, bind
             As for `gpucoll.init`.
 
         Raises
@@ -276,7 +277,9 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         from gpucoll.api.over_mpi import from_communicator
 
         shorten_uncaught()
-        asked = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
+        asked = parse(
+            backend, device, mixed, timeout_s, on_async_error, deterministic, direct_schedule
+        )
         made: Communicator = from_communicator(communicator, *asked, create)
         if bind:
             made._group.bind_cpus()
@@ -578,6 +581,7 @@ def _meet(
         tuning.WISH: wish.backend,
         tuning.MIXED: wish.mixed,
         "deterministic": "order" if wish.keeps_order else None,
+        "direct_schedule": wish.schedule,
     }
     policy = Policy(tuning.tune, tuning.waiting)
     met = join(job, policy, meet_timeout_s, timeout_s, facts, same, watch)

@@ -33,6 +33,7 @@ def init(
     timeout_s: float | None = None,
     on_async_error: str | None = None,
     deterministic: str | None = None,
+    direct_schedule: str | None = None,
     bind: bool = False,
 ) -> Communicator:
     """Join the job that the launcher started this process in, and return its communicator.
@@ -87,6 +88,11 @@ def init(
         Within one host this always holds. Between hosts, and with NCCL and RCCL, it costs time:
         every rank's values travel to the rank that adds them (``docs/sharp_bits.md``). The same on
         all ranks.
+    direct_schedule : {None, "auto", "shares", "ring"}
+        How the direct backend combines arrays that GPUs of one host exchange through each other's
+        memory: each rank combines a share of all ranks' elements, or chunks go around a ring
+        (``docs/gpu.md``). ``"auto"``: a ring for three and more GPUs that share a bus, otherwise
+        shares. The same on all ranks. Default: ``GPUCOLL_DIRECT_SCHEDULE``, or ``"auto"``.
     bind : bool
         Whether to bind each rank to CPUs of its own, as gpucoll-run does: an equal part of those
         that the ranks may use, if there are enough. For launchers that bind nothing (torchrun,
@@ -129,7 +135,9 @@ def init(
     check_dependencies()
     if config.local_rank() == 0:  # once for each host: its ranks have the same variables
         config.warn_of_unknown_variables()
-    limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
+    limit, exits, wish = parse(
+        backend, device, mixed, timeout_s, on_async_error, deterministic, direct_schedule
+    )
     if is_over_mpi(backend, rank, world_size, meet, name):
         from gpucoll.api.communicator import create
         from gpucoll.api.over_mpi import from_world

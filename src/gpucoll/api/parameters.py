@@ -15,6 +15,7 @@ def parse(
     timeout_s: float | None,
     on_async_error: str | None,
     deterministic: str | None,
+    direct_schedule: str | None,
 ) -> tuple[float, bool | None, Wish]:
     """Check the arguments; return the deadline, whether failures end the process, and the wish."""
     _check_mixed(mixed, backend)
@@ -27,7 +28,11 @@ def parse(
         raise ArgumentError(f'deterministic must be None or "order"; got {deterministic!r}')
     number = None if device is None else _device_number(device)
     exits = None if on_async_error is None else on_async_error == "exit"
-    return limit, exits, Wish(backend, number, bool(exits), deterministic == "order", mixed)
+    if direct_schedule is None:
+        direct_schedule = config.direct_schedule()
+    config.check_direct_schedule(direct_schedule, "direct_schedule")
+    order = deterministic == "order"
+    return limit, exits, Wish(backend, number, bool(exits), order, mixed, direct_schedule)
 
 
 def _check_mixed(mixed: object, backend: object) -> None:

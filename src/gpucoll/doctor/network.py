@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from gpucoll import config
@@ -17,6 +15,7 @@ from gpucoll.topology.gpu_network import exactly, setting_of
 from gpucoll.topology.interfaces import interface_of, own_address
 from gpucoll.topology.machine import Distance, Gpu, Machine, Nic, distance, gpu_label, nearest_nics
 from gpucoll.topology.nccl_xml import read_xml
+from gpucoll.topology.nvlinks import with_nvlinks
 from gpucoll.topology.rdma import GpuFacts, KernelFacts, gpu_direct_rdma, read_kernel_facts
 from gpucoll.topology.sysfs import read_machine
 
@@ -34,7 +33,7 @@ def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
         The file system whose ``/sys``, ``/proc`` and ``/boot`` are read.
     """
     file, links = config.variable(config.NCCL_TOPO_FILE), json.loads(nvlinks)
-    machine = read_xml(file) if file else _linked(read_machine(root), links or {})
+    machine = read_xml(file) if file else with_nvlinks(read_machine(root), links or {})
     kernel = read_kernel_facts(root)
     nearest = nearest_nics(machine.gpus, machine)
     return Topology(
@@ -51,12 +50,6 @@ def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
         kernel_release=kernel.release,
         has_dma_buf_options=kernel.has_dma_buf_options,
     )
-
-
-def _linked(machine: Machine, links: Mapping[str, Mapping[str, int]]) -> Machine:
-    """Return the machine with the NVLinks of its GPUs added."""
-    gpus = (replace(gpu, links=links.get(gpu.place.address, gpu.links)) for gpu in machine.gpus)
-    return replace(machine, gpus=tuple(gpus))
 
 
 def _gpu(gpu: Gpu, nic: Nic | None) -> GpuPlace:

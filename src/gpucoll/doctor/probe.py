@@ -23,7 +23,7 @@ PROBES = MappingProxyType(
         "libraries": "gpucoll.doctor.libraries:candidates",
         "library": "gpucoll.doctor.libraries:look",
         "mpi": "gpucoll.doctor.mpi:mpi",
-        "nvlinks": "gpucoll.doctor.nvlinks:nvlinks",
+        "nvlinks": "gpucoll.topology.nvlinks:nvlinks",
         "topology": "gpucoll.doctor.network:topology",
         "gpu_network": "gpucoll.doctor.network:gpu_network",
         "self_test": "gpucoll.doctor.self_test:self_test",

@@ -142,7 +142,6 @@ class World:
         overwritten = [pair for pair in read if pair[0] not in destinations]
         return overwritten, result, destinations
 
-
     def _op_of(self, role: Role) -> tuple[str, float]:
         if self.op == "avg" and role is not Role.MIDDLE:
             return "avg", self.world_size
@@ -170,5 +169,3 @@ def check(world: World, addresses: list[int], expected: Sequence[np.ndarray | No
         if values is not None:
             found = got(world, address, values)
             assert found.tobytes() == values.tobytes(), f"rank {rank}: {found} is not {values}"
-
-

@@ -113,14 +113,7 @@ class GpuConnection:
         module: GpuBackends = backends.load(pick.backend)
         group, calls = self._group, self._group.enqueued_calls()
         connected = module.connect(
-            group,
-            self._runner.channel,
-            calls,
-            pick.backend,
-            number,
-            timeout_s,
-            exits=self._wish.exits,
-            mixed=self._wish.mixed,
+            group, self._runner.channel, calls, pick.backend, number, timeout_s, self._wish
         )
         self.pick = pick
         return connected

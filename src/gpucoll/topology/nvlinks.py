@@ -10,11 +10,10 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_char, c_int, c_uint, c_void_p
+from dataclasses import replace
 
 from gpucoll.devices.foreign_library import Prototype, bind, open_library
-from gpucoll.topology.machine import SWITCH
-
-__all__ = ["nvlinks"]
+from gpucoll.topology.machine import SWITCH, Machine
 
 LIBRARY = "libnvidia-ml.so.1"
 _MAX_LINKS = 64  # 18 on Hopper; asking for a link that a GPU does not have is an error
@@ -71,6 +70,12 @@ def nvlinks(library: str = LIBRARY) -> dict[str, dict[str, int]] | None:
         if functions["nvmlDeviceGetPciInfo_v3"](handle, ctypes.byref(place)) == 0:
             found[place.address] = _links(functions, handle)
     return found
+
+
+def with_nvlinks(machine: Machine, links: Mapping[str, Mapping[str, int]]) -> Machine:
+    """Return the machine with the NVLinks of its GPUs added."""
+    gpus = (replace(gpu, links=links.get(gpu.place.address, gpu.links)) for gpu in machine.gpus)
+    return replace(machine, gpus=tuple(gpus))
 
 
 def _links(functions: Mapping[str, Callable[..., int]], handle: c_void_p) -> dict[str, int]:
