@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.backends.choice import HOST_ARRAYS, Wish
+from gpucoll.backends.direct.between import BetweenHosts
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
@@ -85,6 +86,9 @@ class DirectBackend:
         self.peer: PeerPath | None = None
         """Through memory that the ranks' GPUs share; None: for the reason in `why_staged`."""
         self.why_staged = "their memory was not looked at"
+        self.between: BetweenHosts | None = None
+        """Reductions between hosts; None: there is one host, or for the reason in `why_between`."""
+        self.why_between = ""
         self.slots_for_mpi: PieceSlots | None = None
         """Slots on the GPU that MPI reads and writes directly; None: it does not."""
         self.reduces_on_gpu = False
@@ -93,6 +97,13 @@ class DirectBackend:
         """How arrays go through MPI, and why; empty if they do not."""
         self.scratch = Scratch(device)
         self._is_open = True
+
+    @property
+    def paths(self) -> list[PeerPath]:
+        """What has streams that may wait for other ranks, and memory."""
+        if self.between is not None:
+            return self.between.paths
+        return [] if self.peer is None else [self.peer]
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -105,6 +116,8 @@ class DirectBackend:
             return ComposedLaunch(made, self.prepare)
         if self.peer is not None and (launch := self.peer.prepare(request)) is not None:
             return launch
+        if self.between is not None and (steps := self.between.compose(request)) is not None:
+            return ComposedLaunch(steps, self.prepare)
         if self.reduces_on_gpu and (found := composed(request, place, self.device.label)):
             return ComposedLaunch(found, self.prepare)
         return self._prepare_staged(request)
@@ -193,9 +206,8 @@ class DirectBackend:
         """Do nothing: captures are refused in `gpucoll.backends.direct.connected`."""
 
     def _enqueue_peer(self, launch: PeerLaunch, stream: int) -> None:
-        assert self.peer is not None
         with self.in_driver():
-            self.peer.enqueue(launch, stream)
+            launch.path.enqueue(launch, stream)
 
     def _enqueue_composed(self, launch: ComposedLaunch, stream: int) -> Any:
         with self.in_driver():
@@ -341,8 +353,8 @@ class DirectBackend:
         if self._is_open:
             self.messages.abort()
             self.engine.abort()
-            if self.peer is not None:
-                self.peer.abort(_PEERS_LET_GO_S)
+            for path in self.paths:
+                path.abort(_PEERS_LET_GO_S)
 
     def describe(self) -> dict[str, str]:
         """Return facts about this backend for the user: name -> sentence."""
@@ -365,9 +377,9 @@ class DirectBackend:
 
     def close(self, limit_s: float) -> None:
         """Release everything; nothing is under way."""
-        if self.peer is not None:  # not aborted: other ranks may still be in the last call
-            self.peer.close(min(limit_s, _PEERS_LET_GO_S))
-            self.peer = None
+        for path in self.paths:  # not aborted: other ranks may still be in the last call
+            path.close(min(limit_s, _PEERS_LET_GO_S))
+        self.peer = self.between = None
         self.let_go(limit_s)
 
     def let_go(self, limit_s: float) -> bool:
@@ -378,12 +390,12 @@ class DirectBackend:
         if not self._is_open:
             return True
         # While streams still run, freeing memory would wait for them, without a deadline.
-        is_through = self.peer is None or self.peer.give_up(min(limit_s, _PEERS_LET_GO_S))
+        given_up = [path.give_up(min(limit_s, _PEERS_LET_GO_S)) for path in self.paths]
         has_ended = [self.engine.stop(limit_s), self.messages.stop(limit_s)]
         due_s = time.monotonic() + limit_s
         while not self._is_drained and not self._has_failed and time.monotonic() < due_s:
             time.sleep(1e-3)
-        is_unused = all(has_ended) and self._is_drained and is_through
+        is_unused = all(has_ended) and self._is_drained and all(given_up)
         is_unused = is_unused and not self.inner.is_given_up
         self._is_open = False
         if not all(has_ended):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpucoll import config
 from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.backends.choice import Found, Wish
-from gpucoll.backends.direct import peer_memory, word_trial
+from gpucoll.backends.direct import between, peer_memory, word_trial
 from gpucoll.backends.direct.backend import DirectBackend
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
 from gpucoll.backends.direct.peer import PeerPath
@@ -231,10 +231,10 @@ def backend_over(
             backend.why_staged = "none: other ranks may pass host arrays (mixed=True)"
         else:
             share_memory(backend, timeout_s)
-        if wish.schedule == RING and backend.peer is None and inner.group.world_size > 1:
+        if wish.schedule == RING and not backend.paths and inner.group.world_size > 1:
             reason = backend.why_staged.removeprefix("none: ")
             raise BackendUnavailableError(
-                "direct_schedule='ring' needs ranks of one host whose GPUs share memory, but "
+                "direct_schedule='ring' needs GPUs that share memory with those of their host, but "
                 f"{reason}: leave direct_schedule (or {config.DIRECT_SCHEDULE}) out"
             )
         return backend
@@ -262,8 +262,14 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
         )
         backend.slots_for_mpi, backend.reduces_on_gpu, backend.by_mpi = found
         return
-    if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
+    hosts = [host for (host,) in exchange(channel, [group.here], timeout_s)]
+    if len({*hosts}) > 1:
         backend.why_staged = "none: the ranks are on several hosts"
+        parts = backend.device, backend.inner, backend.messages, backend.wish.schedule
+        try:
+            backend.between = between.connect(*parts, hosts, timeout_s)
+        except BackendUnavailableError as error:
+            backend.why_between = str(error)
         return
     place = backend.device, group.rank, group.world_size
     try:

@@ -23,6 +23,7 @@ from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
 from gpucoll.backends.protocol import MessageRequest, Transfers
 from gpucoll.devices import Device
 from gpucoll.errors import GpucollError, MismatchError
+from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.words import Kind
 from gpucoll.wording import rank_of
 
@@ -41,7 +42,7 @@ class WordPair:
 
 
 class Flow:
-    """A message under way.
+    """A message under way, or other data that goes from one rank to another in pieces.
 
     Attributes
     ----------
@@ -52,6 +53,9 @@ class Flow:
     started, done : int
         How many pieces were given to the CPU backend, and how many are over.
     """
+
+    is_message = True
+    """Whether it is a call of its own; otherwise the ranks compare the call that it is part of."""
 
     def __init__(
         self, request: MessageRequest, tag: int, slots: Slots, words: WordPair | None
@@ -75,6 +79,10 @@ class Flow:
         assert self.words is not None
         return self.words
 
+    def value(self, done: int) -> int:
+        """Return what the host's word says when so many pieces are over."""
+        return self.base + done
+
     def part(self, number: int) -> tuple[int, int, int]:
         """Return a piece's offset on the GPU, its offset in the slots, and its size."""
         start = number * PIECE_BYTES
@@ -84,7 +92,7 @@ class Flow:
         """Return the next piece for the CPU backend if its memory is ready."""
         if self.started == self.count:
             return None
-        if not self._is_ready(by_gpu):
+        if not self.is_ready(by_gpu):
             return None
         start, offset, size_bytes = self.part(self.started)
         if self.words is None and self.sends:
@@ -92,10 +100,15 @@ class Flow:
         buffer = Buffer(self.slots.address + offset, (size_bytes,), "uint8", 1, self.slots)
         return MessageRequest(self.kind, self.peer, self.tag, buffer)
 
-    def _is_ready(self, by_gpu: int) -> bool:
+    def is_ready(self, by_gpu: int) -> bool:
+        """Return whether the memory of the next piece is ready, by the GPU's word."""
         if self.words is None:  # there are slots for two pieces
             return self.started < self.done + 2
         return by_gpu >= self.base + (self.started + 1 if self.sends else self.started - 1)
+
+    def let_go(self, engine: MessageEngine) -> None:
+        """Give its memory back to the engine, whose lock is held."""
+        engine.give_back(self)
 
     def keep_received(self) -> None:
         """Copy the received piece to a host array."""
@@ -233,7 +246,7 @@ class MessageEngine:
         """Advance every message as far as possible now; return whether any has moved."""
         has_moved, has_looked = False, False
         for flow in flows:
-            by_gpu = 0 if flow.words is None else self._load(flow.words.by_gpu)
+            by_gpu = 0 if flow.words is None else ordering.load(flow.words.by_gpu)
             if self._is_aborted:  # the words now only show that the streams were released
                 return False
             while (request := flow.next_request(by_gpu)) is not None:
@@ -251,9 +264,6 @@ class MessageEngine:
                 has_moved = True
         return has_moved
 
-    def _load(self, address: int) -> int:
-        return self._pages[0].load(address)
-
     def _settle(self, flow: Flow, transfers: Transfers) -> None:
         transfers.settle()
         (request,) = transfers.requests
@@ -262,7 +272,7 @@ class MessageEngine:
         _, _, size_bytes = flow.part(flow.done)
         if request.is_misfit or (not flow.sends and request.found_bytes != size_bytes):
             group = self._inner.group
-            self.is_own_error = True
+            self.is_own_error = flow.is_message
             raise MismatchError(
                 f"{rank_of(group.rank, group.world_size)} receives a message of another size from "
                 f"rank {flow.peer} than was sent: expected {flow.size_bytes} bytes. Both ranks "
@@ -275,17 +285,21 @@ class MessageEngine:
                     flow.keep_received()
                 flow.done += 1
                 if flow.words is not None:
-                    self._pages[0].store(flow.words.by_host, flow.base + flow.done)
+                    ordering.store(flow.words.by_host, flow.value(flow.done))
 
     def _let_go(self, flow: Flow) -> None:
         with self._lock:
             self._flows.remove(flow)
-            if flow.words is not None:
-                flow.words.value = flow.end
-                if flow.end < _RENEWED_AT:
-                    self._free_words.append(flow.words)
-            # Kept until the end: freeing it would wait for the GPU, which waits for this thread.
-            self._free_slots[flow.slots.size_bytes].append(flow.slots)
+            flow.let_go(self)
+
+    def give_back(self, flow: Flow) -> None:
+        """Keep a message's words and slots for later ones, until the end."""
+        if flow.words is not None:
+            flow.words.value = flow.end
+            if flow.end < _RENEWED_AT:
+                self._free_words.append(flow.words)
+        # Freeing it would wait for the GPU, which waits for this thread.
+        self._free_slots[flow.slots.size_bytes].append(flow.slots)
 
     def _note(self, error: BaseException) -> None:
         if self._is_aborted:
@@ -305,7 +319,7 @@ class MessageEngine:
     def _release_streams(self) -> None:
         for flow in self._flows:
             if flow.words is not None:
-                self._pages[0].store(flow.words.by_host, LAST)
+                ordering.store(flow.words.by_host, LAST)
 
     def is_over(self, flows: Sequence[Flow]) -> bool:
         """Return whether messages are done, or never will be."""
@@ -315,7 +329,7 @@ class MessageEngine:
     def is_drained(self) -> bool:
         """Whether no stream uses this memory any more."""
         on_streams = [(flow.words, flow.end) for flow in self._flows]
-        return all(words is None or self._load(words.by_gpu) >= end for words, end in on_streams)
+        return all(words is None or ordering.load(words.by_gpu) >= end for words, end in on_streams)
 
     def stop(self, limit_s: float) -> bool:
         """End the thread, once its messages are over or aborted; return whether it has ended."""
@@ -328,6 +342,10 @@ class MessageEngine:
             return False
         self._thread.join(limit_s)
         return not self._thread.is_alive()
+
+    def forget(self, slots: Sequence[Slots]) -> None:
+        """Drop what goes through these slots; the thread has ended, and no stream uses them."""
+        self._flows = [flow for flow in self._flows if flow.slots not in slots]
 
     def close(self) -> None:
         """Free the memory; nothing uses it."""

@@ -14,11 +14,10 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct import ring, rounds
-from gpucoll.backends.direct.peer_memory import PeerMemory
 from gpucoll.backends.direct.rounds import (
     Combine,
     Identity,
@@ -30,6 +29,7 @@ from gpucoll.backends.direct.rounds import (
     Word,
     value_of,
 )
+from gpucoll.backends.direct.schedule import Schedule
 from gpucoll.backends.gpu.steps import Copy
 from gpucoll.backends.protocol import Request
 from gpucoll.collectives import Collective
@@ -51,11 +51,55 @@ Enqueue = Callable[[int, int], None]
 """Puts a step on a stream: ``(stream, before)``, with the number of rounds before the call."""
 
 
+class Memory(Protocol):
+    """Exchanges of several ranks, and the words that their streams wait for.
+
+    Attributes
+    ----------
+    device : Device
+        This rank's GPU.
+    exchange : Exchange
+        The addresses of the exchanges, as this rank's GPU sees them.
+    schedule : Schedule
+        Whether calls go around a ring.
+    reaches_all : bool
+        Whether each rank reads every exchange; otherwise only rings are possible, of any size.
+    wraps : bool
+        Whether words may begin again at 0.
+    """
+
+    device: Device
+    exchange: rounds.Exchange
+    schedule: Schedule
+    reaches_all: bool
+    wraps: bool
+
+    @property
+    def trial(self) -> int:
+        """GPU memory in which this rank may try a kernel."""
+
+    def word(self, rank: int, word: Word) -> int:
+        """Return the address of a rank's word, as the GPU sees it."""
+
+    def value_of(self, word: Word, number: int, before: int) -> int:
+        """Return the value of a call's number, after `before` rounds of earlier calls."""
+
+    def begin(self, made: Rounds, before: int) -> None:
+        """Do the host's part of a call that is about to be enqueued."""
+
+    def raise_words(self, word: Word, value: int) -> None:
+        """Write a word of every rank from the host, so that no stream waits for it any more."""
+
+    def close(self, limit_s: float) -> bool:
+        """Release everything that no other rank uses, within `limit_s`."""
+
+
 class PeerLaunch(NamedTuple):
     """A collective with its arrays, ready to be enqueued any number of times."""
 
+    path: PeerPath
     steps: tuple[Enqueue, ...]
-    n_rounds: int
+    rounds: Rounds
 
 
 class PeerPath:
@@ -65,13 +109,13 @@ class PeerPath:
 
     Parameters
     ----------
-    memory : PeerMemory
+    memory : Memory
         Closed together with this object.
     keeps_order : bool
         Whether reductions combine the ranks in their order: those that depend on it by shares.
     """
 
-    def __init__(self, memory: PeerMemory, keeps_order: bool = False) -> None:
+    def __init__(self, memory: Memory, keeps_order: bool = False) -> None:
         self.memory = memory
         self._keeps_order = keeps_order
         self.device: Device = memory.device
@@ -100,28 +144,32 @@ class PeerPath:
         if made is None:
             return None
         bind = _Binder(self, request)
-        return PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
+        return PeerLaunch(self, tuple(bind.bound(step) for step in made.steps), made)
 
     def _steps_of(self, request: Request) -> Rounds | None:
-        op, exchange = request.op, self.memory.exchange
+        op, memory = request.op, self.memory
+        if not memory.reaches_all:
+            return ring_of(request, memory.exchange, 0)
         rotates = op is not None and op.depends_on_order(request.data.dtype)
-        if self.memory.schedule.is_ring and not (rotates and self._keeps_order):
-            made = ring_of(request, exchange)
+        if memory.schedule.is_ring and not (rotates and self._keeps_order):
+            made = ring_of(request, memory.exchange, ONE_SHOT_BYTES)
             if made is not None:
                 return made
-        return rounds_of(request, exchange)
+        return rounds_of(request, memory.exchange)
 
     def try_kernel(self, op: ReduceOp, like: Buffer) -> None:
         """Compile, load and run a kernel that has not run here, before any rank waits for it.
 
         It might fail; in the middle of a call, other ranks would wait for it.
         """
+        if op.name in ("avg", "scaled_sum"):  # the steps of a ring add
+            self.try_kernel(ReduceOp.SUM, like)
         key = op.name, like.dtype
         if key in self._tried:
             return
         if not self._stream:
             self._stream = self.device.create_stream()
-        trial = _buffer(self.memory.trial, 1, like)
+        trial = buffer_at(self.memory.trial, 1, like)
         prepare_reduce(op, [trial], [trial], divisor=1)(self._stream)
         self._tried.add(key)
 
@@ -129,21 +177,23 @@ class PeerPath:
 
     def enqueue(self, launch: PeerLaunch, stream: int) -> None:
         """Put a call on a stream of the current device."""
-        if not launch.n_rounds:
+        n_rounds = launch.rounds.n_rounds
+        if not n_rounds:
             return
         device = self.device
         if self._is_ended:
             raise BackendError(f"{device.label}: the ranks' shared GPU memory was given up")
-        if device.kind == "rocm" and self._before + launch.n_rounds > MOST_UNSIGNED_ROUNDS:
+        if not self.memory.wraps and self._before + n_rounds > MOST_UNSIGNED_ROUNDS:
             raise BackendError(
-                f"{device.label}: {self._before} rounds through shared GPU memory are the most "
-                "that numbers of 32 bits can count on AMD GPUs: make a new communicator"
+                f"{device.label}: {self._before} rounds through shared memory are the most that "
+                "numbers of 32 bits can count here: make a new communicator"
             )
         if not self._event:
             self._event = device.create_event()
         if self._is_recorded:  # the previous call may be on another stream
             device.check(device.stream_wait_event(stream, self._event, 0), "make a stream wait")
-        before, self._before = self._before, self._before + launch.n_rounds
+        before, self._before = self._before, self._before + n_rounds
+        self.memory.begin(launch.rounds, before)
         try:
             for step in launch.steps:
                 step(stream, before)
@@ -211,7 +261,7 @@ class PeerPath:
 
     def _beyond(self, word: Word) -> int:
         """Return a number above all that any call waits for."""
-        if self.device.kind == "rocm":
+        if not self.memory.wraps:
             return (1 << 32) - 1
         return value_of(word, _AHEAD, self._before)
 
@@ -281,11 +331,11 @@ class _Binder:
         if isinstance(step, Say):
             address, write = memory.word(memory.exchange.rank, word), device.stream_write_value
             return lambda stream, before: device.check(
-                write(stream, address, value_of(word, number, before)), "write a word"
+                write(stream, address, memory.value_of(word, number, before)), "write a word"
             )
         address, wait = memory.word(step.rank, word), device.stream_wait_value
         return lambda stream, before: device.check(
-            wait(stream, address, value_of(word, number, before)), "wait for a word"
+            wait(stream, address, memory.value_of(word, number, before)), "wait for a word"
         )
 
     def _combine(self, step: Combine) -> Callable[[int], None]:
@@ -294,23 +344,27 @@ class _Binder:
         # In a scan, an average is over the ranks up to this one.
         n_ranks = self._path.memory.exchange.world_size
         divisor = len(step.sources) if self._is_scan else n_ranks
-        written = [_buffer(address, step.n_elements, like) for address in step.destinations]
-        given = [_buffer(address, step.n_elements, like) for address in step.sources]
+        written = [buffer_at(address, step.n_elements, like) for address in step.destinations]
+        given = [buffer_at(address, step.n_elements, like) for address in step.sources]
         if step.role is Role.ALONE:
             return prepare_reduce(op, written, given, divisor=divisor)
         is_last = step.role is Role.LAST
         return prepare_ring_step(op, written, *given, is_last=is_last, divisor=divisor)
 
 
-def _buffer(address: int, count: int, like: Buffer) -> Buffer:
+def buffer_at(address: int, count: int, like: Buffer) -> Buffer:
+    """Return a buffer of `count` elements at an address, of the dtype and device of another."""
     return Buffer(address, (count,), like.dtype, like.item_bytes, None, like.device, like.stream)
 
 
 # --- requests -------------------------------------------------------------------------------------
 
 
-def ring_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
-    """Return a request's steps around a ring; None, on all ranks alike, if it goes by rounds."""
+def ring_of(request: Request, exchange: rounds.Exchange, most_bytes: int) -> Rounds | None:
+    """Return a request's steps around a ring; None, on all ranks alike, if it goes by rounds.
+
+    Those of up to `most_bytes` do.
+    """
     op, collective = request.op, request.collective
     if op is not None and op.function is not None:
         return None
@@ -318,7 +372,7 @@ def ring_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
         return None
     scales, item_bytes = op is not None and op.name == "scaled_sum", request.data.item_bytes
     if collective in (Collective.ALL_REDUCE, Collective.ALL_REDUCE_LIST):
-        if sum(x.size_bytes for x, _ in request.pairs) <= ONE_SHOT_BYTES:
+        if sum(x.size_bytes for x, _ in request.pairs) <= most_bytes:
             return None
         parts = [Part(x.address, out.address if out else 0, x.count) for x, out in request.pairs]
         return ring.all_reduce(exchange, parts, item_bytes, scales=scales)
@@ -327,7 +381,7 @@ def ring_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
     x, out = request.both
     block_bytes = min(x.size_bytes, out.size_bytes)
     edges = request.edges(block_bytes, exchange.world_size)
-    if edges[-1] <= ONE_SHOT_BYTES:
+    if edges[-1] <= most_bytes:
         return None
     if collective is Collective.ALL_GATHER:
         return ring.all_gather(exchange, x.address, out.address, edges)

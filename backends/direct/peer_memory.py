@@ -21,7 +21,7 @@ from typing import Any, Final
 from gpucoll import devices
 from gpucoll.backends.direct import schedule, word_trial
 from gpucoll.backends.direct.peer_trial import TRIAL_BYTES, PeerTrial
-from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Word
+from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Rounds, Word, value_of
 from gpucoll.backends.direct.schedule import Schedule
 from gpucoll.devices import Device
 from gpucoll.errors import BackendUnavailableError, GpucollError
@@ -63,6 +63,8 @@ class PeerMemory:
         Whether calls go around a ring.
     """
 
+    reaches_all = True
+
     def __init__(self, device: Device, rank: int, world_size: int, half_bytes: int) -> None:
         self.device = device
         self.exchange = Exchange(rank, world_size, (), half_bytes)
@@ -73,6 +75,7 @@ class PeerMemory:
         self._fd = -1
         self._seen = 0
         self.schedule = Schedule(False, (), "")
+        self.wraps = device.kind != "rocm"  # HIP compares numbers, CUDA their difference
         self._processes: list[int] = []
         """Process ids of the ranks: a process that has ended uses no memory."""
 
@@ -81,6 +84,13 @@ class PeerMemory:
     def word(self, rank: int, word: Word) -> int:
         """Return the address of a rank's word, as the GPU sees it."""
         return self._seen + rank * _LINE + 4 * word
+
+    def value_of(self, word: Word, number: int, before: int) -> int:
+        """Return the value of a call's number, after `before` rounds of earlier calls."""
+        return value_of(word, number, before)
+
+    def begin(self, made: Rounds, before: int) -> None:
+        """Do nothing: the host has no part in a call."""
 
     def raise_words(self, word: Word, value: int) -> None:
         """Write a word of every rank from the host, so that no stream waits for it any more."""

@@ -36,6 +36,7 @@ from gpucoll.backends.direct.rounds import (
     Say,
     Segment,
     Step,
+    Traffic,
     Word,
     segments_of,
 )
@@ -185,6 +186,8 @@ class _Walk:
         self._schedule, self._item_bytes, self._scales = schedule, item_bytes, scales
         self._steps: list[Step] = []
         self._sent = self._received = 0
+        self._sizes: tuple[list[int], list[int]] = [], []
+        """Of the chunks sent and received."""
 
     def made(self, laps: Iterable[_Lap]) -> Rounds:
         """Return the steps of all laps."""
@@ -195,7 +198,8 @@ class _Walk:
         n_rounds = self._sent + self._sent % 2
         if n_rounds != self._sent:
             self._steps[-1] = Say(Word.DONE, n_rounds)
-        return Rounds(tuple(self._steps), n_rounds)
+        traffic = Traffic(*map(tuple, self._sizes))
+        return Rounds(tuple(self._steps), n_rounds, traffic)
 
     def _go_around(self, lap: _Lap) -> None:
         longest = max(sizes_of(lap.edges))
@@ -230,11 +234,14 @@ class _Walk:
             self._copy_all(chunk, slot, to)
         else:
             self._begin(chunk, to, sent.reduces)
+        end = chunk[-1].offset + chunk[-1].n_elements * self._item_bytes if chunk else 0
         if sent.send:
             self._sent += 1
+            self._sizes[0].append(end)
             self._steps.append(Say(Word.READY, self._sent))
         if received.receive:
             self._received += 1
+            self._sizes[1].append(end)
             self._steps.append(Say(Word.DONE, self._received))
 
     def _begin(self, chunk: Sequence[Segment], to: int, reduces: bool) -> None:
@@ -264,10 +271,10 @@ class _Walk:
 
     def _copy_all(self, chunk: Sequence[Segment], slot: int, to: int) -> None:
         for each in chunk:
-            self._copy(each.destination, slot + each.offset, each.n_elements * self._item_bytes)
-        if chunk and to:
-            end = chunk[-1].offset + chunk[-1].n_elements * self._item_bytes
-            self._copy(to, slot, end)
+            size_bytes = each.n_elements * self._item_bytes
+            self._copy(each.destination, slot + each.offset, size_bytes)
+            if to:  # not from the slot: both may be in host memory (`direct.wires`)
+                self._copy(to + each.offset, each.destination, size_bytes)
 
     def _copy(self, destination: int, source: int, size_bytes: int) -> None:
         if destination != source:

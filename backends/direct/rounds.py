@@ -89,6 +89,13 @@ Step = Copy | Combine | Identity | Say | Await
 T = TypeVar("T")
 
 
+class Traffic(NamedTuple):
+    """The sizes of the chunks that a rank sends and receives on a ring, in order, in bytes."""
+
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+
 class Rounds(NamedTuple):
     """A call's steps, and how many rounds it takes.
 
@@ -97,6 +104,8 @@ class Rounds(NamedTuple):
 
     steps: tuple[Step, ...]
     n_rounds: int
+    traffic: Traffic = Traffic((), ())
+    """Of a ring only."""
 
 
 class Exchange(NamedTuple):

@@ -23,10 +23,18 @@ RING = {"backend": "direct", "direct_schedule": "ring"}
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 
 
+def noting(function, name, made):
+    def call(*args, **options):
+        made.append(name)
+        return function(*args, **options)
+
+    return call
+
+
 @contextlib.contextmanager
 def small_arrays_go_around():
     """Small arrays go around, too, in several laps and chunks; yields the calls that did."""
-    made = []
+    made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peer, "ONE_SHOT_BYTES", 16)
         patch.setattr(ring, "LEAST_CHUNK_BYTES", 64)
@@ -34,8 +42,7 @@ def small_arrays_go_around():
             patch.setattr(peer_memory, name, 2048)
         for name in COLLECTIVES:
             kept = getattr(ring, name)
-            note = lambda *a, name=name, kept=kept, **b: made.append(name) or kept(*a, **b)  # noqa: E731
-            patch.setattr(ring, name, note)
+            patch.setattr(ring, name, noting(kept, name, made))
         yield made
 
 
