@@ -12,7 +12,7 @@ from gpucoll.errors import ArgumentError
 from schedules.contents import EMPTY, Contents
 from schedules.initial import initial_blocks
 from schedules.rounds import Round, rounds_of
-from schedules.svg import head, line, text
+from schedules.svg import head, line, text, tip
 
 MOST_RANKS: Final = 16
 MOST_ROUNDS: Final = 64
@@ -104,7 +104,7 @@ class _Canvas:
         """Return the beginning of the document, with the names of ranks and rounds."""
         parts = [
             head(self.width, self.height, title),
-            "<defs>" + _tip("reduces", _REDUCES) + _tip("copies", _COPIES) + "</defs>",
+            "<defs>" + tip("reduces", _REDUCES) + tip("copies", _COPIES) + "</defs>",
             '<rect width="100%" height="100%" fill="white"/>',
             text(16, 26, title, size=16, anchor="start", weight="bold"),
         ]
@@ -160,7 +160,7 @@ class _Canvas:
         way = way if rank > step.send_to else -way
         half = (top + bottom) / 2
         return [
-            line(start, top, start + way, half, _look(reduces, step.forwards, tip=False)),
+            line(start, top, start + way, half, _look(reduces, step.forwards, has_tip=False)),
             *_labelled(end - way, half, end, bottom, look, ""),
             *_label(start, top, start + way, half, label),
         ]
@@ -183,20 +183,12 @@ class _Canvas:
         return "\n".join(parts)
 
 
-def _look(reduces: bool, forwards: bool, tip: bool = True) -> str:
+def _look(reduces: bool, forwards: bool, has_tip: bool = True) -> str:
     """Return the attributes of an arrow."""
     colour, name = (_REDUCES, "reduces") if reduces else (_COPIES, "copies")
     dashes = ' stroke-dasharray="5 3"' if forwards else ""
-    end = f' marker-end="url(#{name})"' if tip else ""
+    end = f' marker-end="url(#{name})"' if has_tip else ""
     return f'stroke="{colour}" stroke-width="1.4"{dashes}{end}'
-
-
-def _tip(name: str, colour: str) -> str:
-    """Return the tip of arrows of a colour."""
-    return (
-        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
-        f'orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{colour}"/></marker>'
-    )
 
 
 def _labelled(x1: float, y1: float, x2: float, y2: float, look: str, label: str) -> list[str]:

@@ -21,6 +21,14 @@ def line(x1: float, y1: float, x2: float, y2: float, look: str) -> str:
     return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" {look}/>'
 
 
+def tip(name: str, colour: str) -> str:
+    """Return the tip of arrows of a colour, for `marker-end`."""
+    return (
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
+        f'orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{colour}"/></marker>'
+    )
+
+
 def text(
     x: float,
     y: float,
