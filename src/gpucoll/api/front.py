@@ -13,6 +13,7 @@ from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.given import AnyInput, Unchecked
 from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.messages import MessageQueue
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
@@ -37,6 +38,7 @@ class Front:
     _runner: Runner
     _collectives: Collectives
     _point_to_point: PointToPoint
+    _message_queue: MessageQueue
     _objects: ObjectMover
     _broadcasts: dict[int, Callable[[Any], Any]]
     """`ObjectMover.broadcasts`."""
@@ -63,6 +65,7 @@ class Front:
                 setattr(self, name, entry(collective))
                 if collective.has_blocks:
                     setattr(self, f"{name}_blocks", entry(collective, of_blocks=True))
+        self._message_queue = self._point_to_point.queue
         messages = self._backend.messages
         self._quick_send = messages.send
         self._quick_recv = self._quick_send_recv = messages.receive
