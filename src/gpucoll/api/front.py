@@ -13,9 +13,11 @@ from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.given import AnyInput, Unchecked
 from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.messages import MessageQueue
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
+from gpucoll.calls.starting import ALIKE_EVERYWHERE, Starting
 from gpucoll.collectives import Collective, Data
 from gpucoll.group.protocol import Group
 
@@ -25,8 +27,9 @@ class Front:
 
     A method first tries its compiled entry (``_quick_...``). Entries serve exact NumPy arrays, and
     PyTorch tensors on the host of a kind seen before; for tensors they also allocate results of x's
-    shape. Calls that an entry leaves go to `Collectives` or `PointToPoint`. Bound methods of those
-    are stored here, because every additional attribute lookup costs a small call 10 ns.
+    shape. Asynchronous calls first try ``_start_...``, a `Starting.start`. Calls that an entry
+    leaves go to `Collectives` or `PointToPoint`. Bound methods of those are stored here, because
+    every additional attribute lookup costs a small call 10 ns.
     """
 
     rank: int
@@ -37,6 +40,7 @@ class Front:
     _runner: Runner
     _collectives: Collectives
     _point_to_point: PointToPoint
+    _message_queue: MessageQueue
     _objects: ObjectMover
     _broadcasts: dict[int, Callable[[Any], Any]]
     """`ObjectMover.broadcasts`."""
@@ -63,6 +67,10 @@ class Front:
                 setattr(self, name, entry(collective))
                 if collective.has_blocks:
                     setattr(self, f"{name}_blocks", entry(collective, of_blocks=True))
+                if collective in ALIKE_EVERYWHERE:
+                    starting = Starting(collective, collectives.runner, self._backend)
+                    setattr(self, f"_start_{collective.name.lower()}", starting.start)
+        self._message_queue = self._point_to_point.queue
         messages = self._backend.messages
         self._quick_send = messages.send
         self._quick_recv = self._quick_send_recv = messages.receive
@@ -72,7 +80,7 @@ class Front:
         self._quick_find = messages.find
         dispatch = collectives.dispatch
         if dispatch.refuses_host or dispatch.enqueues_host:  # every call is left to Python
-            for name in [name for name in vars(self) if name.startswith("_quick_")]:
+            for name in [name for name in vars(self) if name.startswith(("_quick_", "_start_"))]:
                 setattr(self, name, _leave_to_python)
             self._begin_send = self._begin_recv = self._raise_left = _leave_to_python
 

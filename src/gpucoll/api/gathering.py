@@ -31,6 +31,7 @@ class Gathering(Front):
     """The methods of `Communicator` that concatenate the arrays of all ranks."""
 
     _quick_all_gather: Callable[..., Any]
+    _start_all_gather: Callable[..., Any]
     _quick_all_gather_blocks: Callable[..., Any]
     _quick_gather: Callable[..., Any]
     _quick_gather_blocks: Callable[..., Any]
@@ -112,6 +113,10 @@ class Gathering(Front):
             if result is not None:
                 return result
             self._raise_left()
+        if async_op and counts is None and timeout_s is stream is None:
+            work = self._start_all_gather(x, out)
+            if work is not None:
+                return work
         return self._call(
             Collective.ALL_GATHER, x, async_op, timeout_s, stream, counts=counts, out=out
         )

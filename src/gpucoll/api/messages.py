@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpucoll.api.front import Front
 from gpucoll.arrays.array_kinds import note_written, numpy_view
+from gpucoll.calls.begun_message import begun
 from gpucoll.calls.message import Message
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG
@@ -101,7 +102,7 @@ class Messages(Front):
         if not synchronous:
             if async_op:
                 if timeout_s is None and (row := self._begin_send(x, dest, tag)) is not None:
-                    return self._point_to_point.sent(row, x)
+                    return begun(self._message_queue, "send", row, None)
             else:
                 sent = self._quick_send(x, dest, tag, timeout_s)
                 if sent is not None:
@@ -122,20 +123,19 @@ class Messages(Front):
         timeout_s: float | None,
     ) -> AnyResult:
         """Receive into a tensor through its NumPy view, by an entry; None if no entry can."""
-        messages = self._point_to_point
         if not async_op:
             result = self._quick_recv(shown, source, tag, timeout_s)
             if result is None:
                 return None
             if result is not shown:
-                messages.raise_failed(result, shown)
+                self._point_to_point.raise_failed(result, shown)
             note_written(out)
             return out
         row = None if timeout_s is not None else self._begin_recv(shown, source, tag)
         if row is None:
             return None
         note_written(out)
-        return messages.receiving(row, out)
+        return begun(self._message_queue, "recv", row, out)
 
     @overload
     def recv(
@@ -246,7 +246,7 @@ class Messages(Front):
         if out is not None and not info:
             if async_op:
                 if timeout_s is None and (row := self._begin_recv(out, source, tag)) is not None:
-                    return self._point_to_point.receiving(row, out)
+                    return begun(self._message_queue, "recv", row, out)
             else:
                 result = self._quick_recv(out, source, tag, timeout_s)
                 if result is not None:

@@ -32,9 +32,11 @@ class Movements(Front):
     """The methods of `Communicator` that pass arrays to other ranks."""
 
     _quick_broadcast: Callable[..., Any]
+    _start_broadcast: Callable[..., Any]
     _quick_scatter: Callable[..., Any]
     _quick_scatter_blocks: Callable[..., Any]
     _quick_all_to_all: Callable[..., Any]
+    _start_all_to_all: Callable[..., Any]
     _quick_all_to_all_blocks: Callable[..., Any]
 
     @overload
@@ -92,6 +94,10 @@ class Movements(Front):
             if result is not None:
                 return result
             self._raise_left()
+        elif timeout_s is stream is None:
+            work = self._start_broadcast(x, out, None, root)
+            if work is not None:
+                return work
         return self._call(Collective.BROADCAST, x, async_op, timeout_s, stream, root=root, out=out)
 
     @overload
@@ -337,6 +343,10 @@ class Movements(Front):
             if result is not None:
                 return result
             self._raise_left()
+        if async_op and plain and timeout_s is stream is None:
+            work = self._start_all_to_all(x, out)
+            if work is not None:
+                return work
         return self._call(
             Collective.ALL_TO_ALL,
             x,

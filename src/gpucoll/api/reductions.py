@@ -25,8 +25,10 @@ class Reductions(Front):
 
     _quick_all_reduce: Callable[..., Any]
     _quick_all_reduce_list: Callable[..., Any]
+    _start_all_reduce: Callable[..., Any]
     _quick_reduce: Callable[..., Any]
     _quick_reduce_scatter: Callable[..., Any]
+    _start_reduce_scatter: Callable[..., Any]
     _quick_reduce_scatter_blocks: Callable[..., Any]
 
     @overload
@@ -126,6 +128,10 @@ class Reductions(Front):
             if result is not None:
                 return result
             self._raise_left()
+        elif timeout_s is stream is None:
+            work = self._start_all_reduce(x, out, op)
+            if work is not None:
+                return work
         return self._call(Collective.ALL_REDUCE, x, async_op, timeout_s, stream, op=op, out=out)
 
     @overload
@@ -276,6 +282,10 @@ class Reductions(Front):
             if result is not None:
                 return result
             self._raise_left()
+        if async_op and counts is None and timeout_s is stream is None:
+            work = self._start_reduce_scatter(x, out, op)
+            if work is not None:
+                return work
         return self._call(
             Collective.REDUCE_SCATTER, x, async_op, timeout_s, stream, op=op, counts=counts, out=out
         )

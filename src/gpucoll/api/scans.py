@@ -23,7 +23,9 @@ class Scans(Front):
     """The methods of `Communicator` that reduce over the ranks up to this one."""
 
     _quick_scan: Callable[..., Any]
+    _start_scan: Callable[..., Any]
     _quick_exclusive_scan: Callable[..., Any]
+    _start_exclusive_scan: Callable[..., Any]
 
     @overload
     def scan(self, x: M, op: Op = "sum", **options: Unpack[BlockingInto[M]]) -> M: ...
@@ -71,6 +73,10 @@ class Scans(Front):
             if result is not None:
                 return result
             self._raise_left()
+        elif timeout_s is stream is None:
+            work = self._start_scan(x, out, op)
+            if work is not None:
+                return work
         return self._call(Collective.SCAN, x, async_op, timeout_s, stream, op=op, out=out)
 
     @overload
@@ -123,4 +129,8 @@ class Scans(Front):
             if result is not None:
                 return result
             self._raise_left()
+        elif timeout_s is stream is None:
+            work = self._start_exclusive_scan(x, out, op)
+            if work is not None:
+                return work
         return self._call(Collective.EXCLUSIVE_SCAN, x, async_op, timeout_s, stream, op=op, out=out)

@@ -39,7 +39,6 @@ from gpucoll.calls.preparation import (
 )
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.shapes import parse_counts
-from gpucoll.calls.starting import Starting
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.group.in_one_piece import in_one_piece
@@ -88,7 +87,6 @@ class Collectives:
         self.gpu = gpu
         self._last_status = host.last_status
         self._call_again = call_again
-        self._starting = Starting(runner, host)
 
     def raise_left(self) -> None:
         """Raise the error of the last compiled entry, unless it only left the call to Python."""
@@ -110,11 +108,6 @@ class Collectives:
         **given: Unpack[Given],
     ) -> AnyResult:
         """Check the arguments and run the call in turn; teach the entry if it can serve it."""
-        is_plain = timeout_s is None and stream is None
-        if async_op and is_plain and not self.dispatch.enqueues_host:
-            work = self._starting.start(collective, x, given)
-            if work is not None:
-                return work
         cached_calls = self.gpu.call_cache.get(type(x))
         if cached_calls is not None and stream is None:
             result = self.gpu.repeat(cached_calls, collective, x, given, async_op, timeout_s)

@@ -61,6 +61,12 @@ class MessageQueue:
         The process in which works can progress.
     lock : RLock
         Held while the state of a Work changes.
+    pending : dict
+        Works that were started and have not ended, or whose end was not noticed.
+    called : dict
+        Pending works that have callbacks.
+    sweep_at : int
+        Number of pending works at which `look_at_others` releases those that ended unnoticed.
     """
 
     def __init__(
@@ -75,9 +81,9 @@ class MessageQueue:
         self.check_received = check_received
         self.process = os.getpid()
         self.lock = threading.RLock()
-        self._pending: dict[MessageWork[Any], None] = {}
+        self.pending: dict[MessageWork[Any], None] = {}
         self.called: dict[MessageWork[Any], None] = {}
-        self._sweep_at = _MOST_UNSWEPT
+        self.sweep_at = _MOST_UNSWEPT
         self._failed: list[MessageWork[Any]] = []
         self._watched: dict[MessageWork[Any], None] = {}
         self._taking: dict[MessageWork[Any], None] = {}
@@ -135,27 +141,17 @@ class MessageQueue:
 
     def keep(self, work: MessageWork[object]) -> MessageWork[object]:
         """Keep a started Work until it ends; return it."""
-        self._pending[work] = None
+        self.pending[work] = None
         if not work.go_on() and work.takes:
             self._serve_taking(work)
-        self._look_at_others()
+        self.look_at_others()
         return work
 
-    def keep_begun(self, work: MessageWork[object]) -> None:
-        """Keep a started Work that is known not to have ended yet."""
-        pending = self._pending
-        pending[work] = None
-        if self.called or len(pending) >= self._sweep_at:
-            self._look_at_others()
-
-    def forget_begun(self, work: MessageWork[object]) -> None:
-        """Note that a Work without callbacks, kept by `keep_begun`, has succeeded."""
-        self._pending.pop(work, None)
-
-    def _look_at_others(self) -> None:
+    def look_at_others(self) -> None:
+        """Let works end that have callbacks, and release works that ended unnoticed."""
         if self.called:
             self.go_on_with_called()
-        if len(self._pending) >= self._sweep_at:
+        if len(self.pending) >= self.sweep_at:
             self.sweep()
 
     def start(self, requests: list[MessageRequest]) -> Transfers:
@@ -210,7 +206,7 @@ class MessageQueue:
 
     def forget(self, work: MessageWork[object]) -> None:
         """Note that a Work has ended. The Work, or `raise_unseen`, raises its error."""
-        self._pending.pop(work, None)
+        self.pending.pop(work, None)
         self._taking.pop(work, None)
         self.called.pop(work, None)
         if work._error is not None and work._error is not self._group.failure:
@@ -268,9 +264,9 @@ class MessageQueue:
         """Release everything: the communicator is closed."""
         self.stop_watching()
         self.host_messages.end()
-        for work in list(self._pending):
+        for work in list(self.pending):
             work.abandon()
-        self._pending.clear()
+        self.pending.clear()
         _queues.discard(self)
 
     def stop_watching(self) -> None:
@@ -310,11 +306,11 @@ class MessageQueue:
     def sweep(self) -> None:
         """Let works end whose messages are complete."""
         with self.lock:
-            pending = list(self._pending)
+            pending = list(self.pending)
         for work in pending:
             work.go_on()
         with self.lock:
-            self._sweep_at = 2 * len(self._pending) + _MOST_UNSWEPT
+            self.sweep_at = 2 * len(self.pending) + _MOST_UNSWEPT
 
     def raise_unseen(self) -> None:
         """Raise the first failure that was never inspected; forget the others."""
@@ -328,14 +324,14 @@ class MessageQueue:
     @property
     def n_pending(self) -> int:
         """The number of works that have not ended."""
-        return len(self._pending)
+        return len(self.pending)
 
     def finish(self, timeout_s: float) -> None:
         """Wait until every Work has ended; raise DeadlineError if one has not."""
         if self._group.failure is not None:
             return  # the error that broke the communicator was raised
         until_s = time.monotonic() + timeout_s
-        while pending := list(self._pending):  # other threads may end some meanwhile
+        while pending := list(self.pending):  # other threads may end some meanwhile
             work = pending[0]
             left_s = until_s - time.monotonic()
             try:
@@ -343,7 +339,7 @@ class MessageQueue:
                 if left_s < -ENDING_S:  # callbacks start new messages without end
                     raise DeadlineError
             except DeadlineError:
-                count = len(self._pending)
+                count = len(self.pending)
                 raise DeadlineError(
                     f"{count} asynchronous messages had not ended at close, first {work._name}"
                 ) from None

@@ -20,7 +20,7 @@ from gpucoll.arrays.operands import (
     template_of,
 )
 from gpucoll.backends.protocol import HostBackend, MessageRequest, Transfers
-from gpucoll.calls.begun_message import BegunMessage
+from gpucoll.calls.begun_message import begun
 from gpucoll.calls.collected import check_in_group
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.given import AnyInput, AnyResult, Unchecked
@@ -128,17 +128,6 @@ class PointToPoint:
         request.mode = Mode.SYNCHRONOUS if synchronous else 0
         return self.queue.deliver("send", self._sending([request]), async_op, timeout_s)
 
-    def sent(
-        self, row: bytearray | AnyInput, x: AnyInput, name: str = "send"
-    ) -> BegunMessage[None]:
-        """Return the Work of a send that a compiled entry has started."""
-        work: BegunMessage[None] = BegunMessage(self.queue, name, row, None)
-        if row is x:
-            work._is_done = True
-        else:
-            self.queue.keep_begun(work)
-        return work
-
     def send_object(
         self,
         value: object,
@@ -157,7 +146,7 @@ class PointToPoint:
             if async_op:
                 row = self._messages.begin_send(first, dest, tag)
                 if row is not None:
-                    return self.sent(row, first, "send_object")
+                    return begun(self.queue, "send_object", row, None)
             else:
                 sent = self._messages.send(first, dest, tag, None)
                 if sent is not None:
@@ -234,12 +223,6 @@ class PointToPoint:
         in_group = MessageWork if info else _in_group(destination)
         return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
 
-    def receiving(self, row: bytearray, out: AnyInput) -> BegunMessage[AnyResult]:
-        """Return the Work of a receive that a compiled entry has started."""
-        work: BegunMessage[Any] = BegunMessage(self.queue, "recv", row, out)
-        self.queue.keep_begun(work)
-        return work
-
     def receive_informed(self, row: bytearray, out: AnyInput) -> tuple[AnyResult, Message]:
         """Return `out` and the Message of the receive that an entry has run; or raise its error."""
         plain = self._messages.plain_array(row)
@@ -259,7 +242,7 @@ class PointToPoint:
         return self.queue.run(self._taken(request, False))
 
     def _check_begun(self, work: MessageWork[object]) -> None:
-        """Raise the error of a Work of `sent` or `receiving`, if it has failed."""
+        """Raise the error of a `BegunMessage`, if it has failed."""
         transfers = work._transfers
         for request in transfers.requests if transfers is not None else ():
             if request.is_misfit:
