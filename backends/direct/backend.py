@@ -373,6 +373,12 @@ class DirectBackend:
             "GPU: captured graphs": "no: the host has a part in every call",
             "GPU messages": "match in the order of both ranks' calls; tags are not compared",
             **({} if self.peer is None else self.peer.describe()),
+            **({} if self.between is None else self.between.describe()),
+            **(
+                {"GPU path between hosts": f"staged: {self.why_between}"}
+                if self.why_between
+                else {}
+            ),
         }
 
     def close(self, limit_s: float) -> None:

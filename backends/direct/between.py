@@ -108,6 +108,18 @@ class BetweenHosts:
         """What has streams that may wait, and memory."""
         return [path for path in (self._local, self._wires) if path is not None]
 
+    def describe(self) -> dict[str, str]:
+        """Return facts about this path for the user: name -> sentence."""
+        layout, inside = self.layout, ""
+        if self._local is not None:
+            inside = f"; inside this host through shared GPU memory, {self._local.memory.schedule}"
+        return {
+            "GPU path between hosts": f"reductions of more than {STAGED_BYTES} bytes by the GPUs, "
+            f"around {layout.n_rings} ring(s) of {len(layout.hosts)} hosts, in chunks through "
+            f"page-locked host memory{inside}; all else staged",
+            "GPU: same bits as the CPU backend": f"yes, of reductions up to {STAGED_BYTES} bytes",
+        }
+
     def compose(self, request: Request) -> Composed | None:
         """Return the steps of a reduction; None, on all ranks alike, if it goes another way."""
         op, maker = request.op, _MAKERS.get(request.collective)

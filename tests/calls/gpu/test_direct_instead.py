@@ -45,7 +45,7 @@ class RecordedDirect:
     give_up = note_abort = close
 
 
-def connect(group, channel, calls, name, number, timeout_s, *, exits, mixed):
+def connect(group, channel, calls, name, number, timeout_s, wish):
     channel.all_gather_bytes(b"", Collective.CONNECT, timeout_s=timeout_s)  # all ranks are here
     return RecordedDirect(f"{name} on GPU {number}")
 

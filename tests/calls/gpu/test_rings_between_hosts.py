@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 
 import numpy as np
 import pytest
 from tests import oracle
 from tests.calls.gpu.cases import run_cases
-from tests.calls.gpu.conftest import with_communicator
+from tests.calls.gpu.conftest import left_on_gpu, with_communicator
 from tests.calls.gpu.test_deterministic import guarded, inputs_of
 from tests.calls.gpu.test_direct import cases_of
 from tests.calls.gpu.test_direct_ring import noting
 from tests.collective_cases import REDUCTIONS
 from tests.dtypes import assert_same
+from tests.ranks import Ended, Reply
+from tests.waiting import until
 
 from gpucoll.backends.direct import between, ring, wires
+from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError
 
 SHAPES = ["ab", "aab", "abab", "abc", "aabb", "abbcc"]
 
 
 @contextlib.contextmanager
 def small_arrays_go_around():
-    """Small arrays go around rings, in several laps and pieces; yields which calls the hosts make."""
+    """Small arrays go around rings, in several laps and pieces; yields which calls do."""
     made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(between, "STAGED_BYTES", 0)
@@ -52,3 +57,125 @@ def test_drawn_cases(gpus_on_hosts, placed, schedule):
     for count, made in gpus_on_hosts.call_ranks(placed, cases, drawn, options):
         assert count == len(drawn)
         assert made >= {"all_reduce", "reduce", "reduce_scatter"}
+
+
+def of_lists(rank):
+    """Fused lists of more than the scratch memory, in place; and a list with an empty array."""
+    kit, counts = rank.kit, (5, 0, 3000, 1, 700)
+    with small_arrays_go_around() as made, rank.init(**_on(rank)) as comm:
+        inputs = [[inputs_of(comm.world_size, count)[r] for count in counts] for r in range(3)]
+        xs = [guarded(kit, x.round()) for x in inputs[comm.rank]]
+        results = comm.all_reduce([x.array for x in xs], out=[x.array for x in xs])
+        for place, got in enumerate(results):
+            right = oracle.all_reduce([mine[place].round() for mine in inputs])[0]
+            assert_same(kit.read(got), right, f"array {place}")
+        comm.check()
+    return bool(made)
+
+
+def _on(rank):
+    return {"backend": "direct", "device": rank.rank}
+
+
+def test_lists(gpus_on_hosts):
+    assert gpus_on_hosts.call_ranks("aab", of_lists) == [True] * 3
+
+
+def large(rank):
+    """An array of several laps with the usual sizes; the same in a communicator of its parts."""
+    count = 5_000_001
+    with rank.init(**_on(rank)) as comm:
+        for each in (comm, comm.split(0, key=-comm.rank)):
+            x = guarded(rank.kit, (np.arange(count) % 1000 + each.rank).astype(np.float32))
+            got = rank.kit.read(each.all_reduce(x.array, "avg"))
+            assert_same(got, (np.arange(count) % 1000 + np.float32(1)).astype(np.float32), "large")
+        each.close()
+        facts = comm.describe().facts
+    return facts["GPU path between hosts"]
+
+
+def test_large(gpus_on_hosts):
+    for said in gpus_on_hosts.call_ranks("aab", large):
+        assert "around 1 ring(s) of 2 hosts" in said
+
+
+def in_order(rank):
+    """With rank order, sums of floats are staged, and made by the CPU; integers still go around."""
+    with small_arrays_go_around() as made, rank.init(**_on(rank), deterministic="order") as comm:
+        inputs = inputs_of(comm.world_size, 6000)
+        x = guarded(rank.kit, inputs[comm.rank])
+        got = rank.kit.read(comm.all_reduce(x.array))
+        assert_same(got, oracle.all_reduce(inputs)[0], "float32")
+        assert_same(rank.kit.read(comm.all_reduce(x.array)), got, "float32")
+        made.clear()
+        return bytes(got.tobytes())
+
+
+def test_deterministic(gpus_on_hosts):
+    assert len(set(gpus_on_hosts.call_ranks("aba", in_order))) == 1
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def one_is_missing(rank):
+    """Rank 1 makes no call: the others end at their deadline, and nothing is left."""
+    with rank.init(**_on(rank), timeout_s=2) as comm:
+        x = guarded(rank.kit, np.ones(300_000, np.float32))
+        comm.all_reduce(x.array)
+        comm.check()
+        if rank.rank == 1:
+            with pytest.raises(GpucollError):
+                until(comm.check)
+        else:
+            comm.all_reduce(x.array)
+            with pytest.raises((DeadlineError, PeerLostError, AbortedError)):
+                comm.check()
+    return left_on_gpu(rank)[0]
+
+
+@pytest.mark.parametrize("placed", ["ab", "aab"])
+def test_a_rank_that_does_not_call(gpus_on_hosts, placed):
+    assert gpus_on_hosts.call_ranks(placed, one_is_missing) == [0] * len(placed)
+
+
+def one_is_killed(rank):
+    with rank.init(**_on(rank), timeout_s=20) as comm:
+        x = guarded(rank.kit, np.ones(5_000_000, np.float32))
+        comm.all_reduce(x.array)
+        comm.check()
+        if rank.rank == 1:
+            comm.all_reduce(x.array)
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(x.array)
+        comm.all_reduce(x.array)
+        comm.check()
+
+
+@pytest.mark.parametrize("placed", ["ab", "aab"])
+def test_a_rank_that_is_killed(gpus_on_hosts, placed):
+    first, killed, *others = gpus_on_hosts.replies(placed, one_is_killed)
+    assert isinstance(killed, Ended)
+    for reply in (first, *others):
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.error, PeerLostError), reply
+
+
+def no_shared_memory(rank):
+    """Where GPUs of one host do not share memory, all ranks are told, and reductions are staged."""
+    if rank.rank == 1:
+        rank.control.driver_set("export_error", 801)
+    try:
+        with rank.init(**_on(rank)) as comm:
+            x = guarded(rank.kit, np.full(300_000, comm.rank, np.float32))
+            got = rank.kit.read(comm.all_reduce(x.array))
+            assert (got == 3).all()
+            return comm.describe().facts["GPU path between hosts"]
+    finally:
+        rank.control.driver_set("export_error", 0)
+
+
+def test_gpus_that_do_not_share_memory(gpus_on_hosts):
+    said = gpus_on_hosts.call_ranks("aab", no_shared_memory)
+    assert len(set(said)) == 1
+    assert said[0].startswith("staged: rank 0: rank 1: memory of cuda:1 cannot be exported")
