@@ -18,7 +18,6 @@ from gpucoll.algorithms.shares import edges_of, equal_edges, pieces, sizes_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct import peer_memory
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
-from gpucoll.backends.direct.kernel_reductions import STAGED_BYTES
 from gpucoll.backends.direct.messages import MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath, buffer_at
 from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Part, segments_of
@@ -33,6 +32,8 @@ from gpucoll.errors import BackendUnavailableError, GpucollError
 from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.types import ReduceOp
 
+LEAST_BYTES: Final = 1 << 20
+"""Smaller reductions are staged in one piece: they wait for fewer hand-overs between threads."""
 MOST_HOSTS: Final = 64
 """A ring of more hosts waits for longer than its bytes take."""
 CLOSING_S: Final = 1.0
@@ -114,10 +115,10 @@ class BetweenHosts:
         if self._local is not None:
             inside = f"; inside this host through shared GPU memory, {self._local.memory.schedule}"
         return {
-            "GPU path between hosts": f"reductions of more than {STAGED_BYTES} bytes by the GPUs, "
+            "GPU path between hosts": f"reductions from {LEAST_BYTES} bytes on by the GPUs, "
             f"around {layout.n_rings} ring(s) of {len(layout.hosts)} hosts, in chunks through "
             f"page-locked host memory{inside}; all else staged",
-            "GPU: same bits as the CPU backend": f"yes, of reductions up to {STAGED_BYTES} bytes",
+            "GPU: same bits as the CPU backend": f"yes, of reductions of less than {LEAST_BYTES} bytes",
         }
 
     def compose(self, request: Request) -> Composed | None:
@@ -129,7 +130,7 @@ class BetweenHosts:
             return None
         if self._keeps_order and op.depends_on_order(request.data.dtype):
             return None
-        if sum(x.size_bytes for x, _ in request.pairs) <= STAGED_BYTES:
+        if sum(x.size_bytes for x, _ in request.pairs) < LEAST_BYTES:
             return None
         for path in self.paths:
             path.try_kernel(op, request.data)

@@ -30,7 +30,7 @@ def small_arrays_go_around():
     """Small arrays go around rings, in several laps and pieces; yields which calls do."""
     made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(between, "STAGED_BYTES", 0)
+        patch.setattr(between, "LEAST_BYTES", 1)
         patch.setattr(between, "SCRATCH_BYTES", 4096)
         patch.setattr(ring, "LEAST_CHUNK_BYTES", 64)
         patch.setattr(wires, "HALF_BYTES", 1024)
