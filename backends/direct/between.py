@@ -118,7 +118,7 @@ class BetweenHosts:
             "GPU path between hosts": f"reductions from {LEAST_BYTES} bytes on by the GPUs, "
             f"around {layout.n_rings} ring(s) of {len(layout.hosts)} hosts, in chunks through "
             f"page-locked host memory{inside}; all else staged",
-            "GPU: same bits as the CPU backend": f"yes, of reductions of less than {LEAST_BYTES} bytes",
+            "GPU: same bits as the CPU backend": f"yes, of less than {LEAST_BYTES} bytes",
         }
 
     def compose(self, request: Request) -> Composed | None:

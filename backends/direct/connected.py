@@ -261,15 +261,11 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
             lambda mine: exchange(channel, mine, timeout_s),
         )
         backend.slots_for_mpi, backend.reduces_on_gpu, backend.by_mpi = found
+        if backend.slots_for_mpi is None:
+            connect_between(backend, timeout_s)
         return
-    hosts = [host for (host,) in exchange(channel, [group.here], timeout_s)]
-    if len({*hosts}) > 1:
+    if connect_between(backend, timeout_s):
         backend.why_staged = "none: the ranks are on several hosts"
-        parts = backend.device, backend.inner, backend.messages, backend.wish.schedule
-        try:
-            backend.between = between.connect(*parts, hosts, timeout_s)
-        except BackendUnavailableError as error:
-            backend.why_between = str(error)
         return
     place = backend.device, group.rank, group.world_size
     try:
@@ -277,6 +273,20 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
         backend.peer = PeerPath(memory, group.keeps_order)
     except BackendUnavailableError as error:
         backend.why_staged = f"none: {error}"
+
+
+def connect_between(backend: DirectBackend, timeout_s: float) -> bool:
+    """Let the GPUs of several hosts reduce; return whether there are several."""
+    group, channel = backend.inner.group, backend.inner.channel
+    hosts = [host for (host,) in exchange(channel, [group.here], timeout_s)]
+    if len({*hosts}) == 1:
+        return False
+    parts = backend.device, backend.inner, backend.messages, backend.wish.schedule
+    try:
+        backend.between = between.connect(*parts, hosts, timeout_s)
+    except BackendUnavailableError as error:
+        backend.why_between = str(error)
+    return True
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:
