@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.backends.choice import HOST_ARRAYS, Wish
+from gpucoll.backends.direct import between_compressed
 from gpucoll.backends.direct.between import BetweenHosts
+from gpucoll.backends.direct.between_compressed import Exchanged
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
@@ -112,8 +114,11 @@ class DirectBackend:
         place = Place(self._rank, self._world_size)
         if request.compression is not None:
             request = on_device(request, self.device, has_gpu=self.has_gpu)
-            made = compressed.compose(request, place, self.device.label)
-            return ComposedLaunch(made, self.prepare)
+            steps = None
+            if self.between is not None:
+                steps = between_compressed.compose(self.between, request, self.device.label)
+            steps = steps or compressed.compose(request, place, self.device.label)
+            return ComposedLaunch(steps, self.prepare)
         if self.peer is not None and (launch := self.peer.prepare(request)) is not None:
             return launch
         if self.between is not None and (steps := self.between.compose(request)) is not None:
@@ -214,7 +219,9 @@ class DirectBackend:
             scratch = self.scratch.take(stream) if launch.scratch_bytes else 0
         parts = launch.parts(scratch, stream)
         for part in parts:
-            if isinstance(part, Step):
+            if isinstance(part, Exchanged):
+                self._enqueue_messages(part.requests, stream, within_call=True)
+            elif isinstance(part, Step):
                 enqueue_steps([part], self.device, stream, self.in_driver)
             else:
                 self._enqueue_collective(part, stream)
@@ -275,8 +282,10 @@ class DirectBackend:
             with self.in_driver():
                 self.device.copy(copy.address, slot + copy.offset, copy.size_bytes, stream)
 
-    def _enqueue_messages(self, requests: Sequence[MessageRequest], stream: int) -> None:
-        flows = self.messages.flows_of(requests)
+    def _enqueue_messages(
+        self, requests: Sequence[MessageRequest], stream: int, *, within_call: bool = False
+    ) -> None:
+        flows = self.messages.flows_of(requests, within_call=within_call)
         self.messages.begin(flows)
         self._enqueue_flows(flows, stream)
 

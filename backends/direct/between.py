@@ -90,7 +90,7 @@ class BetweenHosts:
     ----------
     layout : Layout
         Where the ranks are.
-    local : PeerPath or None
+    inside : PeerPath or None
         Through memory that this host's ranks share; None: it has one rank.
     wires : PeerPath or None
         Around this rank's ring; None: it is in none.
@@ -99,25 +99,25 @@ class BetweenHosts:
     """
 
     def __init__(
-        self, layout: Layout, local: PeerPath | None, wires: PeerPath | None, keeps_order: bool
+        self, layout: Layout, inside: PeerPath | None, wires: PeerPath | None, keeps_order: bool
     ) -> None:
-        self.layout, self._local, self._wires = layout, local, wires
+        self.layout, self.inside, self.wires = layout, inside, wires
         self._keeps_order = keeps_order
 
     @property
     def paths(self) -> list[PeerPath]:
         """What has streams that may wait, and memory."""
-        return [path for path in (self._local, self._wires) if path is not None]
+        return [path for path in (self.inside, self.wires) if path is not None]
 
     def describe(self) -> dict[str, str]:
         """Return facts about this path for the user: name -> sentence."""
-        layout, inside = self.layout, ""
-        if self._local is not None:
-            inside = f"; inside this host through shared GPU memory, {self._local.memory.schedule}"
+        layout, within = self.layout, ""
+        if self.inside is not None:
+            within = f"; inside this host through shared GPU memory, {self.inside.memory.schedule}"
         return {
             "GPU path between hosts": f"reductions from {LEAST_BYTES} bytes on by the GPUs, "
             f"around {layout.n_rings} ring(s) of {len(layout.hosts)} hosts, in chunks through "
-            f"page-locked host memory{inside}; all else staged",
+            f"page-locked host memory{within}; all else staged",
             "GPU: same bits as the CPU backend": f"yes, of less than {LEAST_BYTES} bytes",
         }
 
@@ -132,11 +132,19 @@ class BetweenHosts:
             return None
         if sum(x.size_bytes for x, _ in request.pairs) < LEAST_BYTES:
             return None
-        for path in self.paths:
-            path.try_kernel(op, request.data)
-        return maker(_Call(self, op, request.data), request)
+        self.try_kernels(op, request.data)
+        return maker(self.call(op, request.data), request)
 
-    def sum(self, call: _Call, source: int, target: int, count: int) -> Iterator[Any]:
+    def try_kernels(self, op: ReduceOp, like: Buffer) -> None:
+        """Compile and run kernels before any rank waits for them."""
+        for path in self.paths:
+            path.try_kernel(op, like)
+
+    def call(self, op: ReduceOp, like: Buffer) -> Call:
+        """Return the values that all steps of a call share."""
+        return Call(self, op, like)
+
+    def sum(self, call: Call, source: int, target: int, count: int) -> Iterator[Any]:
         """Yield what reduces `count` elements over all ranks, from one address to another."""
         layout = self.layout
         unit = max(ALIGNMENT_BYTES // call.like.item_bytes, 1)
@@ -144,38 +152,45 @@ class BetweenHosts:
         sizes += [0] * (len(layout.mates) - layout.n_rings)
         mine, at = sizes[layout.place], edges_of(sizes)[layout.place]
         share = call.memory(target + at * call.like.item_bytes, mine)
-        given = call.memory(source, count)
-        if self._local:
-            yield call.on(self._local, Collective.REDUCE_SCATTER, given, share, sizes)
-            given = share
+        yield from self.inside_sum(call, source, share, count, sizes)
+        given = call.memory(source, count) if self.inside is None else share
         yield from self.around(call, Collective.ALL_REDUCE, given, share)
-        if self._local:
+        yield from self.inside_gather(call, share, target, count, sizes)
+
+    def inside_sum(
+        self, call: Call, source: int, share: Buffer, count: int, sizes: Sequence[int]
+    ) -> Iterator[Any]:
+        """Yield what reduces this rank's share over its host; nothing if it is alone there."""
+        if self.inside is not None:
+            given = call.memory(source, count)
+            yield call.on(self.inside, Collective.REDUCE_SCATTER, given, share, sizes)
+
+    def inside_gather(
+        self, call: Call, share: Buffer, target: int, count: int, sizes: Sequence[int]
+    ) -> Iterator[Any]:
+        """Yield what collects the shares of this host's ranks; nothing if there is one."""
+        if self.inside is not None:
             whole = call.memory(target, count)
-            yield call.on(self._local, Collective.ALL_GATHER, share, whole, sizes)
+            yield call.on(self.inside, Collective.ALL_GATHER, share, whole, sizes)
 
     def around(
         self,
-        call: _Call,
+        call: Call,
         collective: Collective,
         given: Buffer,
         to: Buffer,
         counts: Sequence[int] | None = None,
     ) -> Iterator[Any]:
         """Yield what reduces this host's share around the ring, and completes an average."""
-        if self._wires and given.count:
-            is_scaled = self._local is not None
-            yield call.on(self._wires, collective, given, to, counts, is_scaled=is_scaled)
+        if self.wires and given.count:
+            is_scaled = self.inside is not None
+            yield call.on(self.wires, collective, given, to, counts, is_scaled=is_scaled)
         if call.op.name == "avg" and to.count:
             yield Run(prepare_reduce(call.op, [to], [to], divisor=self.layout.world_size))
 
-    @property
-    def inside(self) -> PeerPath | None:
-        """Through memory that this host's ranks share; None: it has one rank."""
-        return self._local
-
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """Values that all steps of a call share."""
 
     hosts: BetweenHosts
@@ -205,12 +220,12 @@ class _Call:
         return made
 
 
-def _all_reduce(call: _Call, request: Request) -> Composed:
+def _all_reduce(call: Call, request: Request) -> Composed:
     x, out = request.both
     return Composed(lambda *_: call.hosts.sum(call, x.address, out.address, x.count), 0)
 
 
-def _in_scratch(call: _Call, request: Request) -> Composed:
+def _in_scratch(call: Call, request: Request) -> Composed:
     """Arrays of a list together, and those of ranks that get no result."""
     item_bytes = call.like.item_bytes
     parts = [Part(x.address, out.address if out else 0, x.count) for x, out in request.pairs]
@@ -232,7 +247,7 @@ def _in_scratch(call: _Call, request: Request) -> Composed:
     return Composed(steps, max(ends, default=0))
 
 
-def _reduce_scatter(call: _Call, request: Request) -> Composed:
+def _reduce_scatter(call: Call, request: Request) -> Composed:
     (x, out), layout = request.both, call.hosts.layout
     item_bytes, is_even = call.like.item_bytes, len({*map(len, layout.hosts)}) == 1
     edges = [edge // item_bytes for edge in request.edges(out.size_bytes, layout.world_size)]
@@ -265,7 +280,7 @@ def _reduce_scatter(call: _Call, request: Request) -> Composed:
     return Composed(steps, min(x.size_bytes, most * layout.world_size * item_bytes))
 
 
-def _scattered(call: _Call, scratch: int, counts: Sequence[int], to: Buffer) -> Iterator[Any]:
+def _scattered(call: Call, scratch: int, counts: Sequence[int], to: Buffer) -> Iterator[Any]:
     """Yield what reduces the blocks in the scratch memory, the rings' one after the other."""
     layout, local = call.hosts.layout, call.hosts.inside
     rings = [[counts[rank] for rank in ranks] for ranks in zip(*layout.hosts, strict=True)]

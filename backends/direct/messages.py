@@ -28,7 +28,9 @@ from gpucoll.transport.shared.words import Kind
 from gpucoll.wording import rank_of
 
 PIECE_BYTES = 1 << 20
-_TAGS = 1 << 30
+_TAGS = 1 << 29
+_WITHIN_CALLS = 1 << 29
+"""The first tag of messages within collectives."""
 _RENEWED_AT = 1 << 30
 
 
@@ -158,7 +160,7 @@ class MessageEngine:
         self._free_words: list[WordPair] = []
         self._free_slots: dict[int, list[Slots]] = {}
         self._all_slots: list[Slots] = []
-        self._sequences: dict[tuple[Kind, int], int] = {}
+        self._sequences: dict[tuple[Kind, int, bool], int] = {}
         self._flows: list[Flow] = []
         self._lock = threading.RLock()  # not the condition: an interrupt can leave that locked
         self._changed = threading.Condition(self._lock)
@@ -172,19 +174,26 @@ class MessageEngine:
 
     # --- enqueuing --------------------------------------------------------------------------------
 
-    def flows_of(self, requests: Iterable[MessageRequest]) -> list[Flow]:
-        """Return flows for messages, with memory for each; `begin` starts them."""
+    def flows_of(
+        self, requests: Iterable[MessageRequest], *, within_call: bool = False
+    ) -> list[Flow]:
+        """Return flows for messages, with memory for each; `begin` starts them.
+
+        Those `within_call` are parts of a collective, and never match messages of the user.
+        """
         made = []
         for request in requests:
             if request.buffer is None or not request.buffer.size_bytes:
                 continue
-            key = request.kind, request.peer
+            key = request.kind, request.peer, within_call
             tag = self._sequences.get(key, 0)
             size_bytes = min(request.buffer.size_bytes, 2 * PIECE_BYTES)
             is_on_host = request.buffer.device == HOST_ARRAYS
             slots, words = self._take_slots(size_bytes), None if is_on_host else self._take_words()
             self._sequences[key] = (tag + 1) % _TAGS
-            made.append(Flow(request, tag, slots, words))
+            flow = Flow(request, tag + within_call * _WITHIN_CALLS, slots, words)
+            flow.is_message = not within_call
+            made.append(flow)
         return made
 
     def begin(self, flows: Sequence[Flow]) -> None:

@@ -8,19 +8,23 @@ import signal
 
 import numpy as np
 import pytest
-from tests import oracle
+from tests import compression_oracle, oracle
 from tests.calls.gpu.cases import run_cases
 from tests.calls.gpu.conftest import left_on_gpu, with_communicator
 from tests.calls.gpu.test_deterministic import guarded, inputs_of
 from tests.calls.gpu.test_direct import cases_of
 from tests.calls.gpu.test_direct_ring import noting
 from tests.collective_cases import REDUCTIONS
+from tests.compression.test_compression import BLOCKS
+from tests.compression.test_compression import inputs_of as inputs_in
 from tests.dtypes import assert_same
 from tests.ranks import Ended, Reply
 from tests.waiting import until
 
-from gpucoll.backends.direct import between, ring, wires
+from gpucoll import Compression
+from gpucoll.backends.direct import between, between_compressed, ring, wires
 from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError
+from gpucoll.types import COMPRESSIONS
 
 SHAPES = ["ab", "aab", "abab", "abc", "aabb", "abbcc"]
 
@@ -30,7 +34,8 @@ def small_arrays_go_around():
     """Small arrays go around rings, in several laps and pieces; yields which calls do."""
     made: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(between, "LEAST_BYTES", 1)
+        for module in (between, between_compressed):
+            patch.setattr(module, "LEAST_BYTES", 1)
         patch.setattr(between, "SCRATCH_BYTES", 4096)
         patch.setattr(ring, "LEAST_CHUNK_BYTES", 64)
         patch.setattr(wires, "HALF_BYTES", 1024)
@@ -113,6 +118,58 @@ def in_order(rank):
 
 def test_deterministic(gpus_on_hosts):
     assert len(set(gpus_on_hosts.call_ranks("aba", in_order))) == 1
+
+
+# --- compressed -----------------------------------------------------------------------------------
+
+
+def compressed(rank, placed):
+    """The bits are those of two quantisations of the hosts' sums; residuals lose nothing."""
+    kit = rank.kit
+    with small_arrays_go_around(), rank.init(**_on(rank)) as comm:
+        for name in COMPRESSIONS:
+            for op, count in (("sum", 5000), ("avg", 1031)):
+                inputs = inputs_in(comm.world_size, count, "wide")
+                sums = [
+                    np.sum([x for x, at in zip(inputs, placed, strict=True) if at == host], axis=0)
+                    for host in sorted(set(placed))
+                ]
+                expected, left = compression_oracle.all_reduce(sums, "sum", name)
+                if op == "avg":
+                    expected = (expected / np.float32(comm.world_size)).astype(np.float32)
+                x, where = guarded(kit, inputs[comm.rank]), f"{name} {op}"
+                assert_same(
+                    kit.read(comm.all_reduce(x.array, op, compression=name)), expected, where
+                )
+                if name not in BLOCKS:
+                    continue
+                residual = guarded(kit, np.zeros(count, np.float32))
+                options = {"compression": name, "residual": residual.array}
+                got = kit.read(comm.all_reduce(x.array, op, out=x.array, **options))
+                assert_same(got, expected, where)
+                lost = comm.all_gather_object(kit.read(residual.array).astype(np.float64))
+                # The oracle adds the loss of a sum on another rank: one rounding differs.
+                bound = 2.0**-23 * (np.abs(lost).sum(axis=0) + np.abs(left).sum(axis=0))
+                assert (
+                    np.abs(np.sum(lost, axis=0) - np.sum(left, axis=0, dtype=np.float64)) <= bound
+                ).all(), where
+                residual.check(where)
+        numbers = [np.arange(700) % 50 + rank for rank in range(comm.world_size)]
+        mine = numbers[comm.rank]
+        x = [guarded(kit, mine[:n].astype(t)) for n, t in ((700, np.float16), (9, np.float32))]
+        for y in comm.all_reduce([each.array for each in x], compression="int8_block"):
+            values = kit.read(y).astype(np.float64)
+            exact = np.sum(numbers, axis=0)[: values.size]
+            # The bound of int8_block: here the hosts' greatest sums add up to the greatest sum.
+            assert np.abs(values - exact).max() <= exact.max() / 126 + 2.0**-11 * exact.max()
+        stochastic = Compression("float8_block", seed=5)
+        x = guarded(kit, inputs[comm.rank])
+        return kit.read(comm.all_reduce(x.array, compression=stochastic)).tobytes()
+
+
+@pytest.mark.parametrize("placed", ["aab", "abab", "aabbc"])
+def test_compressed(gpus_on_hosts, placed):
+    assert len(set(gpus_on_hosts.call_ranks(placed, compressed, placed))) == 1
 
 
 # --- failures -------------------------------------------------------------------------------------
