@@ -27,6 +27,13 @@ DIRECT += ["--backend", "direct", "--ranks", "2", "--limit", "-b", "4K", "-e", "
 DIRECT += ["--rounds", "5", "--sample", "0.005"]
 """Two ranks that share the GPU, compared with a copy of the same size."""
 
+PLAYED_HOSTS = {
+    "GPUCOLL_MEET": "tcp://127.0.0.1:29617",
+    "GPUCOLL_INTERFACES": "lo",
+    "GPUCOLL_SECRET": "no secret between hosts that are played on one",
+}
+"""Where ranks meet that play hosts of their own."""
+
 NCCL_BUILD = [
     "NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90",
     "ONLY_FUNCS=SendRecv|(AllGather|Broadcast) RING *|AllReduce Sum (f16|f32|i32|i64) RING *"
@@ -109,12 +116,12 @@ def probes_of(folder: Path) -> list[Step]:
 def collectives_of(folder: Path) -> list[Step]:
     """Return the checks of every call against the oracle: NCCL with 1 rank, direct with 1, 2 and 4.
 
-    The direct backend also runs without shared GPU memory, as between hosts, and with a rank
-    without a GPU.
+    The direct backend also runs without shared GPU memory, around a ring, between hosts that are
+    played here, and with a rank without a GPU.
     """
     ways: list[tuple[str, int, list[str]]] = [
         ("nccl", 1, []), ("direct", 2, []), ("direct", 1, []), ("direct", 4, []),
-        ("direct", 2, ["--staged"]),
+        ("direct", 2, ["--staged"]), ("direct", 3, ["--ring"]),
     ]  # fmt: skip
     steps = []
     for backend, ranks, more in ways:
@@ -122,7 +129,10 @@ def collectives_of(folder: Path) -> list[Step]:
         given = "gpu_collectives.py", ["--backend", backend, *more], folder, 60, TESTS_NEED, ranks
         steps.append(step_of(name, *given))
     given = "gpu_collectives.py", ["--mixed"], folder, 60, TESTS_NEED, 2
-    return [*steps, step_of("collectives mixed 2", *given)]
+    hosts = step_of("collectives hosts 2", given[0], ["--hosts"], *given[2:])
+    told = [f"{name}={value}" for name, value in PLAYED_HOSTS.items()]
+    hosts = replace(hosts, command=["env", *told, *hosts.command])
+    return [*steps, step_of("collectives mixed 2", *given), hosts]
 
 
 def further_checks_of(folder: Path) -> list[Step]:

@@ -335,7 +335,7 @@ def test_the_steps(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "compute-sanitizer" not in [step.name for step in gpu_check.steps_of(tmp_path)]
     ways = [name for name in steps if name.startswith("collectives direct")]
-    assert ways == [f"collectives direct {way}" for way in ("2", "1", "4", "2 staged")]
+    assert ways == [f"collectives direct {way}" for way in ("2", "1", "4", "2 staged", "3 ring")]
     assert max(step.limit_s for step in steps.values()) < gpu_check.LIMIT_S - 60
     assert gpu_check.main(["--list"]) == 0
     assert "warm" in capsys.readouterr().out

@@ -75,15 +75,16 @@ def test_every_call_is_compared_with_the_oracle(tmp_path, ranks, how):
     assert rows["time of all_reduce float32 4096"]["time_s"] > 0
 
 
-@pytest.mark.parametrize("way", ["1", "2", "2 staged"])
+@pytest.mark.parametrize("way", ["1", "2", "2 staged", "3 ring"])
 def test_every_call_through_direct_on_host_devices(tmp_path, way):
     ranks, _, how = way.partition(" ")
     output = tmp_path / "rows.json"
     command = ["-m", "gpucoll.launcher.cli", "-n", ranks, str(TOOLS / "gpu_collectives.py")]
     command += ["--backend", "direct", "--array", "host-device", "--output", str(output)]
-    code, text = run([*command, *(["--staged"] if how else [])], 240)
+    code, text = run([*command, *([f"--{how}"] if how else [])], 240)
     assert code == 0, text
-    assert ("2 ranks: at most 0 read each other's GPU memory" in text) == bool(how)
+    assert ("2 ranks: at most 0 read each other's GPU memory" in text) == (how == "staged")
+    assert ("ring of ranks 0, 1, 2: asked for" in text) == (how == "ring")
     rows = rows_of(output)
     left_out = [name for name, row in rows.items() if row["status"] != "passed"]
     assert {name.partition(":")[0] for name in left_out} == {"captured and replayed"}
@@ -91,6 +92,17 @@ def test_every_call_through_direct_on_host_devices(tmp_path, way):
         assert rows[name]["status"] == "passed"
     for name in ("the user's own operation", "all_reduce sum float8_e4m3fn", "a list of 50 arrays"):
         assert rows[name]["status"] == "passed"
+
+
+def test_every_reduction_between_played_hosts(tmp_path):
+    output = tmp_path / "rows.json"
+    command = ["-m", "gpucoll.launcher.cli", "-n", "2", str(TOOLS / "gpu_collectives.py")]
+    command += ["--hosts", "--only", "reduce", "--array", "host-device", "--output", str(output)]
+    where = {config.MEET: f"file://{tmp_path}/meet", config.INTERFACES: "lo"}
+    code, text = run(command, 240, **where, **{config.SECRET: "sixteen characters, or more"})
+    assert code == 0, text
+    assert "around 1 ring(s) of 2 hosts" in text
+    assert {row["status"] for row in rows_of(output).values()} == {"passed", "left out"}
 
 
 def test_a_call_that_fails_hides_no_other(tmp_path):
