@@ -27,13 +27,6 @@ DIRECT += ["--backend", "direct", "--ranks", "2", "--limit", "-b", "4K", "-e", "
 DIRECT += ["--rounds", "5", "--sample", "0.005"]
 """Two ranks that share the GPU, compared with a copy of the same size."""
 
-PLAYED_HOSTS = {
-    "GPUCOLL_MEET": "tcp://127.0.0.1:29617",
-    "GPUCOLL_INTERFACES": "lo",
-    "GPUCOLL_SECRET": "no secret between hosts that are played on one",
-}
-"""Where ranks meet that play hosts of their own."""
-
 NCCL_BUILD = [
     "NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90",
     "ONLY_FUNCS=SendRecv|(AllGather|Broadcast) RING *|AllReduce Sum (f16|f32|i32|i64) RING *"
@@ -130,8 +123,6 @@ def collectives_of(folder: Path) -> list[Step]:
         steps.append(step_of(name, *given))
     given = "gpu_collectives.py", ["--mixed"], folder, 60, TESTS_NEED, 2
     hosts = step_of("collectives hosts 2", given[0], ["--hosts"], *given[2:])
-    told = [f"{name}={value}" for name, value in PLAYED_HOSTS.items()]
-    hosts = replace(hosts, command=["env", *told, *hosts.command])
     return [*steps, step_of("collectives mixed 2", *given), hosts]
 
 

@@ -218,12 +218,21 @@ ROTATED = ("prod complex",)
 """Calls whose zeros have another sign in another order than that of the ranks."""
 
 
-def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: bool = False) -> int:
+def run(
+    backend: str,
+    array: str,
+    output: Path,
+    wanted: str = "",
+    *,
+    is_mixed: bool = False,
+    on_hosts: bool = False,
+) -> int:
     """Run all checks whose name contains a word; return how many failed. All ranks call this."""
     with gpucoll.init(backend="cpu", timeout_s=2 * MEETING_S) as control:
         if is_mixed and control.rank:
             os.environ[config.CPU_ONLY], array = "1", "numpy"
         kit = KITS[array]()
+        options = _own_host(control.rank, control.world_size, output) if on_hosts else {}
 
         def opened() -> Any:
             return gpucoll.init(
@@ -232,6 +241,7 @@ def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: b
                 mixed=is_mixed,
                 timeout_s=CALL_S,
                 on_async_error="raise",
+                **options,
             )
 
         comms = [opened()]
@@ -258,6 +268,16 @@ def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: b
     return failed
 
 
+def _own_host(rank: int, world_size: int, output: Path) -> dict[str, Any]:
+    """Let this rank play a host of its own; return arguments of init with which it meets others."""
+    between.LEAST_BYTES = 64  # type: ignore[misc]
+    os.environ[config.HOST_ID] = f"host of rank {rank}"
+    os.environ.setdefault(config.SECRET, "no secret: it is one host")
+    os.environ.setdefault(config.INTERFACES, "lo")
+    meet = f"file://{output.resolve()}.meet"
+    return {"rank": rank, "world_size": world_size, "meet": meet, "name": "hosts"}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description="Check every call against the oracle.")
@@ -277,10 +297,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.ring:
         os.environ[config.DIRECT_SCHEDULE] = "ring"
         peer.ONE_SHOT_BYTES = 64  # type: ignore[misc]
-    if given.hosts:
-        os.environ[config.HOST_ID] = f"host of rank {config.local_rank()}"
-        between.LEAST_BYTES = 64  # type: ignore[misc]
-    failed = run(given.backend, given.array, given.output, given.only, is_mixed=given.mixed)
+    parts = given.backend, given.array, given.output, given.only
+    failed = run(*parts, is_mixed=given.mixed, on_hosts=given.hosts)
     print(f"{failed} failed")
     return 1 if failed else 0
 
