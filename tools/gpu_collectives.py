@@ -257,7 +257,7 @@ def run(
 
         def steps() -> Iterator[Step]:
             for name, check in checks(control.world_size):
-                is_ring = config.direct_schedule() == "ring"
+                is_ring = on_hosts or config.direct_schedule() == "ring"
                 unfit = (*UNMIXED * is_mixed, *ROTATED * is_ring)
                 if wanted in name and not any(word in name for word in unfit):
                     yield name, partial(run_check, check)
