@@ -20,6 +20,7 @@ from tests.calls.gpu.host_devices import HostDevices, in_rank
 from tests.ranks import Ended, Reply
 from tests.waiting import collect, thread_names
 
+from gpucoll import config
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError
 from gpucoll.testing import device_arrays, host_device
@@ -27,7 +28,7 @@ from gpucoll.testing import device_arrays, host_device
 LONGEST_MOMENT_S = 0.05
 NOTICED_S = 10.0
 COUNT = SLOT_BYTES // 4 + 3
-KINDS = ("small", "large", "staged", "staged large", "messages", "mixed")
+KINDS = ("small", "large", "ring large", "staged", "staged large", "messages", "mixed")
 
 joined: dict[str, Any] = {}
 """In a rank: its communicator, between two requests."""
@@ -104,7 +105,8 @@ def test_at_a_random_moment(rank_server, action, kind, seed):
     world_size = 2 + chance.randrange(2)
     victim = chance.randrange(world_size)
     devices, timeout_s = HostDevices(), 20.0 if action == "kill" else 1.5
-    options = {"gives": "seat", "environment": devices.variables}
+    schedule = {config.DIRECT_SCHEDULE: "ring"} if kind.startswith("ring") else {}
+    options = {"gives": "seat", "environment": {**devices.variables, **schedule}}
     with rank_server.fork(world_size) as pool:
         pool.call(in_rank, devices, join, (timeout_s, kind.startswith("staged")), **options)
         pool.start(in_rank, devices, work_until_it_fails, (kind,), **options)
