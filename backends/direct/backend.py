@@ -155,12 +155,17 @@ class DirectBackend:
     def outgrows_scratch(self, launch: Launch) -> bool:
         """Return whether words must restart or memory must grow, once nothing is under way."""
         size_bytes = launch.scratch_bytes if isinstance(launch, ComposedLaunch) else 0
-        return self._issued > RESET_AT or self.scratch.is_outgrown_by(size_bytes)
+        must_restart = any(path.must_restart for path in self.paths)
+        outgrows = self.scratch.is_outgrown_by(size_bytes)
+        return self._issued > RESET_AT or must_restart or outgrows
 
     def reserve(self, launch: Launch, is_captured: bool) -> None:
         """Restart the words if it is time, which needs all calls to be over; allocate memory."""
         if isinstance(launch, ComposedLaunch):
             self.scratch.reserve(launch.scratch_bytes)
+        for path in self.paths:
+            if path.must_restart:
+                path.restart()
         if self._issued > RESET_AT:
             engine = self.engine
             for word in (engine.read_word, engine.written_word, self._drained_word):

@@ -19,7 +19,7 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct import peer_memory
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
 from gpucoll.backends.direct.messages import MessageEngine
-from gpucoll.backends.direct.peer import PeerLaunch, PeerPath, buffer_at
+from gpucoll.backends.direct.peer import PeerLaunch, PeerPath, buffer_at, may_go_around
 from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Part, segments_of
 from gpucoll.backends.direct.wires import Wires
 from gpucoll.backends.gpu.composed import Composed
@@ -99,10 +99,10 @@ class BetweenHosts:
     """
 
     def __init__(
-        self, layout: Layout, inside: PeerPath | None, wires: PeerPath | None, keeps_order: bool
+        self, layout: Layout, inside: PeerPath | None, wires: PeerPath | None, *, keeps_order: bool
     ) -> None:
         self.layout, self.inside, self.wires = layout, inside, wires
-        self._keeps_order = keeps_order
+        self.keeps_order = keeps_order
 
     @property
     def paths(self) -> list[PeerPath]:
@@ -128,7 +128,9 @@ class BetweenHosts:
             return None
         if request.sources or request.destinations:
             return None
-        if self._keeps_order and op.depends_on_order(request.data.dtype):
+        if self.keeps_order and op.depends_on_order(request.data.dtype):
+            return None
+        if not may_go_around(op, request.data.dtype):
             return None
         if sum(x.size_bytes for x, _ in request.pairs) < LEAST_BYTES:
             return None
@@ -345,22 +347,26 @@ def connect(
     tokens = [each.decode() for each in distribute(new_token().encode())]
     mates = meet(group, inner.channel, layout.mates, tokens[layout.mates[0]], timeout_s)
     assert mates is not None
-    local, wires, problem = None, None, ""
+    paths: list[PeerPath | None] = [None, None]
     try:
-        if len(layout.mates) > 1:
-            within = tell(mates.channel, timeout_s)
-            place = device, layout.place, len(layout.mates)
-            local = PeerPath(peer_memory.connect(*place, within, wish=schedule))
-        if layout.ring:
-            wires = PeerPath(Wires(device, inner, engine, layout.ring))
-    except (MemoryError, GpucollError) as error:
-        problem = str(error)
-    problems = [each.decode() for each in distribute(problem.encode())]
-    mates.close()
-    made = BetweenHosts(layout, local, wires, group.keeps_order)
-    for rank, text in enumerate(problems):
-        if text:
-            for path in made.paths:
-                path.close(CLOSING_S)
-            raise BackendUnavailableError(f"rank {rank}: {text}")
-    return made
+        problem = ""
+        try:
+            if len(layout.mates) > 1:
+                place, within = (layout.place, len(layout.mates)), tell(mates.channel, timeout_s)
+                memory = peer_memory.connect(device, *place, within, wish=schedule)
+                paths[0] = PeerPath(memory, group.keeps_order)
+            if layout.ring:
+                paths[1] = PeerPath(Wires(device, inner, engine, layout.ring))
+        except (MemoryError, GpucollError) as error:
+            problem = str(error)
+        problems = [each.decode() for each in distribute(problem.encode())]
+        for rank, text in enumerate(problems):
+            if text:
+                raise BackendUnavailableError(f"rank {rank}: {text}")
+    except BaseException:
+        for path in filter(None, paths):
+            path.close(CLOSING_S)
+        raise
+    finally:
+        mates.close()
+    return BetweenHosts(layout, *paths, keeps_order=group.keeps_order)

@@ -352,9 +352,22 @@ class MessageEngine:
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
-    def forget(self, slots: Sequence[Slots]) -> None:
-        """Drop what goes through these slots; the thread has ended, and no stream uses them."""
-        self._flows = [flow for flow in self._flows if flow.slots not in slots]
+    def forget(self, slots: Sequence[Slots], limit_s: float) -> bool:
+        """Wait until nothing here uses these slots any more; return whether that is so.
+
+        No stream uses them: what goes through them is over, or the engine was aborted.
+        """
+        due_s = time.monotonic() + limit_s
+        while any(flow.slots in slots for flow in list(self._flows)):
+            if self._is_aborted:
+                if not self.stop(limit_s):
+                    return False
+                self._flows = [flow for flow in self._flows if flow.slots not in slots]
+            elif time.monotonic() > due_s:
+                return False
+            else:
+                time.sleep(PAUSES_S[0])
+        return True
 
     def close(self) -> None:
         """Free the memory; nothing uses it."""

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct import ring, rounds
 from gpucoll.backends.direct.rounds import (
+    Await,
     Combine,
     Identity,
     Part,
@@ -44,8 +45,12 @@ ONE_SHOT_BYTES: Final = 256 << 10
 reads world_size times as much as in two turns, but waits for the others once instead of twice."""
 MOST_UNSIGNED_ROUNDS: Final = 1 << 30
 """The limit if the GPU compares words as unsigned numbers, which must not wrap."""
+RESTART_AT: Final = MOST_UNSIGNED_ROUNDS // 2
+"""The count at which numbers begin again that no other rank knows."""
 _PAUSE_S: Final = 1e-3
 _AHEAD: Final = 1 << 28
+
+_NARROW: Final = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 Enqueue = Callable[[int, int], None]
 """Puts a step on a stream: ``(stream, before)``, with the number of rounds before the call."""
@@ -90,6 +95,9 @@ class Memory(Protocol):
     def raise_words(self, word: Word, value: int) -> None:
         """Write a word of every rank from the host, so that no stream waits for it any more."""
 
+    def restart(self) -> None:
+        """Set all words to 0, unless the memory `reaches_all`."""
+
     def close(self, limit_s: float) -> bool:
         """Release everything that no other rank uses, within `limit_s`."""
 
@@ -122,7 +130,7 @@ class PeerPath:
         self._before = 0
         """Number of rounds of all calls that were enqueued."""
         self._event = self._stream = 0
-        self._is_recorded = self._is_ended = False
+        self._has_begun = self._is_enqueuing = self._is_ended = False
         self._ending: threading.Thread | None = None
         """Raises the words for streams that reach their waits long after the call was given up."""
         self._closes_after_s: float | None = None
@@ -143,6 +151,9 @@ class PeerPath:
         made = self._steps_of(request)
         if made is None:
             return None
+        if not self.memory.reaches_all:  # the call is over when its chunks have been sent
+            sent = Await(self.memory.exchange.following, Word.DONE, made.n_rounds)
+            made = made._replace(steps=(*made.steps, sent) if made.n_rounds else ())
         bind = _Binder(self, request)
         return PeerLaunch(self, tuple(bind.bound(step) for step in made.steps), made)
 
@@ -151,7 +162,11 @@ class PeerPath:
         if not memory.reaches_all:
             return ring_of(request, memory.exchange, 0)
         rotates = op is not None and op.depends_on_order(request.data.dtype)
-        if memory.schedule.is_ring and not (rotates and self._keeps_order):
+        if (
+            memory.schedule.is_ring
+            and may_go_around(op, request.data.dtype)
+            and not (rotates and self._keeps_order)
+        ):
             made = ring_of(request, memory.exchange, ONE_SHOT_BYTES)
             if made is not None:
                 return made
@@ -190,17 +205,29 @@ class PeerPath:
             )
         if not self._event:
             self._event = device.create_event()
-        if self._is_recorded:  # the previous call may be on another stream
+        if self._has_begun:  # the previous call may be on another stream
             device.check(device.stream_wait_event(stream, self._event, 0), "make a stream wait")
         before, self._before = self._before, self._before + n_rounds
-        self.memory.begin(launch.rounds, before)
+        # An abort must raise words meanwhile: a full stream lets the driver block this thread.
+        self._has_begun = self._is_enqueuing = True
         try:
+            self.memory.begin(launch.rounds, before)
             for step in launch.steps:
                 step(stream, before)
         finally:
             code = device.record_event(self._event, stream)
-            self._is_recorded = True
+            self._is_enqueuing = False
         device.check(code, "record an event")
+
+    @property
+    def must_restart(self) -> bool:
+        """Whether the numbers should begin again, once nothing is under way."""
+        return not self.memory.reaches_all and self._before > RESTART_AT
+
+    def restart(self) -> None:
+        """Let the numbers begin again, where only this rank's own streams and thread have them."""
+        self.memory.restart()
+        self._before = 0
 
     def describe(self) -> dict[str, str]:
         """Return facts about this path for the user: name -> sentence."""
@@ -252,7 +279,7 @@ class PeerPath:
         """Raise words until this rank's streams are through or time is up; return their code."""
         due_s = time.monotonic() + limit_s
         while True:
-            for word in Word if self._is_recorded else ():
+            for word in Word if self._has_begun else ():
                 self.memory.raise_words(word, self._beyond(word))
             code = self._query()
             if code != self.device.not_ready or time.monotonic() > due_s:
@@ -266,7 +293,9 @@ class PeerPath:
         return value_of(word, _AHEAD, self._before)
 
     def _query(self) -> int:
-        if not self._is_recorded:
+        if self._is_enqueuing:
+            return self.device.not_ready
+        if not self._has_begun:
             return 0
         with self.device, self.device.relaxed_capture():
             return self.device.query_event(self._event)
@@ -300,7 +329,7 @@ class PeerPath:
             if self._event:
                 device.destroy_event(self._event)
         self._event = self._stream = 0
-        self._is_recorded = False
+        self._has_begun = False
         self.memory.close(limit_s)
 
 
@@ -358,6 +387,14 @@ def buffer_at(address: int, count: int, like: Buffer) -> Buffer:
 
 
 # --- requests -------------------------------------------------------------------------------------
+
+
+def may_go_around(op: ReduceOp | None, dtype: str) -> bool:
+    """Return whether partial results of an operation can be held in the dtype.
+
+    An average of float16 or float8 may be within its range although the sum is beyond.
+    """
+    return op is None or op.name != "avg" or dtype not in _NARROW
 
 
 def ring_of(request: Request, exchange: rounds.Exchange, most_bytes: int) -> Rounds | None:

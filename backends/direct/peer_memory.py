@@ -92,6 +92,9 @@ class PeerMemory:
     def begin(self, made: Rounds, before: int) -> None:
         """Do nothing: the host has no part in a call."""
 
+    def restart(self) -> None:
+        """Do nothing: other ranks know the numbers."""
+
     def raise_words(self, word: Word, value: int) -> None:
         """Write a word of every rank from the host, so that no stream waits for it any more."""
         for rank in range(self.exchange.world_size):
@@ -153,9 +156,8 @@ class PeerMemory:
     def write_to_next(self) -> str:
         """Write a new token into the exchange of the ring's next rank; return it for that rank."""
         exchange = self.exchange
-        following = exchange.around[(exchange.place + 1) % exchange.world_size]
         assert self._trial is not None
-        return self._trial.write(exchange.addresses[following]).hex()
+        return self._trial.write(exchange.addresses[exchange.following]).hex()
 
     def read_from_previous(self, tokens: Sequence[str]) -> None:
         """Raise BackendUnavailableError if the ring's previous rank has not written here."""

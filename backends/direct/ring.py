@@ -179,7 +179,7 @@ class _Walk:
         scales: bool = False,
     ) -> None:
         place, around = exchange.place, exchange.around
-        self._before, self._next = around[place - 1], around[(place + 1) % len(around)]
+        self._before, self._next = around[place - 1], exchange.following
         self._addresses = exchange.addresses[exchange.rank], exchange.addresses[self._next]
         self._peers = [rank for rank in around if rank != exchange.rank]
         self._slot_bytes = slot_bytes(exchange)

@@ -140,6 +140,11 @@ class Exchange(NamedTuple):
         return self.around.index(self.rank)
 
     @property
+    def following(self) -> int:
+        """The next rank of the ring."""
+        return self.around[(self.place + 1) % self.world_size]
+
+    @property
     def slot_bytes(self) -> int:
         """Size of the part of a half that belongs to one rank."""
         return self.half_bytes // self.world_size // ALIGNMENT_BYTES * ALIGNMENT_BYTES

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpucoll.devices import Device
+from gpucoll.errors import GpucollError
 from gpucoll.topology.cpus import FILE_SYSTEM
 from gpucoll.topology.gpu_network import machine_of
 from gpucoll.topology.machine import gpu_label, links_between
@@ -83,7 +84,10 @@ def decide(
         return False, f"a ring pays with {LEAST_RANKS} GPUs and more"
     if len({uuid for _, uuid in gpus}) < len(gpus):
         return False, "some ranks share a GPU"
-    machine = machine_of(dict(os.environ), root)
+    try:
+        machine = machine_of(dict(os.environ), root)
+    except (GpucollError, OSError, ValueError) as error:
+        return False, f"not known how GPUs are connected: {error}"
     links = nvlinks() if kind == "cuda" else {}
     places = {gpu.place.address: gpu for gpu in with_nvlinks(machine, links or {}).gpus}
     missing = [address for address, _ in gpus if address not in places]

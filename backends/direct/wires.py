@@ -23,7 +23,8 @@ from gpucoll.backends.direct.rounds import Exchange, Rounds, Word
 from gpucoll.backends.direct.schedule import Schedule
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.devices import Device
-from gpucoll.errors import GpucollError
+from gpucoll.errors import BackendError, GpucollError
+from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.words import Kind
 
 HALF_BYTES: Final = 4 << 20
@@ -31,6 +32,8 @@ HALF_BYTES: Final = 4 << 20
 TAG: Final = 1 << 30
 """Above the tags of messages: chunks are matched by their order."""
 TRIAL_BYTES: Final = 256
+_NOTICED_S: Final = 5.0
+"""Time limit for a thread that looks each millisecond."""
 
 
 class Wires:
@@ -60,16 +63,23 @@ class Wires:
         self._place, self._before, self._next = place, (place - 1) % size, (place + 1) % size
         self.schedule = Schedule(True, tuple(range(size)), "the ranks are on different hosts")
         exchange = Exchange(place, size, (), HALF_BYTES)
-        self._trial = device.allocate(TRIAL_BYTES)
-        self._slots = [Slots(device, inner.backend, 2 * HALF_BYTES) for _ in range(2)]
+        self._trial, self._page = 0, None
+        self._slots: list[Slots] = []
+        try:
+            self._page = Words(device)
+            self._trial = device.allocate(TRIAL_BYTES)
+            for _ in range(2):
+                self._slots.append(Slots(device, inner.backend, 2 * HALF_BYTES))
+        except BaseException:
+            self._free()
+            raise
         addresses = [0] * size
         addresses[self._next], addresses[place] = (each.on_gpu for each in self._slots)
         self.exchange = exchange._replace(addresses=tuple(addresses))
-        self._page = Words(device)
-        pairs = [WordPair(self._page.address + at * WORD_BYTES) for at in (0, 2)]
-        self._out, self._in = pairs
-        self._spare = self._page.address + 4 * WORD_BYTES
-        self._page.store(self._spare, LAST)
+        page = self._page.address
+        self._out, self._in = (WordPair(page + at * WORD_BYTES) for at in (0, 2))
+        self._spare = page + 4 * WORD_BYTES
+        ordering.store(self._spare, LAST)
 
     @property
     def trial(self) -> int:
@@ -108,25 +118,37 @@ class Wires:
         """Write the words that streams wait for, so that none waits any more."""
         self._engine.abort()
         for words in (self._out, self._in):
-            self._page.store(words.by_host, LAST)
+            ordering.store(words.by_host, LAST)
+
+    def restart(self) -> None:
+        """Set all words to 0: nothing is under way, once the thread has noticed it."""
+        if not self._engine.forget(self._slots, _NOTICED_S):
+            raise BackendError(f"{self.device.label}: the thread of GPU messages does not go on")
+        for words in (self._out, self._in):
+            ordering.store(words.by_gpu, 0)
+            ordering.store(words.by_host, 0)
 
     def close(self, limit_s: float) -> bool:
-        """End the thread, and free the memory, which no stream uses; return whether that is done.
+        """Free the memory, which no stream uses; return whether that is done.
 
-        A thread that does not end within `limit_s` keeps the memory until the process ends.
+        If the thread still uses it after `limit_s`, it is left until the process ends.
         """
-        if not self._engine.stop(limit_s):
+        if not self._engine.forget(self._slots, limit_s):
             _left_in_use.append(self)
             return False
-        self._engine.forget(self._slots)
+        self._free()
+        return True
+
+    def _free(self) -> None:
         for slots in self._slots:
-            slots.close()
+            with contextlib.suppress(GpucollError):  # a GPU that has failed frees nothing
+                slots.close()
         with contextlib.suppress(GpucollError):
             if self._trial:
                 self.device.free(self._trial)
-            self._page.close()
-        self._slots, self._trial = [], 0
-        return True
+            if self._page is not None:
+                self._page.close()
+        self._slots, self._trial, self._page = [], 0, None
 
 
 class Chunks(Flow):

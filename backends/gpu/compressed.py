@@ -90,7 +90,7 @@ def compose(request: Request, place: Place, device: str) -> Composed:
     Residuals change while the steps run. After a failure their content is undefined, as is that of
     the results.
     """
-    _check(request, place)
+    check(request, place)
     assert request.op is not None
     plan = plan_of(request, *place)
     like = replace(request.data, shape=(1,), dtype="uint8", item_bytes=1, owner=None, device=device)
@@ -124,7 +124,8 @@ def compose(request: Request, place: Place, device: str) -> Composed:
     return Composed(steps, 2 * exchanged + (plan.is_fused + fuses_residuals) * fused)
 
 
-def _check(request: Request, place: Place) -> None:
+def check(request: Request, place: Place) -> None:
+    """Raise ArgumentTypeError if there are no kernels for the call; alike on all ranks."""
     compression = request.compression
     assert compression is not None
     if compression.wire_format not in HALVES:

@@ -71,6 +71,7 @@ class Issuer(Monitor):
                     with self.in_driver():
                         in_flight[-1].start = self.streams.record(stream_call.stream)
             is_enqueuing = True
+            self.wake()  # the driver may block this thread until another rank comes
             kept = enqueue()
             with self.in_driver():
                 for issued, stream_call in zip(in_flight, stream_calls, strict=True):

@@ -102,8 +102,10 @@ class Monitor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether calls are under way, or not compared yet."""
-        return not self.is_over and (bool(self.in_flight.count) or self.calls.has_uncompared)
+        """Whether calls are under way, being enqueued, or not compared yet."""
+        is_in_driver = self._word(DriverTable.place) % 2 == 1
+        has_calls = bool(self.in_flight.count) or self.calls.has_uncompared
+        return not self.is_over and (has_calls or is_in_driver)
 
     @property
     def is_over(self) -> bool:

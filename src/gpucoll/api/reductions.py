@@ -102,9 +102,10 @@ class Reductions(Front):
 
         Notes
         -----
-        Ranks are combined in the order 0 to P-1. The result has the same bits on every rank and in
-        every run, whatever the size and placement. Half types are accumulated in float32 and
-        rounded once.
+        On one host, ranks are combined in the order 0 to P-1, and half types are accumulated in
+        float32 and rounded once. Between hosts, with the vendors' libraries and around a ring of
+        GPUs the order depends on size and placement, unless ``deterministic="order"`` was asked for
+        (``docs/sharp_bits.md``). The result has the same bits on every rank and in every run.
 
         Cost: for small arrays one copy and one pass over P slots; for larger ones 2 n (P-1)/P.
 

@@ -74,6 +74,13 @@ def test_asked_for(decided, wish, is_ring):
     assert decided({}, ADDRESSES[:1], wish=wish) == (False, "asked for")
 
 
+def test_a_topology_that_cannot_be_read(decided, monkeypatch):
+    monkeypatch.setenv("NCCL_TOPO_FILE", "/nonexistent.xml")
+    is_ring, said = decided({})
+    assert not is_ring
+    assert "not known how GPUs are connected: topology file /nonexistent.xml" in said
+
+
 def test_as_text():
     assert str(Schedule(True, (0, 2, 1), "asked for")) == "ring of ranks 0, 2, 1: asked for"
     assert str(Schedule(False, (0, 2, 1), "one bus")) == "shares: one bus"

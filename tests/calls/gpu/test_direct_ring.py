@@ -14,10 +14,18 @@ from tests.calls.gpu.test_direct import cases_of, on_one_gpu
 from tests.collective_cases import REDUCTIONS
 from tests.dtypes import assert_same
 from tests.ranks import Reply
+from tests.waiting import until
 
 import gpucoll
 from gpucoll.backends.direct import peer, peer_memory, peer_trial, ring
-from gpucoll.errors import ArgumentError, BackendUnavailableError, RendezvousError
+from gpucoll.errors import (
+    AbortedError,
+    ArgumentError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+    RendezvousError,
+)
 
 RING = {"backend": "direct", "direct_schedule": "ring"}
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
@@ -109,6 +117,45 @@ def test_same_bits_on_every_rank(gpus):
         "ring of ranks 0, 1, 2: asked for",
         "yes, of up to 16 bytes, and of what a ring does not serve",
     )
+
+
+def average(rank):
+    """An average within float16's range, though the sum is not."""
+    with small_arrays_go_around() as made, rank.init(**RING) as comm:
+        x = guarded(rank.kit, np.full(999, 40000, np.float16))
+        got = rank.kit.read(comm.all_reduce(x.array, "avg"))
+        return set(got.tolist()), made
+
+
+def test_averages_of_narrow_types_are_made_of_shares(gpus):
+    assert gpus.call_ranks(3, average) == [({40000.0}, [])] * 3
+
+
+def first_call(rank, schedule):
+    """Rank 1 does not come; the streams of the others are full, so that the driver blocks them."""
+    with small_arrays_go_around():
+        rank.control.driver_set("queue", 20)
+        try:
+            with rank.init(**{**RING, "direct_schedule": schedule}, timeout_s=20) as comm:
+                x = guarded(rank.kit, np.ones(100_000, np.float32))
+                comm.barrier()
+                if rank.rank != 1:
+                    try:
+                        comm.all_reduce(x.array, timeout_s=0.5)
+                        comm.check()
+                    except GpucollError as error:
+                        return type(error)
+                with pytest.raises(GpucollError):
+                    until(comm.check)
+        finally:
+            rank.control.driver_set("queue", 0)
+
+
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("schedule", ["ring", "shares"])
+def test_a_first_call_that_fills_the_stream_ends(gpus, schedule):
+    first, _, last = gpus.call_ranks(3, first_call, schedule)
+    assert {first, last} <= {DeadlineError, AbortedError}
 
 
 # --- what cannot be -------------------------------------------------------------------------------

@@ -22,8 +22,14 @@ from tests.ranks import Ended, Reply
 from tests.waiting import until
 
 from gpucoll import Compression
-from gpucoll.backends.direct import between, between_compressed, ring, wires
-from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError
+from gpucoll.backends.direct import between, between_compressed, peer, pinned, ring, wires
+from gpucoll.errors import (
+    AbortedError,
+    ArgumentTypeError,
+    DeadlineError,
+    GpucollError,
+    PeerLostError,
+)
 from gpucoll.types import COMPRESSIONS
 
 SHAPES = ["ab", "aab", "abab", "abc", "aabb", "abbcc"]
@@ -39,6 +45,7 @@ def small_arrays_go_around():
         patch.setattr(between, "SCRATCH_BYTES", 4096)
         patch.setattr(ring, "LEAST_CHUNK_BYTES", 64)
         patch.setattr(wires, "HALF_BYTES", 1024)
+        patch.setattr(peer, "RESTART_AT", 100)  # words begin again now and then
         for collective, maker in between._MAKERS.items():
             noted = noting(maker, collective.spelled, made)
             patch.setitem(between._MAKERS, collective, noted)
@@ -111,13 +118,49 @@ def in_order(rank):
         x = guarded(rank.kit, inputs[comm.rank])
         got = rank.kit.read(comm.all_reduce(x.array))
         assert_same(got, oracle.all_reduce(inputs)[0], "float32")
-        assert_same(rank.kit.read(comm.all_reduce(x.array)), got, "float32")
-        made.clear()
+        assert made == []
+        packed = comm.all_reduce(x.array, compression="int8_block")
+        assert_same(
+            rank.kit.read(packed), compression_oracle.all_reduce(inputs, "sum", "int8_block")[0]
+        )
         return bytes(got.tobytes())
 
 
 def test_deterministic(gpus_on_hosts):
     assert len(set(gpus_on_hosts.call_ranks("aba", in_order))) == 1
+
+
+def average(rank):
+    """An average within float16's range, though the sum is not."""
+    with small_arrays_go_around() as made, rank.init(**_on(rank)) as comm:
+        x = guarded(rank.kit, np.full(999, 40000, np.float16))
+        return set(rank.kit.read(comm.all_reduce(x.array, "avg")).tolist()), made
+
+
+def test_averages_of_narrow_types_are_staged(gpus_on_hosts):
+    assert gpus_on_hosts.call_ranks("aab", average) == [({40000.0}, [])] * 3
+
+
+def close_at_once(rank):
+    """Rank 1 is slow: the others may leave before it has all of their chunks, and it gets them."""
+    with small_arrays_go_around(), rank.init(**_on(rank), timeout_s=40) as comm:
+        x = guarded(rank.kit, np.full(30_000, comm.rank, np.float32))
+        comm.all_reduce(x.array)
+        comm.check()
+        rank.control.driver_set("delay_us", 500 if rank.rank == 1 else 0)
+        got = comm.all_reduce(x.array)
+        comm.check()
+        rank.control.driver_set("delay_us", 0)
+        value = set(rank.kit.read(got).tolist())
+    return value, len(wires._left_in_use)
+
+
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("placed", ["abc", "abcdef"])
+def test_who_is_through_first_leaves_nobody_behind(gpus_on_hosts, placed):
+    size = len(placed)
+    total = float(size * (size - 1) // 2)
+    assert gpus_on_hosts.call_ranks(placed, close_at_once) == [({total}, 0)] * size
 
 
 # --- compressed -----------------------------------------------------------------------------------
@@ -135,7 +178,9 @@ def compressed(rank, placed):
                     for host in sorted(set(placed))
                 ]
                 expected, left = compression_oracle.all_reduce(sums, "sum", name)
-                if op == "avg":
+                if name == "float16":  # whose range a host's sum may leave: not inside first
+                    expected, left = compression_oracle.all_reduce(inputs, op, name)
+                elif op == "avg":
                     expected = (expected / np.float32(comm.world_size)).astype(np.float32)
                 x, where = guarded(kit, inputs[comm.rank]), f"{name} {op}"
                 assert_same(
@@ -162,6 +207,11 @@ def compressed(rank, placed):
             exact = np.sum(numbers, axis=0)[: values.size]
             # The bound of int8_block: here the hosts' greatest sums add up to the greatest sum.
             assert np.abs(values - exact).max() <= exact.max() / 126 + 2.0**-11 * exact.max()
+        x = guarded(kit, np.full(5000, 40000, np.float32))  # two of them are beyond float16
+        assert (kit.read(comm.all_reduce(x.array, "avg", compression="float16")) == 40000).all()
+        lost = guarded(kit, np.zeros(5000, np.float32)).array
+        with pytest.raises(ArgumentTypeError, match="takes no residual"):
+            comm.all_reduce(x.array, compression="bfloat16", residual=lost)
         stochastic = Compression("float8_block", seed=5)
         x = guarded(kit, inputs[comm.rank])
         return kit.read(comm.all_reduce(x.array, compression=stochastic)).tobytes()
@@ -178,6 +228,7 @@ def test_compressed(gpus_on_hosts, placed):
 
 def one_is_missing(rank):
     """Rank 1 makes no call: the others end at their deadline, and nothing is left."""
+    before = left_on_gpu(rank)[0]
     with rank.init(**_on(rank), timeout_s=20) as comm:
         x = guarded(rank.kit, np.ones(300_000, np.float32))
         comm.all_reduce(x.array)
@@ -189,7 +240,7 @@ def one_is_missing(rank):
             comm.all_reduce(x.array, timeout_s=0.3)
             with pytest.raises((DeadlineError, PeerLostError, AbortedError)):
                 comm.check()
-    return left_on_gpu(rank)[0]
+    return left_on_gpu(rank)[0] - before
 
 
 @pytest.mark.parametrize("placed", ["ab", "aab"])
@@ -220,6 +271,31 @@ def test_a_rank_that_is_killed(gpus_on_hosts, placed):
         assert isinstance(reply.error, PeerLostError), reply
 
 
+def no_page_locked_memory(rank):
+    """One rank gets no slots; nothing of what the ranks have allocated is left."""
+    before = rank.control.count("memory")
+    made: list[pinned.Slots] = []
+
+    def slots(*args):
+        if rank.rank == 1 and made:
+            raise MemoryError("no more page-locked memory")
+        made.append(pinned.Slots(*args))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wires, "Slots", slots)
+        with rank.init(**_on(rank)) as comm:
+            said = comm.describe().facts["GPU path between hosts"]
+    return said, rank.control.count("memory") - before, {each.address for each in made}
+
+
+def test_a_rank_without_page_locked_memory(gpus_on_hosts):
+    said = "staged: rank 0: rank 1: no more page-locked memory"
+    for facts in gpus_on_hosts.call_ranks("ab", no_page_locked_memory):
+        assert facts[:2] == (said.replace("rank 0: ", ""), 0)
+        assert len(facts[2]) >= 1
+
+
 def no_shared_memory(rank):
     """Where GPUs of one host do not share memory, all ranks are told, and reductions are staged."""
     if rank.rank == 1:
@@ -229,6 +305,9 @@ def no_shared_memory(rank):
             x = guarded(rank.kit, np.full(300_000, comm.rank, np.float32))
             got = rank.kit.read(comm.all_reduce(x.array))
             assert (got == 3).all()
+            for _ in range(2):  # the thread of messages has not ended with the rings
+                to, of = (comm.rank + 1) % 3, (comm.rank - 1) % 3
+                assert (rank.kit.read(comm.send_recv(x.array, to, of)) == of).all()
             return comm.describe().facts["GPU path between hosts"]
     finally:
         rank.control.driver_set("export_error", 0)
