@@ -103,9 +103,10 @@ class Monitor:
     @property
     def is_busy(self) -> bool:
         """Whether calls are under way, being enqueued, or not compared yet."""
+        if self.is_over:
+            return False
         is_in_driver = self._word(DriverTable.place) % 2 == 1
-        has_calls = bool(self.in_flight.count) or self.calls.has_uncompared
-        return not self.is_over and (has_calls or is_in_driver)
+        return bool(self.in_flight.count) or self.calls.has_uncompared or is_in_driver
 
     @property
     def is_over(self) -> bool:
