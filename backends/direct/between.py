@@ -82,6 +82,14 @@ class Layout:
         """The number of ranks."""
         return sum(map(len, self.hosts))
 
+    def shares(self, count: int, unit: int) -> list[int]:
+        """Return how many of `count` elements each rank of this host takes around its ring.
+
+        Shares begin at multiples of `unit`. Ranks without a ring have none.
+        """
+        sizes = sizes_of(equal_edges(count, self.n_rings, unit))
+        return sizes + [0] * (len(self.mates) - self.n_rings)
+
 
 class BetweenHosts:
     """One rank's reductions between hosts.
@@ -149,9 +157,7 @@ class BetweenHosts:
     def sum(self, call: Call, source: int, target: int, count: int) -> Iterator[Any]:
         """Yield what reduces `count` elements over all ranks, from one address to another."""
         layout = self.layout
-        unit = max(ALIGNMENT_BYTES // call.like.item_bytes, 1)
-        sizes = sizes_of(equal_edges(count, layout.n_rings, unit))
-        sizes += [0] * (len(layout.mates) - layout.n_rings)
+        sizes = layout.shares(count, max(ALIGNMENT_BYTES // call.like.item_bytes, 1))
         mine, at = sizes[layout.place], edges_of(sizes)[layout.place]
         share = call.memory(target + at * call.like.item_bytes, mine)
         yield from self.inside_sum(call, source, share, count, sizes)
@@ -187,6 +193,10 @@ class BetweenHosts:
         if self.wires and given.count:
             is_scaled = self.inside is not None
             yield call.on(self.wires, collective, given, to, counts, is_scaled=is_scaled)
+        yield from self.averaged(call, to)
+
+    def averaged(self, call: Call, to: Buffer) -> Iterator[Run]:
+        """Yield what divides the sums of an average; nothing for another operation."""
         if call.op.name == "avg" and to.count:
             yield Run(prepare_reduce(call.op, [to], [to], divisor=self.layout.world_size))
 
@@ -257,9 +267,9 @@ def _reduce_scatter(call: Call, request: Request) -> Composed:
     if is_even and call.hosts.inside is None:  # the blocks lie in the order of the ring
         around = call.hosts.around
         return Composed(lambda *_: around(call, Collective.REDUCE_SCATTER, x, out, sizes), 0)
-    # Blocks of the ranks of a ring side by side; without rings for all, in any order.
-    order = [rank for ranks in zip(*layout.hosts, strict=is_even) for rank in ranks]
-    order += [rank for rank in range(layout.world_size) if rank not in order]
+    order = list(range(layout.world_size))
+    if is_even:  # the blocks of a ring's ranks side by side
+        order = [rank for ranks in zip(*layout.hosts, strict=True) for rank in ranks]
     most = max(SCRATCH_BYTES // item_bytes // layout.world_size, 1)
 
     def steps(scratch: int, _: int) -> Iterator[Any]:
@@ -276,8 +286,7 @@ def _reduce_scatter(call: Call, request: Request) -> Composed:
                 continue
             yield from call.hosts.sum(call, scratch, scratch, sum(counts))
             if to.count:
-                at = places[order.index(layout.rank)]
-                yield Copy(to.address, scratch + at, to.size_bytes)
+                yield Copy(to.address, scratch + places[layout.rank], to.size_bytes)
 
     return Composed(steps, min(x.size_bytes, most * layout.world_size * item_bytes))
 

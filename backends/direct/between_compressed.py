@@ -11,24 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from gpucoll.algorithms.shares import edges_of, equal_edges, sizes_of
+from gpucoll.algorithms.shares import edges_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.compressed import FLOAT_BYTES, plan_of
-from gpucoll.backends.direct.between import LEAST_BYTES, BetweenHosts
+from gpucoll.backends.direct.between import LEAST_BYTES, BetweenHosts, Layout
 from gpucoll.backends.direct.peer import buffer_at
 from gpucoll.backends.gpu import compressed
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Copy, Fill, Place, Run, on_its_stream
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.collectives import Collective
+from gpucoll.compression import Compression
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.kernels.gpu import pack
 from gpucoll.kernels.gpu.pack import prepare_pack, prepare_unpack
 from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ReduceOp
+
+_FAR_ADDRESS = 1 << 20
+"""Stands in for an address of memory while kernels are only compiled and loaded."""
 
 
 class Exchanged(NamedTuple):
@@ -71,31 +76,14 @@ def compose(hosts: BetweenHosts, request: Request, device: str) -> Composed | No
     pack.load_kernels(data)
     call = hosts.call(op, data)
     # Shares of whole blocks, so that a scale belongs to one share.
-    sizes = sizes_of(equal_edges(count, layout.n_rings, BLOCK))
-    sizes += [0] * (len(layout.mates) - layout.n_rings)
+    sizes = layout.shares(count, BLOCK)
     mine, start = sizes[layout.place], edges_of(sizes)[layout.place]
     is_moved = plan.is_fused or bool(residuals)
     fused_bytes = -(-FLOAT_BYTES * count // (FLOAT_BYTES * BLOCK)) * FLOAT_BYTES * BLOCK
 
-    def around(given: Buffer, share: Buffer, lost: Buffer | None) -> Composed:
-        asked = request.compression
-        if asked is not None and asked.seed is not None:  # other random bits on each ring
-            seed = (asked.seed + (layout.place << 32)) % (1 << 64)
-            asked = replace(asked, seed=seed)
-        made = Request(
-            Collective.ALL_REDUCE,
-            given,
-            share,
-            ReduceOp.SUM,
-            parts=((given, share),),
-            compression=asked,
-            residuals=() if lost is None else (lost,),
-        )
-        ring = layout.ring
-        return compressed.compose(made, Place(ring.index(layout.rank), len(ring)), device)
-
-    some = call.memory(1 << 20, max(mine, 1))
-    inner_bytes = around(some, some, some if residuals else None).scratch_bytes if mine else 0
+    among = partial(_among_hosts, layout, request.compression, device)
+    some = call.memory(_FAR_ADDRESS, max(mine, 1))
+    inner_bytes = among(some, some, some if residuals else None).scratch_bytes if mine else 0
 
     def steps(scratch: int, stream: int) -> Iterator[Any]:
         floats = scratch if is_moved else outs[0].address
@@ -121,10 +109,9 @@ def compose(hosts: BetweenHosts, request: Request, device: str) -> Composed | No
         if mine:
             lost = call.memory(kept + FLOAT_BYTES * start, mine) if residuals else None
             given = call.memory(source, count) if hosts.inside is None else share
-            for step in around(given, share, lost).steps(inner, stream):
+            for step in among(given, share, lost).steps(inner, stream):
                 yield from _sent(hosts, step)
-            if op.name == "avg":
-                yield Run(prepare_reduce(op, [share], [share], divisor=layout.world_size))
+            yield from hosts.averaged(call, share)
         yield from hosts.inside_gather(call, share, floats, count, sizes)
         if is_moved:
             yield move(prepare_unpack, outs, floats)
@@ -132,6 +119,31 @@ def compose(hosts: BetweenHosts, request: Request, device: str) -> Composed | No
             yield move(prepare_unpack, residuals, kept)
 
     return Composed(steps, (is_moved + bool(residuals)) * fused_bytes + inner_bytes)
+
+
+def _among_hosts(
+    layout: Layout,
+    compression: Compression,
+    device: str,
+    given: Buffer,
+    share: Buffer,
+    lost: Buffer | None,
+) -> Composed:
+    """Return the steps of the compressed all_reduce of a share among this rank's ring."""
+    if compression.seed is not None:  # other random bits on each ring
+        seed = (compression.seed + (layout.place << 32)) % (1 << 64)
+        compression = replace(compression, seed=seed)
+    request = Request(
+        Collective.ALL_REDUCE,
+        given,
+        share,
+        ReduceOp.SUM,
+        parts=((given, share),),
+        compression=compression,
+        residuals=() if lost is None else (lost,),
+    )
+    place = Place(layout.ring.index(layout.rank), len(layout.ring))
+    return compressed.compose(request, place, device)
 
 
 def _sent(hosts: BetweenHosts, step: Any) -> Iterator[Any]:

@@ -1,6 +1,7 @@
 """Collectives through memory that the ranks' GPUs share: rounds that are put on streams.
 
-This path serves at most 16 ranks of one host, each in its own process. For a call that it does not
+Through GPU memory, this path serves at most 16 ranks of one host, each in its own process. Over
+`gpucoll.backends.direct.wires` it goes around a ring of hosts. For a call that it does not
 serve, `PeerPath.prepare` returns None; if the memory cannot be shared, `peer_memory.connect`
 raises. Both happen on all ranks alike, and the caller then uses another path.
 
@@ -49,8 +50,8 @@ RESTART_AT: Final = MOST_UNSIGNED_ROUNDS // 2
 """The count at which numbers begin again that no other rank knows."""
 _PAUSE_S: Final = 1e-3
 _AHEAD: Final = 1 << 28
-
 _NARROW: Final = ("float16", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes whose range a sum may leave although each operand and the average are within it."""
 
 Enqueue = Callable[[int, int], None]
 """Puts a step on a stream: ``(stream, before)``, with the number of rounds before the call."""
@@ -111,7 +112,7 @@ class PeerLaunch(NamedTuple):
 
 
 class PeerPath:
-    """One rank's calls through shared GPU memory.
+    """One rank's calls through the exchanges of a `Memory`.
 
     One thread at a time enqueues calls, in the same order on every rank, on any stream.
 

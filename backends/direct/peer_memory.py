@@ -51,16 +51,7 @@ Gather = Callable[[bytes], list[bytes]]
 class PeerMemory:
     """One rank's view of the exchanges and words of all ranks of a host.
 
-    Made by `connect`.
-
-    Attributes
-    ----------
-    device : Device
-        This rank's GPU.
-    exchange : Exchange
-        The addresses of the exchanges, as this rank's GPU sees them.
-    schedule : Schedule
-        Whether calls go around a ring.
+    Made by `connect`. Its attributes are those of `gpucoll.backends.direct.peer.Memory`.
     """
 
     reaches_all = True

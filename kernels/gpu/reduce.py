@@ -196,9 +196,8 @@ def ring_step(
     divisor, stream
         As in `reduce_arrays`.
     """
-    given, written = buffers_of([received, mine], "sources"), buffers_of(destinations, "slots")
-    enqueue = prepare_ring_step(op, written, *given, is_last=is_last, divisor=divisor)
-    enqueue(target_of([*written, *given], stream).stream)
+    step = _of_ring_step(op, is_last)
+    reduce_arrays(step, destinations, [received, mine], divisor=divisor, stream=stream)
 
 
 def prepare_ring_step(
@@ -211,10 +210,16 @@ def prepare_ring_step(
     divisor: float = 1,
 ) -> Callable[[int], None]:
     """Return a function that does `ring_step` each time it gets a stream's address."""
+    return prepare_reduce(
+        _of_ring_step(op, is_last), destinations, [received, mine], divisor=divisor
+    )
+
+
+def _of_ring_step(op: str | ReduceOp, is_last: bool) -> ReduceOp:
+    """Return the operation of one step: averages are divided in the last, operands come scaled."""
     op = ReduceOp.parse(op)
-    if op.name == "scaled_sum" or (op.name == "avg" and not is_last):
-        op = ReduceOp.parse("sum")
-    return prepare_reduce(op, destinations, [received, mine], divisor=divisor)
+    is_sum = op.name == "scaled_sum" or (op.name == "avg" and not is_last)
+    return ReduceOp.SUM if is_sum else op
 
 
 def _check(op: ReduceOp, destinations: list[Buffer], sources: list[Buffer]) -> None:
