@@ -169,3 +169,33 @@ def check(world: World, addresses: list[int], expected: Sequence[np.ndarray | No
         if values is not None:
             found = got(world, address, values)
             assert found.tobytes() == values.tobytes(), f"rank {rank}: {found} is not {values}"
+
+
+def counts_of(world_size: int, count: int, random: Random) -> list[int]:
+    return [random.choice((0, 1, count, 2 * count)) for _ in range(world_size)]
+
+
+def starts_of(counts: list[int], item_bytes: int) -> list[int]:
+    return [0, *np.cumsum(np.array(counts, int) * item_bytes).tolist()]
+
+
+def own_blocks(
+    world: World, inputs: list[np.ndarray], starts: list[int], is_in_place: bool
+) -> tuple[list[int], list[int]]:
+    """Return where each rank's block lies, and where all blocks go; or it lies there already."""
+    outs = [world.memory.place(starts[-1]) for _ in inputs]
+    if not is_in_place:
+        return put(world, inputs), outs
+    sources = [out + start for out, start in zip(outs, starts, strict=False)]
+    for source, x in zip(sources, inputs, strict=True):
+        world.memory.at(source, x.nbytes)[:] = x.view(np.uint8)
+    return sources, outs
+
+
+def outs_of_blocks(
+    world: World, sources: list[int], starts: list[int], is_in_place: bool
+) -> list[int]:
+    """Return where each rank's block of the results goes: into its input, or elsewhere."""
+    if is_in_place:
+        return [x + start for x, start in zip(sources, starts, strict=False)]
+    return [world.memory.place(size) for size in np.diff(starts).tolist()]

@@ -7,8 +7,18 @@ from random import Random
 import numpy as np
 import pytest
 from tests import oracle
-from tests.backends.direct.simulation import FACTOR, HALF_BYTES, World, check, put
-from tests.backends.direct.test_rounds import RANKS, SIZES, counts_of, starts_of, without
+from tests.backends.direct.simulation import (
+    FACTOR,
+    HALF_BYTES,
+    World,
+    check,
+    counts_of,
+    outs_of_blocks,
+    own_blocks,
+    put,
+    starts_of,
+)
+from tests.backends.direct.test_rounds import RANKS, SIZES, without
 
 from gpucoll.backends.direct import ring, rounds
 from gpucoll.backends.direct.rounds import Combine, Exchange, Part, Role, Word
@@ -120,9 +130,7 @@ def test_reduce_scatter(world_size, dtype, op):
         starts = starts_of(counts, 1)
         inputs = exact(world, sum(counts), turn)
         sources = put(world, inputs)
-        outs = [world.memory.place(item_bytes * each) for each in counts]
-        if turn % 2:
-            outs = [x + item_bytes * at for x, at in zip(sources, starts, strict=False)]
+        outs = outs_of_blocks(world, sources, starts_of(counts, item_bytes), turn % 2 == 1)
         world.enqueue(
             [
                 ring.reduce_scatter(
@@ -154,13 +162,7 @@ def test_all_gather(world_size):
         starts = starts_of(counts, 4)
         inputs = [exact(world, each, turn)[rank] for rank, each in enumerate(counts)]
         whole = np.concatenate(inputs)
-        outs = [world.memory.place(whole.nbytes) for _ in inputs]
-        if turn % 2:
-            sources = [out + start for out, start in zip(outs, starts, strict=False)]
-            for source, x in zip(sources, inputs, strict=True):
-                world.memory.at(source, x.nbytes)[:] = x.view(np.uint8)
-        else:
-            sources = put(world, inputs)
+        sources, outs = own_blocks(world, inputs, starts, turn % 2 == 1)
         world.enqueue(
             [
                 ring.all_gather(

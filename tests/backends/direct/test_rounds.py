@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import numpy as np
 import pytest
 from tests import oracle
-from tests.backends.direct.simulation import HALF_BYTES, World, arrays, check, put
+from tests.backends.direct.simulation import (
+    HALF_BYTES,
+    World,
+    arrays,
+    check,
+    counts_of,
+    outs_of_blocks,
+    own_blocks,
+    put,
+    starts_of,
+)
 
 from gpucoll.backends.direct import rounds
 from gpucoll.backends.direct.rounds import Await, Combine, Exchange, Part, Say, Step, Word
@@ -130,14 +138,6 @@ def test_broadcast(world_size):
         check(world, outs, expected)
 
 
-def counts_of(world_size: int, count: int, random: Random) -> list[int]:
-    return [random.choice((0, 1, count, 2 * count)) for _ in range(world_size)]
-
-
-def starts_of(counts: list[int], item_bytes: int) -> list[int]:
-    return [0, *np.cumsum(np.array(counts, int) * item_bytes).tolist()]
-
-
 @pytest.mark.parametrize("world_size", RANKS)
 @pytest.mark.parametrize("rooted", [False, True])
 def test_gathering(world_size, rooted):
@@ -149,13 +149,7 @@ def test_gathering(world_size, rooted):
         starts = starts_of(counts, 4)
         inputs = [arrays(world, each, turn)[rank] for rank, each in enumerate(counts)]
         whole = np.concatenate(inputs)
-        outs = [world.memory.place(whole.nbytes) for _ in inputs]
-        if turn % 2:
-            sources = [out + start for out, start in zip(outs, starts, strict=False)]
-            for source, x in zip(sources, inputs, strict=True):
-                world.memory.at(source, x.nbytes)[:] = x.view(np.uint8)
-        else:
-            sources = put(world, inputs)
+        sources, outs = own_blocks(world, inputs, starts, turn % 2 == 1)
         world.enqueue(
             [
                 rounds.gathering(world.seen_by(rank), sources[rank], outs[rank], starts, root)
@@ -228,9 +222,7 @@ def test_reduce_scatter(world_size, dtype, op):
         starts = starts_of(counts, 1)
         inputs = arrays(world, sum(counts), turn)
         sources = put(world, inputs)
-        outs = [world.memory.place(2 * each) for each in counts]
-        if turn % 2:
-            outs = [x + 2 * start for x, start in zip(sources, starts, strict=False)]
+        outs = outs_of_blocks(world, sources, starts_of(counts, 2), turn % 2 == 1)
         world.enqueue(
             [
                 rounds.reduce_scatter(world.seen_by(rank), sources[rank], outs[rank], starts, 2)
