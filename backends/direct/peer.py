@@ -1,11 +1,12 @@
 """Collectives through memory that the ranks' GPUs share: rounds that are put on streams.
 
 Through GPU memory, this path serves at most 16 ranks of one host, each in its own process. Over
-`gpucoll.backends.direct.wires` it goes around a ring of hosts. For a call that it does not
-serve, `PeerPath.prepare` returns None; if the memory cannot be shared, `peer_memory.connect`
-raises. Both happen on all ranks alike, and the caller then uses another path.
+`gpucoll.backends.direct.wires` it goes around a ring of hosts. For a call that it does not serve,
+`PeerPath.prepare` returns None; if the memory cannot be shared, `peer_memory.connect` raises. Both
+happen on all ranks alike, and the caller then uses another path.
 
-Executed with up to four ranks on one H100, never with several GPUs (docs/gpu.md).
+By shares executed with up to four ranks on one H100, never with several GPUs; around a ring never
+executed on a GPU (docs/gpu.md).
 """
 
 from __future__ import annotations

@@ -92,6 +92,19 @@ def between_hosts() -> None:
     gpu_arrays()
 
 
+def rings() -> None:
+    """Between hosts whose MPI takes no GPU addresses, GPUs reduce around rings."""
+    with made() as comm:
+        kit, count = kit_of(comm), 400_003
+        mine = [np.arange(count) % 1000 + rank for rank in range(comm.world_size)]
+        total = np.sum(mine, axis=0)
+        assert (kit.read(comm.all_reduce(array(kit, mine[comm.rank]))) == total).all()
+        blocks = array(kit, np.tile(mine[comm.rank], comm.world_size))
+        assert (kit.read(comm.reduce_scatter(blocks)) == total).all()
+        comm.check()
+        assert "2 hosts" in comm.describe().facts["GPU path between hosts"]
+
+
 def pieces() -> None:
     """Arrays of several pieces, the copies of which are late."""
     setattr(through_mpi, "GPU_SLOT_BYTES", SLOT_BYTES)  # noqa: B010  # it is imported there

@@ -30,6 +30,11 @@ def test_between_hosts(on_devices):
     ended_well(on_devices(3, "between_hosts", GPUCOLL_TEST_HOSTS="aba"), 3)
 
 
+def test_rings_between_hosts(on_devices):
+    told = {"GPUCOLL_TEST_HOSTS": "aab", "GPUCOLL_MPI_GPU_ARRAYS": "staged"}
+    ended_well(on_devices(3, "rings", **told), 3)
+
+
 @pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
 def test_what_mpi_does_not_end(on_devices):
     _, output = on_devices(2, "left_with_requests")
