@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpucoll import Communicator
+from gpucoll import ArgumentError, Communicator
 from tests.ranks import Pools
 
 
@@ -77,14 +77,19 @@ def in_group(
     from gpucoll.integrations.torch import Options
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        given.backend,
-        init_method=f"file://{path}",
-        rank=comm.rank,
-        world_size=comm.world_size,
-        timeout=datetime.timedelta(seconds=given.timeout_s),
-        pg_options=Options(**given.options) if given.options else None,
-    )
+    try:
+        dist.init_process_group(
+            given.backend,
+            init_method=f"file://{path}",
+            rank=comm.rank,
+            world_size=comm.world_size,
+            timeout=datetime.timedelta(seconds=given.timeout_s),
+            pg_options=Options(**given.options) if given.options else None,
+        )
+    except ArgumentError:
+        # All are refused. None lets go while another still connects what Gloo is to serve.
+        comm.barrier()
+        raise
     try:
         return function(*args)
     finally:

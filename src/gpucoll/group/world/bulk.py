@@ -3,7 +3,8 @@
 The handshake authenticates each connection for this group and this purpose only. If the job has
 certificates, the connection is TLS. Otherwise it carries plain bytes: they are not encrypted, and
 only TCP's checksum protects them. A call that fails leaves connections in the middle of a transfer.
-All connections are closed then, which the other leaders notice at once.
+The call closes all of them then, after it has told the other leaders why: who sees only that a
+connection ended takes the leader at its other end for lost.
 
 There may be several connections to each host (lanes), over one interface or several: a large enough
 block is cut into one piece for each lane.
@@ -172,7 +173,7 @@ class Bulk:
         -------
         Outcome
             The outcome, as for `finish`; its ``link`` is the host. After any outcome but `DONE` and
-            `AGAIN` all connections are closed.
+            `AGAIN` the connections are of no more use: close them.
         """
         if not self._table.ends:
             return _DONE
@@ -205,14 +206,11 @@ class Bulk:
             raise
 
     def _seen(self, outcome: Outcome) -> Outcome:
-        """Close everything after a call that failed; name the host in the outcome."""
-        if outcome.status in (StreamStatus.DONE, StreamStatus.AGAIN):
+        """Name the host in the outcome of a transfer that failed."""
+        if outcome.status in (StreamStatus.DONE, StreamStatus.AGAIN) or outcome.link < 0:
             return outcome
         hosts = [host for host, _ in self._ends.sockets]
-        self.close_connections()
-        if outcome.link >= 0:
-            return outcome._replace(link=hosts[outcome.link])
-        return outcome
+        return outcome._replace(link=hosts[outcome.link])
 
     def describe(self) -> str:
         """Return how large arrays are protected and, if there are several lanes, how many."""

@@ -134,15 +134,16 @@ class WorldCalls:
         state = self._state
         if isinstance(error, GpucollError):
             state.raised = error
-        if state.bulk is not None:
-            state.bulk.close_connections()
-        state.exchanges.close_connections()
         if not state.is_aborted:
             if isinstance(error, GpucollError):
                 state.write(failure_of(error, state.rank))
             else:
                 state.host.abort(Abort.INTERRUPTED)
         state.ring()
+        # Last: whoever sees these end takes this host for lost, unless it has heard why.
+        if state.bulk is not None:
+            state.bulk.close_connections()
+        state.exchanges.close_connections()
 
     def _check_closed(self, number: int) -> None:
         """Raise if a rank on another host has closed before this call."""
