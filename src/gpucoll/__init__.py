@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
     from gpucoll.api.description import Description
     from gpucoll.api.initialise import init
+    from gpucoll.api.joining import join
     from gpucoll.api.messages import Message
     from gpucoll.calls.message_work import MessageWork
     from gpucoll.calls.plan import Plan
@@ -77,6 +78,7 @@ __all__ = [
     "Work",
     "__version__",
     "init",
+    "join",
     "launch",
     "wait_all",
     "wait_any",
@@ -94,6 +96,7 @@ _HOMES = {
     "ReduceOp": "types",
     "Work": "calls.work",
     "init": "api.initialise",
+    "join": "api.joining",
     "launch": "launcher.function",
     "wait_all": "calls.wait_for_several",
     "wait_any": "calls.wait_for_several",

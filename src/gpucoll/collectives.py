@@ -107,6 +107,7 @@ class Collective(Codes):
     # Other calls that all ranks make, and parts of calls.
     SPLIT = 9, _NO_DATA
     DUPLICATE = 10, _NO_DATA
+    GROW = 26, _NO_DATA
     COUNTS = 19, _NO_DATA
     CONNECT = 24, _NO_DATA
     UNFIT = 25, _NO_DATA

@@ -28,6 +28,7 @@ HOLDS = [
     ("mailbox", "-DONE_RING"),
     ("waiting", ""),
     ("shrink", "-DP=2 -DROUNDS=4"),
+    ("grow", "-DP=3 -DKILLS=2"),
     ("started", ""),
     ("started", "-DN=3 -DR=2 -DINTERRUPTS=0"),
 ]
@@ -62,6 +63,8 @@ CAUGHT = [
     ("waiting", "-DPLAIN_STORE"),
     ("waiting", "-DSLEEP_WITHOUT_COMPARING"),
     ("shrink", "-DP=3 -DNOT_SAID"),
+    ("grow", "-DP=3 -DEACH_FOR_ITSELF"),
+    ("grow", "-DP=2 -DLETS_IN_FIRST"),
     ("started", "-DINTERRUPTS=0 -DWAITS_FOR_WHO_NOTES"),
     ("started", "-DLETS_RUN"),
     ("started", "-DFAILS_WHAT_COMES"),

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from gpucoll.api.description import Description
     from gpucoll.backends.mpi.ranks import MpiRanks
     from gpucoll.calls.given import AnyResult, Unchecked
+    from gpucoll.rendezvous.door import Door
+    from gpucoll.rendezvous.meeting_store import AnyStore
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _LOSSES = (PeerLostError, DeadlineError, AbortedError, MismatchError)
@@ -86,11 +88,13 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
     world_size : int
         Number of ranks.
     epoch : int
-        Number of calls of `shrink` from the communicator of `init` to this one.
+        Number of calls of `shrink` and `grow` from the communicator of `init` to this one.
     resumed_from : int or None
-        After `shrink`: the last collective of the old communicator that all these ranks completed.
+        After `shrink` or `grow`: the last collective of the old communicator that all its ranks
+        completed.
     former_ranks : tuple of int or None
-        After `shrink`: for each rank, its rank in the old communicator.
+        After `shrink`: for each rank, its rank in the old communicator. After `grow`: the old
+        ranks, which keep their numbers; newcomers have the numbers from ``len(former_ranks)`` on.
     """
 
     def __init__(
@@ -106,6 +110,9 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._backend = backend
         self._choice = choice
         self._wish = wish
+        self._door: Door | None = None
+        """On rank 0, once `grow` was called: where newcomers wait."""
+        self._n_growths = 0
         self._run_barrier = channel.run_barrier
         self._runner = runner = Runner(group, channel)
         self._queue = runner.queue
@@ -358,6 +365,82 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._give_up()
         return made
 
+    def grow(
+        self,
+        *,
+        meet: str | AnyStore | None = None,
+        name: str | None = None,
+        at_most: int | None = None,
+        wait_s: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> Communicator:
+        """Return a communicator of these ranks and of processes that wait in `gpucoll.join`.
+
+        Collective, as every call: it takes place on all ranks between the same two collectives. The
+        ranks keep their numbers, and newcomers get the next ones. If newcomers have come, this
+        communicator is closed, and the new one has the same backend, deadline and settings. If
+        nobody has come, this communicator itself is returned.
+
+        Parameters
+        ----------
+        meet : str or store, optional
+            Where newcomers wait: see `gpucoll.init`; ``"tcp://HOST:PORT"`` names the host of this
+            communicator's rank 0. Default: ``GPUCOLL_MEET``, or the launcher's meeting point; on
+            one host the launcher's job, or ``GPUCOLL_JOB``.
+        name : str, optional
+            Tells this communicator apart from others of the job that grow.
+        at_most : int, optional
+            How many newcomers are let in; others wait for the next call. Default: all that are
+            here. Rank 0's value counts.
+        wait_s : float
+            How long to wait until `at_most` newcomers are here, or one if that is not given, in
+            seconds. Those that are here by then are let in. Rank 0's value counts.
+        timeout_s : float, optional
+            How long the meeting with the newcomers may take, in seconds. Default: the
+            communicator's deadline.
+
+        Raises
+        ------
+        RendezvousError
+            Rank 0 cannot listen there, or there is no memory for the new communicator, or the
+            newcomers failed again and again. All ranks raise it, and this communicator stays
+            usable.
+        MismatchError
+            Messages have not been received; they would be lost. This communicator stays usable.
+        StateError
+            The ranks are those of an MPI, which adds none.
+        PeerLostError, DeadlineError, AbortedError
+            A rank of this communicator is lost, late or has given up, as in any call.
+
+        Notes
+        -----
+        A newcomer that dies or stops on the way is left out, and costs the others at most
+        `timeout_s`. Newcomers prove the job's secret as in `init`. From the first call on, rank 0
+        listens at the place until the communicator is closed. Cost: one small all_gather if nobody
+        waits; otherwise a meeting, as in `init`. Arrays of `empty` stay valid; allocate new ones
+        from the new communicator. Pending asynchronous calls and messages end first.
+
+        Examples
+        --------
+        >>> while step < STEPS:
+        ...     try:
+        ...         if comm is not (comm := comm.grow()):
+        ...             step, weights = comm.broadcast_object((step, weights))
+        ...         ...
+        ...     except (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError):
+        ...         comm = comm.shrink()
+        """
+        from gpucoll.api.growing import grow
+
+        return grow(self, create, meet, name, at_most, wait_s, timeout_s)
+
+    def _retire(self, timeout_s: float) -> None:
+        """Close this communicator, whose ranks all go on in another one."""
+        self._end_pending(timeout_s)
+        with contextlib.suppress(*_LOSSES):
+            self._gpu.close(timeout_s)
+        self._give_up()
+
     def _check_idle(self, call: str) -> None:
         if self._gpu.is_running or (self._group.is_running and not self._queue.is_busy):
             raise StateError(
@@ -479,6 +562,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         """Release all resources without waiting for other ranks."""
         steps = (
             lambda: _open.discard(self),
+            self._close_door,
             self._gpu.give_up,
             self._finalizer.detach,  # an interrupt in the finalizer would be lost
             self._queue.end,
@@ -488,6 +572,11 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         )
         with held_signals():  # an interrupt in the middle would leave some resources behind
             run_all(*steps)
+
+    def _close_door(self) -> None:
+        door, self._door = self._door, None
+        if door is not None and not self._group.is_forked:
+            door.close()
 
     def abort(self) -> None:
         """Give up the communicator: every rank raises AbortedError, now or at its next call."""

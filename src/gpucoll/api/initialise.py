@@ -121,6 +121,9 @@ def init(
 
     Notes
     -----
+    In a process that ``gpucoll-run --elastic`` has started in the place of one that failed, this is
+    `gpucoll.join`: the communicator's settings are those of its ranks.
+
     Collective: every rank of the job, or of the group with this `name`, makes the same number of
     calls, which take about a quarter of a second. If the package has no machine code for this
     processor, the first call on a machine compiles it (10 s to a minute; a message on stderr says
@@ -138,6 +141,17 @@ def init(
     limit, exits, wish = parse(
         backend, device, mixed, timeout_s, on_async_error, deterministic, direct_schedule
     )
+    if rank is None and world_size is None and config.variable(config.JOIN):
+        from gpucoll.api.joining import join
+
+        return join(
+            meet=meet,
+            name=name,
+            device=device,
+            timeout_s=timeout_s,
+            on_async_error=on_async_error,
+            bind=bind,
+        )
     if is_over_mpi(backend, rank, world_size, meet, name):
         from gpucoll.api.communicator import create
         from gpucoll.api.over_mpi import from_world

@@ -167,6 +167,8 @@ class Group(Protocol):
         Whether a thread that cannot be ended may still look at what is shared.
     over_mpi : MpiRanks or None
         The ranks as MPI knows them, if arrays go through it (`gpucoll.backends.mpi.ranks`).
+    n_founders : int
+        How many ranks the communicator had before it grew; 0: it has not grown.
     object_key : bytes or None
         Key of the tags of objects (`gpucoll.calls.object_tags`); None: nobody can alter them.
     """
@@ -177,6 +179,7 @@ class Group(Protocol):
     keeps_order: bool
     was_told: bool
     is_in_use: bool
+    n_founders: int
     over_mpi: Any
 
     @property
@@ -302,6 +305,17 @@ class Group(Protocol):
         ----------
         timeout_s : float
             How long the others wait for a rank that is alive.
+        """
+
+    def settle_growth(self, number: int, made: bool) -> bool:
+        """Decide, once for all ranks of this host, whether a growth is made; return which it is.
+
+        Parameters
+        ----------
+        number : int
+            The number of the attempt: 1, 2, ...; all earlier ones are over on every rank.
+        made : bool
+            The decision, unless another rank has decided already.
         """
 
     # --- what stands on it ------------------------------------------------------------------------

@@ -70,6 +70,11 @@ class Arrivals:
 
     # --- waiting ----------------------------------------------------------------------------------
 
+    @property
+    def n_waiting(self) -> int:
+        """How many have connected and not introduced themselves yet."""
+        return len(self._waiting)
+
     def register(self, poll: select.poll) -> None:
         """Register the listener and the accepted connections with a poll."""
         if self._has_room():

@@ -109,7 +109,7 @@ def find_job(
     RendezvousError
         The environment is incomplete, or names neither the job nor a meeting point.
     """
-    name = _checked_name(name)
+    name = checked_name(name)
     if rank is None and world_size is None:
         started = _find_started()
         if started is None:
@@ -144,7 +144,8 @@ def _is_launched(origin: str, world_size: int) -> bool:
     return origin != _ARGUMENTS and (world_size > 1 or origin in _OWN_TOKENS)
 
 
-def _checked_name(name: object) -> str:
+def checked_name(name: object) -> str:
+    """Return a name that a user has given to some ranks; empty: none."""
     if name is None:
         return ""
     if not isinstance(name, str):
@@ -175,6 +176,18 @@ def started_ranks() -> tuple[str, int] | None:
     """Return the source of the information, and how many ranks a launcher started; or None."""
     started = _find_started()
     return None if started is None else (started.origin, started.world_size)
+
+
+def launchers_job(name: str) -> tuple[str, MeetingPoint | None]:
+    """Return a launched job's word, or empty; and where its ranks on several hosts meet, or None.
+
+    A process that joins the job may have been given the word alone (``GPUCOLL_JOB``).
+    """
+    started = _find_started()
+    if started is None:
+        return config.variable(config.JOB) or "", None
+    point = started.meet(name) if started.elsewhere and started.meet is not None else None
+    return started.token or config.variable(config.JOB) or "", point
 
 
 def spread_by_mpi() -> Started | None:

@@ -196,7 +196,12 @@ def reset_in_the_middle(comm, n_steps):
         stop_after(comm, n_steps, reset)
     else:
         close = bulk.close_connections
-        bulk.close_connections = lambda: (was_told.append(comm._group.is_aborted), close())
+
+        def close_noting():
+            was_told.append(comm._group.is_aborted)
+            close()
+
+        bulk.close_connections = close_noting
     with pytest.raises(PeerLostError) as caught:
         call_twice(all_reduce, comm)
     assert all(was_told), "closed before the others were told why"

@@ -67,6 +67,7 @@ class HostGroup:
         self.timeout_s = timeout_s
         self.keeps_order = False
         self.over_mpi: Any = None
+        self.n_founders = 0
         self.object_key: bytes | None = None
         self.failure: GpucollError | None = None
         self.was_told = False
@@ -313,6 +314,14 @@ class HostGroup:
         from gpucoll.group.host.shrinking import HostAgreement
 
         return HostAgreement(self, timeout_s)
+
+    def settle_growth(self, number: int, made: bool) -> bool:
+        """Decide, once for all ranks, whether a growth is made; return which it is."""
+        word = 2 * number + made
+        while (found := self.members.load(layout.EVENT_GROWTH)) >> 1 != number:
+            if self.members.compare_exchange(layout.EVENT_GROWTH, found, word) == found:
+                return made
+        return bool(found & 1)
 
     def enqueued_calls(self) -> EnqueuedCalls:
         """Return this rank's ring of calls on GPU arrays; take memory for all rings first."""

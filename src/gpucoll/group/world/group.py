@@ -87,6 +87,7 @@ class WorldGroup:
         self.is_encrypted = state.is_encrypted
         self.keeps_order = False
         self.over_mpi: Any = None
+        self.n_founders = 0
         self._address = joined.address
         self._credentials = joined.credentials
         secret = extract(b"gpucoll objects", joined.credentials.secret)
@@ -215,6 +216,10 @@ class WorldGroup:
         from gpucoll.group.world.shrinking import WorldAgreement
 
         return WorldAgreement(self, self._places, self._ballots, self._address, timeout_s)
+
+    def settle_growth(self, number: int, made: bool) -> bool:
+        """Decide, once for all ranks of this host, whether a growth is made; return which it is."""
+        return self.host.settle_growth(number, made)
 
     def check_alive(self) -> None:
         """Raise if this rank has closed the communicator, or is a forked child."""

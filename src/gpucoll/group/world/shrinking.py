@@ -209,6 +209,27 @@ class Speaker:
         found = (int(rank) for host in hosts for rank in self._states[host]["present"])
         return sorted(rank for rank in found if rank in self._former)
 
+    def _are_enough(self, reports: Collection[Message]) -> bool:
+        """Return whether the ranks in hosts' reports may go on.
+
+        As long as no rank has completed a call on a communicator that has grown, ranks may have
+        stayed behind in the one before, and may go on there. So enough of those ranks are needed
+        here: both cannot have them.
+        """
+        completed = {
+            int(rank): int(said[0])
+            for report in reports
+            for rank, said in report["present"].items()
+            if int(rank) in self._former
+        }
+        if not are_enough(sorted(completed), self._former):
+            return False
+        n_founders = self._group.n_founders
+        if self._round > 1 or not n_founders or max(completed.values()) > 0:
+            return True
+        founders = [rank for rank in sorted(completed) if rank < n_founders]
+        return are_enough(founders, range(n_founders))
+
     def _go_on(self) -> None:
         now, alive = time.monotonic(), self._alive()
         is_over = now > self._deadline
@@ -216,7 +237,7 @@ class Speaker:
         is_complete = not absent and all(self._states[host]["ready"] for host in alive)
         if not is_complete and not is_over:
             return
-        if not are_enough(self._present(alive), self._former):
+        if not self._are_enough([self._states[host] for host in alive]):
             if not absent or is_over:
                 raise self._too_few(alive, absent)
             return
@@ -250,9 +271,8 @@ class Speaker:
 
     def _count(self, alive: Collection[int], now: float) -> None:
         """Go on if enough hosts have answered; wait a while for all to answer."""
-        ranks = sorted(int(rank) for answer in self._answers.values() for rank in answer["present"])
         are_all = all(host in self._answers for host in alive)
-        if are_enough([rank for rank in ranks if rank in self._former], self._former) and (
+        if self._are_enough(self._answers.values()) and (
             are_all or now >= self._asked_at + _LONGER_S
         ):
             if self._is_accepting:
@@ -301,6 +321,9 @@ class Speaker:
         ]
         if silent:
             texts.append(f"{list_ranks(silent)} did not come in time")
+        if are_enough(present, self._former):
+            before = self._group.n_founders
+            texts.append(f"Most of ranks 0 to {before - 1}, from which grow began, are not here")
         who = rank_of(group.rank, group.world_size)
         error = too_few_error(who, present, self._former, texts if gone else texts[1:])
         self._ballots.refuse(self._round, str(error))

@@ -44,7 +44,7 @@ from typing import NamedTuple
 from gpucoll.blocks import Block, Field, Words, word, words
 from gpucoll.codes import Codes
 
-LAYOUT_VERSION = 13
+LAYOUT_VERSION = 14
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: by how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -75,6 +75,8 @@ EVENT_PAYLOADS = 16
 """Up to how many bytes all payloads have memory; below `SMALL_BYTES`: only those in slots."""
 EVENT_SURVIVORS = 24
 """Whose proposal in `shrink` is valid: {round: 32 bits, rank: 24 bits, `Phase`: 8 bits}."""
+EVENT_GROWTH = 32
+"""Whether the last growth has been made: twice its number, and 1 if it has."""
 
 # Offsets in a status line.
 STATUS_DONE = 0

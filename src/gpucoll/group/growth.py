@@ -1,0 +1,156 @@
+"""Watch the meeting of a communicator's ranks with newcomers (`Communicator.grow`).
+
+All or none: the old ranks go over to the new communicator only if all of them have it. So a
+newcomer that fails on the way costs the old communicator nothing, and an old rank that fails breaks
+it, as in any other call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from gpucoll.errors import GpucollError, MismatchError, RendezvousError
+from gpucoll.group.division import Division
+from gpucoll.group.protocol import Group
+from gpucoll.rendezvous.meeting import Watch
+from gpucoll.transport.shared.layout import Abort
+
+CALL = "grow"
+
+
+class Plan(NamedTuple):
+    """How the ranks and some newcomers meet; rank 0 makes it.
+
+    Attributes
+    ----------
+    number : int
+        The number of the attempt on this communicator, from 1.
+    world_size : int
+        The number of ranks in the new communicator.
+    token : str
+        The word by which they meet.
+    meet : str
+        Where, as ``host:port``; empty: all are on one host.
+    limit_s : float
+        How long the meeting may take.
+    """
+
+    number: int
+    world_size: int
+    token: str
+    meet: str
+    limit_s: float
+
+    @staticmethod
+    def of(said: Any) -> Plan:
+        """Return a plan that has come as JSON."""
+        number, world_size, token, meet, limit_s = said
+        return Plan(int(number), int(world_size), str(token), str(meet), float(limit_s))
+
+
+class Vote(NamedTuple):
+    """What a rank says after the meeting.
+
+    Attributes
+    ----------
+    has_made : bool
+        Whether it has the new communicator.
+    trouble : str
+        What keeps it from ever having it (no memory, for example); empty: nothing of its own.
+    """
+
+    has_made: bool
+    trouble: str = ""
+
+    def encode(self) -> bytes:
+        """Return it as bytes."""
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Vote:
+        """Return the vote in these bytes."""
+        has_made, trouble = json.loads(data)
+        return Vote(bool(has_made), str(trouble))
+
+
+class GrowthWatch(Division):
+    """Watches the meeting through the old communicator, which knows which old ranks are alive."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group, CALL)
+        self.ranks = list(range(group.world_size))
+
+    def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
+        """Return an old rank that has ended or closed the old communicator."""
+        return super().check({*awaited, *self.ranks})
+
+    def lost(self, rank: int, how: str) -> GpucollError:
+        """Return the error for a rank that is gone; an old one breaks the old communicator."""
+        return super().lost(rank, how) if rank in self.ranks else Watch.lost(self, rank, how)
+
+    def left(self, rank: int, why: str) -> GpucollError:
+        """Return the error for a rank that raised something; an old one breaks the communicator."""
+        return super().left(rank, why) if rank in self.ranks else Watch.left(self, rank, why)
+
+    def late(self, text: str) -> GpucollError:
+        """Return the error for a meeting that took too long."""
+        return Watch.late(self, text)
+
+
+class NewcomerWatch(Watch):
+    """Watches the meeting for a newcomer, which knows rank 0 alone.
+
+    Parameters
+    ----------
+    rank, world_size : int
+        Its number to be, and that of all ranks.
+    has_news : callable
+        Returns whether rank 0 says something at the door, or is gone from there.
+    """
+
+    call = "join"
+
+    def __init__(self, rank: int, world_size: int, has_news: Callable[[], bool]) -> None:
+        super().__init__(rank, world_size)
+        self._has_news = has_news
+
+    def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
+        """Return rank 0 if it has given the meeting up."""
+        return (0, "it is gone, or gave the meeting up") if self._has_news() else None
+
+
+def check_plan(answers: list[dict[str, Any]], who: str) -> Plan | None:
+    """Return the plan that rank 0 has told all ranks; None: no newcomer is here.
+
+    Raises
+    ------
+    RendezvousError
+        Rank 0 cannot keep the door.
+    MismatchError
+        Some ranks have messages that nobody has received, which would be lost.
+    """
+    if trouble := answers[0].get("trouble"):
+        raise RendezvousError(f"{who} in {CALL}: {trouble}")
+    plan = answers[0].get("plan")
+    if plan is None:
+        return None
+    unread = [(rank, said["unread"]) for rank, said in enumerate(answers) if said.get("unread")]
+    if unread:
+        shown = "; ".join(f"rank {rank} has {text}" for rank, text in unread[:5])
+        raise MismatchError(
+            f"{who} cannot grow while messages wait to be received, because they would be lost: "
+            f"{shown}. Receive them first. The communicator stays usable"
+        )
+    return Plan.of(plan)
+
+
+def give_up_growth(group: Group) -> GpucollError:
+    """Return the error for a growth that another rank has given up, which breaks the old group."""
+    group.abort(Abort.INTERRUPTED)
+    try:
+        group.raise_if_aborted()
+    except GpucollError as error:
+        return error
+    raise AssertionError("a communicator that is given up says so")
