@@ -217,7 +217,7 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.soak(quick=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("moment", MOMENTS[:3])
 def test_a_newcomer_that_is_stopped(fresh, moment):
     """It costs the others what the meeting may take, and no more."""

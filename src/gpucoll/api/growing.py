@@ -95,6 +95,8 @@ class Growing:
         self._wish = communicator._gpu.wish_again()
         self._watch = GrowthWatch(self._group)
         self._newcomers: list[Waiting] = []
+        if communicator.rank == 0:
+            self._watch.gone_newcomers = self._gone_newcomers
         self._listener: socket.socket | None = None
 
     def run(self) -> Communicator:
@@ -235,6 +237,10 @@ class Growing:
         finally:
             self._close_listener()
         return made, Vote(self._old.rank != 0 or self._have_made(plan))
+
+    def _gone_newcomers(self) -> list[int]:
+        gone = self._door.gone(self._newcomers) if self._newcomers else []
+        return [self._old.world_size + place for place in gone]
 
     def _have_made(self, plan: Plan) -> bool:
         """Return, on rank 0, whether all newcomers have what the meeting has made."""

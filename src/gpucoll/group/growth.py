@@ -76,15 +76,25 @@ class Vote(NamedTuple):
 
 
 class GrowthWatch(Division):
-    """Watches the meeting through the old communicator, which knows which old ranks are alive."""
+    """Watches the meeting through the old communicator, which knows which old ranks are alive.
+
+    Attributes
+    ----------
+    gone_newcomers : callable
+        Returns the numbers to be of newcomers that have gone; on rank 0, which keeps the door.
+    """
 
     def __init__(self, group: Group) -> None:
         super().__init__(group, CALL)
         self.ranks = list(range(group.world_size))
+        self.gone_newcomers: Callable[[], list[int]] = list
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
-        """Return an old rank that has ended or closed the old communicator."""
-        return super().check({*awaited, *self.ranks})
+        """Return an old rank that has ended or closed the old communicator, or a gone newcomer."""
+        found = super().check({*awaited, *self.ranks})
+        if found is None and awaited:
+            found = next(((rank, "it is gone") for rank in self.gone_newcomers()), None)
+        return found
 
     def lost(self, rank: int, how: str) -> GpucollError:
         """Return the error for a rank that is gone; an old one breaks the old communicator."""

@@ -216,6 +216,11 @@ class Door:
             look()
             self._serve(SLICE_S)
 
+    def gone(self, newcomers: Sequence[Waiting]) -> list[int]:
+        """Return, without waiting, the places in the sequence of newcomers that are gone."""
+        self._serve(0.0)
+        return [place for place, each in enumerate(newcomers) if each not in self._waiting]
+
     def tell(self, newcomers: Sequence[Waiting], message: Message) -> None:
         """Send newcomers a message; those that are gone are forgotten."""
         data = frames.encode(message)
