@@ -9,6 +9,7 @@ import socket
 import sys
 
 import pytest
+from tests.elastic import PROGRAM, SAID
 
 from gpucoll.errors import LaunchError
 from gpucoll.launcher import elastic
@@ -170,6 +171,14 @@ class TestJob:
         assert f"rank 0 of 2 was killed by {number.name}\n" in err
         assert "0#2" not in err
 
+    def test_ranks_shrink_and_win_the_lost_one_back(self, run, tmp_path):
+        (tmp_path / "program.py").write_text(PROGRAM)
+        code, out, err = run("--elastic", "2:3", tmp_path / "program.py")
+
+        assert code == 0, err
+        assert sorted(out.splitlines()) == [f"[0] {SAID[0]}", f"[1#2] {SAID[2]}", f"[2] {SAID[1]}"]
+        assert err.count("\n") == 1
+
 
 class TestSeveralHosts:
     """A host's only rank is lost: others may have members."""
@@ -186,6 +195,28 @@ class TestSeveralHosts:
         assert err == (
             "gpucoll-run: rank 1 of 2 was killed by SIGTERM; 1#2 is started in its place\n"
         )
+
+    def test_a_host_wins_its_rank_back(self, start_run, tmp_path):
+        (tmp_path / "program.py").write_text(PROGRAM)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            meet = f"127.0.0.1:{free.getsockname()[1]}"
+        place = ("--nodes", 2, "--meet", meet, "-n", "1,2", "--elastic", "2:3")
+        hosts = [
+            start_run(
+                *(*place, "--node-rank", node, tmp_path / "program.py"),
+                env={
+                    **os.environ,
+                    "GPUCOLL_SECRET": self.SECRET,
+                    "GPUCOLL_HOST_ID": f"host {node}",
+                },
+            )
+            for node in range(2)
+        ]
+        outcomes = [host.finish() for host in hosts]
+
+        assert [code for code, _, _ in outcomes] == [0, 0], outcomes
+        lines = [line for _, out, _ in outcomes for line in sorted(out.splitlines())]
+        assert lines == [f"[0] {SAID[0]}", f"[1#2] {SAID[2]}", f"[2] {SAID[1]}"]
 
     def test_ctrl_c_while_no_process_runs(self, start, program):
         running = start(

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.elastic import PROGRAM as ELASTIC
+from tests.elastic import SAID, again
 
 import gpucoll
 
@@ -63,6 +65,19 @@ def torchrun(tmp_path):
         if process.poll() is None:
             process.terminate()  # an agent ends its ranks
         process.communicate(timeout=WAIT_S)
+
+
+def test_a_process_that_fails_comes_back(torchrun, tmp_path):
+    agent = torchrun(
+        ELASTIC,
+        "--nproc-per-node",
+        3,
+        "--no-python",
+        *again(sys.executable, tmp_path / "program.py"),
+    )
+    said, trouble = agent.communicate(timeout=WAIT_S)
+
+    assert sorted(said.splitlines()) == SAID, trouble
 
 
 def free_port():
