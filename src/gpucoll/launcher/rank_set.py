@@ -74,6 +74,7 @@ class RankSet:
         self._notices: EndNotices | None = None
         self._waiting: set[int] = set()
         """Ranks in whose places a process is about to be started again."""
+        self._starts_none = False
         self._running: dict[int, RankProcess] = {}
         self._left_over: dict[int, RankProcess] = {}
         """Ranks that have ended while a process that they started still holds their output."""
@@ -156,14 +157,14 @@ class RankSet:
             The pause before the start, in seconds. What the former process has left running is
             ended first.
         """
-        if self.stage == Stage.RUNNING:
-            self._waiting.add(end.rank)
-            self._start_after(pause_s, end, make_command)
+        self._waiting.add(end.rank)
+        self._start_after(pause_s, end, make_command)
+        if self._starts_none:  # looked at last: a signal's handler may set it at any moment
+            self._waiting.clear()
 
     def start_none_again(self) -> None:
-        """Leave the places empty in which a process was about to be started."""
-        for rank in self._waiting:
-            self.loop.cancel(("start", rank))
+        """Leave the places empty whose processes have ended, from here on."""
+        self._starts_none = True
         self._waiting.clear()
 
     def _start_after(
@@ -173,19 +174,22 @@ class RankSet:
             if end.rank in self._left_over:
                 self._start_after(LEFTOVER_S, end, make_command)
                 return
-            self._waiting.discard(end.rank)
-            command = make_command()
-            try:
-                with deferred_signals():
-                    self._start_one(end.rank, end.world_size, command)
-            except LaunchError as error:
-                self._on_output(end.rank, STDERR, f"gpucoll: {error}\n".encode())
-                failed = end._replace(
-                    exit_code=EXIT_CANNOT_RUN, signal_number=None, attempt=command.attempt
-                )
-                self._on_end(failed)
+            with deferred_signals():  # which the new process gets, too
+                if end.rank in self._waiting:
+                    self._waiting.discard(end.rank)
+                    self._start_in_place(end, make_command())
 
         self.loop.call_later(("start", end.rank), pause_s, start)
+
+    def _start_in_place(self, end: RankEnd, command: RankCommand) -> None:
+        try:
+            self._start_one(end.rank, end.world_size, command)
+        except LaunchError as error:
+            self._on_output(end.rank, STDERR, f"gpucoll: {error}\n".encode())
+            failed = end._replace(
+                exit_code=EXIT_CANNOT_RUN, signal_number=None, attempt=command.attempt
+            )
+            self._on_end(failed)
 
     def run(self) -> None:
         """Serve the ranks until all have ended."""
