@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from gpucoll import config
-from gpucoll.launcher.elastic import DEFAULT_RESTARTS, Elastic, elastic_range
+from gpucoll.launcher.elastic import DEFAULT_RESTARTS, Elastic
 from gpucoll.launcher.job import BIND_MODES
 from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
 from gpucoll.terminal import columns
@@ -201,12 +201,14 @@ def counts(text: str) -> list[int]:
 
 def least_and_most(text: str) -> tuple[int, int]:
     """Parse the numbers of ranks of an elastic job."""
-    try:
-        return elastic_range(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not MIN:MAX, two whole numbers with 1 <= MIN <= MAX"
-        ) from None
+    words = text.split(":")
+    if len(words) == 2 and all(word.isdecimal() for word in words):
+        least, most = int(words[0]), int(words[1])
+        if 1 <= least <= most:
+            return least, most
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not MIN:MAX, two whole numbers with 1 <= MIN <= MAX"
+    )
 
 
 def seconds(text: str) -> float:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Elastic", "Members", "elastic_range"]
+__all__ = ["DEFAULT_RESTARTS", "Elastic", "Members"]
 
 SOON_S = 5.0
 """A process that fails sooner after its start may be one of many that do."""
@@ -28,17 +28,6 @@ class Elastic(NamedTuple):
     """The number of places, on all hosts together."""
     restarts: int = DEFAULT_RESTARTS
     """How many processes are started again on this host before a failure ends the job."""
-
-
-def elastic_range(text: str) -> tuple[int, int]:
-    """Parse ``MIN:MAX``."""
-    words = text.split(":")
-    if len(words) != 2 or not all(word.isascii() and word.isdecimal() for word in words):
-        raise ValueError(text)
-    least, most = map(int, words)
-    if not 1 <= least <= most:
-        raise ValueError(text)
-    return least, most
 
 
 class Members:
