@@ -66,14 +66,17 @@ def test_tasks_of_one_node(variables, program, rank_server):
     assert sorted(said.splitlines()) == ["rank 0 of 2: 2 False", "rank 1 of 2: 2 False"]
 
 
-def test_a_task_that_fails_comes_back(variables, tmp_path, rank_server):
-    (tmp_path / "program.py").write_text(ELASTIC)
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_a_task_that_fails_comes_back(variables, tmp_path, rank_server, n_nodes):
+    head = 'import os; os.environ["GPUCOLL_HOST_ID"] = "node " + os.environ["SLURM_NODEID"]\n'
+    (tmp_path / "program.py").write_text(head + ELASTIC)
+    meet = {"GPUCOLL_MEET": f"file://{tmp_path}/meet"} if n_nodes > 1 else {}
     said = done(
         [
-            *("srun", "--no-kill", "--kill-on-bad-exit=0", "-N1", "-n3", "--overcommit"),
+            *("srun", "--no-kill", "--kill-on-bad-exit=0", f"-N{n_nodes}", "-n3", "--overcommit"),
             *again(sys.executable, tmp_path / "program.py"),
         ],
-        variables,
+        {**variables, **meet},
     )
 
     assert sorted(said.splitlines()) == SAID

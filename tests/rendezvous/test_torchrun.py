@@ -67,17 +67,19 @@ def torchrun(tmp_path):
         process.communicate(timeout=WAIT_S)
 
 
-def test_a_process_that_fails_comes_back(torchrun, tmp_path):
-    agent = torchrun(
-        ELASTIC,
-        "--nproc-per-node",
-        3,
-        "--no-python",
-        *again(sys.executable, tmp_path / "program.py"),
-    )
-    said, trouble = agent.communicate(timeout=WAIT_S)
+@pytest.mark.parametrize("places", [[3], [1, 2]], ids=["one agent", "two agents"])
+def test_a_process_that_fails_comes_back(torchrun, tmp_path, monkeypatch, places):
+    command = again(sys.executable, tmp_path / "program.py")
+    place = ("--nnodes", len(places), "--master-addr", "127.0.0.1", "--master-port", free_port())
+    monkeypatch.setenv("GPUCOLL_SECRET", "0123456789abcdef")
+    agents = []
+    for node, n_ranks in enumerate(places):
+        monkeypatch.setenv("GPUCOLL_HOST_ID", f"host {node}")
+        options = (*place, "--node-rank", node, "--nproc-per-node", n_ranks, "--no-python")
+        agents.append(torchrun(ELASTIC, *options, *command))
+    ended = [agent.communicate(timeout=WAIT_S) for agent in agents]
 
-    assert sorted(said.splitlines()) == SAID, trouble
+    assert sorted(line for said, _ in ended for line in said.splitlines()) == SAID, ended
 
 
 def free_port():
