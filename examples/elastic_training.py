@@ -1,22 +1,23 @@
-"""Data-parallel training that continues when ranks are killed.
+"""Data-parallel training that loses ranks, goes on without them, and wins others back.
 
 Every rank has a part of each batch, and one all_reduce adds up the gradients. If a rank is lost,
 the others shrink the communicator, return to the last step that all of them have made, divide the
-batches among the remaining ranks, and train on. Without a launcher the program starts four ranks
-and kills two of them during the training:
+batches among the remaining ranks, and train on. The launcher starts a new process in the place of
+the lost one. At every tenth step the ranks let it in, and hand the weights over by a broadcast.
 
+    gpucoll-run --elastic 2:4 examples/elastic_training.py 1:42 2:85
     python examples/elastic_training.py
-    gpucoll-run -n 4 examples/elastic_training.py
 
-gpucoll-run ends a job if one of its ranks dies, so under gpucoll-run no rank is killed.
+In the first line rank 1 is killed in step 42, and rank 2 in step 85; the second line runs the
+first. Without such arguments no rank is killed.
 
-At the end rank 0 repeats the run alone, without any loss. It computes as many parts in each step as
-there were ranks, and adds them in rank order, as all_reduce does. So both runs end with the same
-weights, bit for bit: no step was lost, and none was made twice.
+At the end all ranks have the same weights, bit for bit, those that came later too. Rank 0 repeats
+the run alone, without any loss. It computes as many parts in each step as there were ranks, and
+adds them in rank order, as all_reduce does. So it gets the same weights, bit for bit: no step was
+lost, and none was made twice.
 """
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -30,8 +31,11 @@ BATCH = 240
 FEATURES = 20
 LEARNING_RATE = 0.05
 KEPT = 4
-DEADLY_STEPS = {1: 40, 2: 80}
-"""Original rank -> the step in which it is killed."""
+GROWS_EVERY = 10
+WAIT_S = 60.0
+"""How long to wait for a new process. A longer program would not wait: it lets in who is there."""
+DEADLY_STEPS = ("1:42", "2:85")
+LOST = (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError)
 
 
 def batch_of(step):
@@ -53,32 +57,46 @@ def updated(weights, gradient):
     return weights - LEARNING_RATE * gradient / BATCH
 
 
-def train(comm, deadly_steps):
-    """Return the weights, and the number of ranks in each step; closes the communicator."""
-    mine = deadly_steps.get(comm.rank)
-    weights, sizes = np.zeros(FEATURES), []
-    kept = [(comm.completed, weights, sizes)]
-    while len(sizes) < STEPS:
-        step = len(sizes)
+def train(comm, deadly_steps, wait_s):
+    """Return the communicator at the end, the weights, and the number of ranks in each step."""
+    is_new = comm.epoch > 0  # it has joined ranks that are training
+    mine = None if is_new else deadly_steps.get(comm.rank)
+    state = None if is_new else (np.zeros(FEATURES), [])
+    kept, is_agreed = [(0, state)], False
+    while not is_agreed or len(state[1]) < STEPS:
         try:
+            if not is_agreed:
+                state = comm.broadcast_object(state, root=0)
+                kept, is_agreed = [(comm.completed, state)], True
+            weights, sizes = state
+            step = len(sizes)
+            if wait_s and step % GROWS_EVERY == 0 and sizes and comm.world_size < sizes[0]:
+                n_ranks = comm.world_size
+                comm = comm.grow(at_most=sizes[0] - n_ranks, wait_s=wait_s)
+                if comm.world_size > n_ranks:
+                    kept, is_agreed = [(0, state)], False
+                    tell(comm, f"{comm.world_size - n_ranks} joined before step {step}")
+                    continue
             gradient = gradient_of(weights, step, comm.rank, comm.world_size)
             if step == mine:
                 os.kill(os.getpid(), signal.SIGKILL)
             comm.all_reduce(gradient, out=gradient)
-            weights, sizes = updated(weights, gradient), [*sizes, comm.world_size]
-            kept = [*kept[1 - KEPT :], (comm.completed, weights, sizes)]
-        except (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError):
+            state = updated(weights, gradient), [*sizes, comm.world_size]
+            kept = [*kept[1 - KEPT :], (comm.completed, state)]
+        except LOST:
             comm = comm.shrink()
             # A rank that had made a step more than another one goes back, so all are at the same
-            # step now.
-            _, weights, sizes = [state for state in kept if state[0] <= comm.resumed_from][-1]
-            kept = [(0, weights, sizes)]
-            if comm.rank == 0:
-                former, step = comm.former_ranks, len(sizes)
-                print(f"ranks {former} go on from step {step} as {comm.world_size} ranks")
-    rank = comm.rank
-    comm.close()
-    return rank, weights, sizes
+            # step now. Rank 0's weights are those of all.
+            _, state = [each for each in kept if each[0] <= comm.resumed_from][-1]
+            kept, is_agreed = [(0, state)], False
+            tell(comm, f"ranks {comm.former_ranks} go on from step {len(state[1])}")
+    return comm, *state
+
+
+def tell(comm, text):
+    """Print a line on one rank."""
+    if comm.rank == 0:
+        print(f"{text}, as {comm.world_size} ranks", flush=True)
 
 
 def train_alone(sizes):
@@ -90,35 +108,27 @@ def train_alone(sizes):
     return weights
 
 
-def main(comm, deadly_steps):
-    """Train, and compare the result on the first remaining rank."""
-    rank, weights, sizes = train(comm, deadly_steps)
+def main(comm, deadly_steps, wait_s=0.0):
+    """Train, and compare the result on rank 0."""
+    comm, weights, sizes = train(comm, deadly_steps, wait_s)
+    bits = comm.all_gather(weights.view(np.uint64)).reshape(comm.world_size, -1)
+    rank = comm.rank
+    comm.close()
     if rank == 0:
         changes = [step for step in range(1, STEPS) if sizes[step] != sizes[step - 1]]
-        print(f"{STEPS} steps, in which ranks were lost at {changes}")
-        same = (weights == train_alone(sizes)).all()
+        print(f"{STEPS} steps; the number of ranks changed at {changes}")
+        alike = (bits == bits[0]).all()
+        print(f"the same weights on all {len(bits)} ranks: {alike}")
+        same = alike and (weights == train_alone(sizes)).all()
         print(f"the same weights as one process without losses: {same}")
         return weights, sizes, bool(same)
     return weights, sizes, None
 
 
-def start_ranks(count):
-    """Run this file on `count` ranks that no launcher ends when one of them dies."""
-    names = {"GPUCOLL_WORLD_SIZE": str(count), "GPUCOLL_JOB": secrets.token_hex(8)}
-    command = [sys.executable, __file__]
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **names, "GPUCOLL_RANK": str(rank)})
-        for rank in range(count)
-    ]
-    ends = [rank.wait() for rank in ranks]
-    assert [rank for rank, end in enumerate(ends) if end == -signal.SIGKILL] == [*DEADLY_STEPS]
-    assert sum(map(abs, ends)) == len(DEADLY_STEPS) * signal.SIGKILL
-
-
 if __name__ == "__main__":
-    if "GPUCOLL_RANK" in os.environ:
-        # a launcher would end all ranks when one dies
-        has_launcher = "GPUCOLL_LOCAL_WORLD_SIZE" in os.environ
-        main(gpucoll.init(), {} if has_launcher else DEADLY_STEPS)
+    if any(name in os.environ for name in ("GPUCOLL_RANK", "GPUCOLL_JOIN")):
+        pairs = (argument.split(":") for argument in sys.argv[1:])
+        main(gpucoll.init(), {int(rank): int(step) for rank, step in pairs}, WAIT_S)
     else:
-        start_ranks(4)
+        launcher = [sys.executable, "-m", "gpucoll", "run", "--elastic", "2:4"]
+        sys.exit(subprocess.run([*launcher, __file__, *DEADLY_STEPS]).returncode)

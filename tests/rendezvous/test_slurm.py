@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.elastic import PROGRAM as ELASTIC
+from tests.elastic import SAID, again
 from tests.slurm import missing, slurm
 
 import gpucoll
@@ -62,6 +64,22 @@ def test_tasks_of_one_node(variables, program, rank_server):
     said = done(["srun", "-N1", "-n2", "--overcommit", sys.executable, str(program)], variables)
 
     assert sorted(said.splitlines()) == ["rank 0 of 2: 2 False", "rank 1 of 2: 2 False"]
+
+
+@pytest.mark.parametrize("n_nodes", [1, 2])
+def test_a_task_that_fails_comes_back(variables, tmp_path, rank_server, n_nodes):
+    head = 'import os; os.environ["GPUCOLL_HOST_ID"] = "node " + os.environ["SLURM_NODEID"]\n'
+    (tmp_path / "program.py").write_text(head + ELASTIC)
+    meet = {"GPUCOLL_MEET": f"file://{tmp_path}/meet"} if n_nodes > 1 else {}
+    said = done(
+        [
+            *("srun", "--no-kill", "--kill-on-bad-exit=0", f"-N{n_nodes}", "-n3", "--overcommit"),
+            *again(sys.executable, tmp_path / "program.py"),
+        ],
+        {**variables, **meet},
+    )
+
+    assert sorted(said.splitlines()) == SAID
 
 
 def test_what_slurm_sets(variables):

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.elastic import PROGRAM as ELASTIC
+from tests.elastic import SAID, again
 
 import gpucoll
 
@@ -63,6 +65,21 @@ def torchrun(tmp_path):
         if process.poll() is None:
             process.terminate()  # an agent ends its ranks
         process.communicate(timeout=WAIT_S)
+
+
+@pytest.mark.parametrize("places", [[3], [1, 2]], ids=["one agent", "two agents"])
+def test_a_process_that_fails_comes_back(torchrun, tmp_path, monkeypatch, places):
+    command = again(sys.executable, tmp_path / "program.py")
+    place = ("--nnodes", len(places), "--master-addr", "127.0.0.1", "--master-port", free_port())
+    monkeypatch.setenv("GPUCOLL_SECRET", "0123456789abcdef")
+    agents = []
+    for node, n_ranks in enumerate(places):
+        monkeypatch.setenv("GPUCOLL_HOST_ID", f"host {node}")
+        options = (*place, "--node-rank", node, "--nproc-per-node", n_ranks, "--no-python")
+        agents.append(torchrun(ELASTIC, *options, *command))
+    ended = [agent.communicate(timeout=WAIT_S) for agent in agents]
+
+    assert sorted(line for said, _ in ended for line in said.splitlines()) == SAID, ended
 
 
 def free_port():

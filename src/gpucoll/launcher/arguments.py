@@ -8,6 +8,7 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from gpucoll import config
+from gpucoll.launcher.elastic import DEFAULT_RESTARTS, Elastic
 from gpucoll.launcher.job import BIND_MODES
 from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
 from gpucoll.terminal import columns
@@ -43,12 +44,17 @@ several hosts: run gpucoll-run --nodes 2 --node-rank 0 --meet HOST:PORT -n 4 ...
 same with --node-rank 1 on the other host, with the same GPUCOLL_SECRET in both terminals. -n 4,2
 starts 4 ranks on node 0 and 2 on node 1. Each launcher watches and ends the ranks of its own host.
 
+elastic jobs: --elastic 2:4 starts 4 ranks. If one fails, the job goes on: another process takes its
+place, joins the others (Communicator.grow), and its lines begin with [1#2], the second process in
+the place of rank 1. The job fails when fewer than 2 members are left. Once a rank has ended with 0,
+nothing is started again. With --nodes, 2:4 counts the ranks of all hosts.
+
 OMP_NUM_THREADS is not set; if ranks are not bound, programs with thread pools may need it.
 """
 
 TAKE_A_VALUE = {
     *("-n", "-np", "--ranks", "--nodes", "--node-rank", "--meet"),
-    *("--bind", "--timeout", "--grace"),
+    *("--bind", "--timeout", "--grace", "--elastic", "--restarts"),
 }
 
 
@@ -64,6 +70,8 @@ class Options(NamedTuple):
     command: list[str]
     span: Span | None = None
     """Which ranks these are, if the job runs on several hosts."""
+    elastic: Elastic | None = None
+    """Whether and how the job goes on after failures."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -106,7 +114,6 @@ def add_options(parser: OneLineParser) -> None:
         "-np",
         "--ranks",
         type=counts,
-        required=True,
         metavar="RANKS",
         help="number of ranks to start; with several hosts on each of them, or a list: 4,2",
     )
@@ -122,6 +129,21 @@ def add_options(parser: OneLineParser) -> None:
         help=(
             "where the hosts' ranks meet: an address and a free port of node 0, or file:///PATH "
             "on a file system that all hosts share (default: GPUCOLL_MEET)"
+        ),
+    )
+    parser.add_argument(
+        "--elastic",
+        type=least_and_most,
+        metavar="MIN:MAX",
+        help="start MAX ranks, and start again what fails while at least MIN are left",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=whole,
+        metavar="N",
+        help=(
+            "with --elastic: how many processes this launcher starts again before a failure ends "
+            f"the job (default: {DEFAULT_RESTARTS})"
         ),
     )
     parser.add_argument(
@@ -177,6 +199,18 @@ def counts(text: str) -> list[int]:
         ) from None
 
 
+def least_and_most(text: str) -> tuple[int, int]:
+    """Parse the numbers of ranks of an elastic job."""
+    words = text.split(":")
+    if len(words) == 2 and all(word.isdecimal() for word in words):
+        least, most = int(words[0]), int(words[1])
+        if 1 <= least <= most:
+            return least, most
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not MIN:MAX, two whole numbers with 1 <= MIN <= MAX"
+    )
+
+
 def seconds(text: str) -> float:
     """Parse a time in seconds."""
     try:
@@ -193,6 +227,8 @@ def parse(arguments: list[str]) -> Options:
     own, rest = split(arguments)
     parser = make_parser()
     known = parser.parse_args(own)
+    if known.ranks is None and known.elastic is None:
+        parser.error("the following arguments are required: -n/-np/--ranks")
     try:
         grace_s = known.grace if known.grace is not None else seconds(str(config.grace_s()))
     except (ValueError, argparse.ArgumentTypeError):
@@ -204,10 +240,39 @@ def parse(arguments: list[str]) -> Options:
     else:
         parser.error("there is no program to run: add a script.py, -m module or an executable")
     try:
-        ranks, span = find_span(known.ranks, known.nodes, known.node_rank, known.meet)
+        ranks, span = find_span(ranks_of(known), known.nodes, known.node_rank, known.meet)
+        elastic = elastic_of(known, span.world_size if span else ranks)
     except NodesError as error:
         parser.error(str(error))
-    return Options(ranks, known.bind, known.prefix, known.timeout, grace_s, command, span)
+    return Options(ranks, known.bind, known.prefix, known.timeout, grace_s, command, span, elastic)
+
+
+def ranks_of(known: argparse.Namespace) -> list[int]:
+    """Return the numbers of ranks, which -n gives, or --elastic for one host."""
+    if known.ranks is not None:
+        ranks: list[int] = known.ranks
+        return ranks
+    if (known.nodes or 1) > 1:
+        raise NodesError(
+            "--elastic counts the ranks of all hosts: with --nodes, give -n, the number on each"
+        )
+    return [known.elastic[1]]
+
+
+def elastic_of(known: argparse.Namespace, total: int) -> Elastic | None:
+    """Return the options of an elastic job that has this many ranks at its start, if it is one."""
+    if known.elastic is None:
+        if known.restarts is not None:
+            raise NodesError("--restarts is for elastic jobs: add --elastic MIN:MAX")
+        return None
+    least, most = known.elastic
+    if most != total:
+        raise NodesError(
+            f"--elastic {least}:{most} is a job of {most} ranks, but -n makes it {total}: the "
+            "numbers must agree"
+        )
+    restarts = DEFAULT_RESTARTS if known.restarts is None else known.restarts
+    return Elastic(least, most, restarts)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -11,9 +11,16 @@ from collections.abc import Callable, Sequence
 
 from gpucoll.errors import LaunchError
 from gpucoll.launcher.arguments import Options, parse
-from gpucoll.launcher.job import compile_kernels, obstacle_to, rank_cpus, rank_environments
+from gpucoll.launcher.elastic import Members
+from gpucoll.launcher.job import (
+    compile_kernels,
+    joining_environment,
+    obstacle_to,
+    rank_cpus,
+    rank_environments,
+)
 from gpucoll.launcher.output import OutputRelay
-from gpucoll.launcher.rank_process import STDERR, RankCommand, RankEnd, listed
+from gpucoll.launcher.rank_process import STDERR, RankCommand, RankEnd, label_of, listed
 from gpucoll.launcher.rank_set import RankSet
 from gpucoll.launcher.signals import FORWARDED, handlers
 from gpucoll.launcher.whole_tracebacks import HOLD_S
@@ -42,15 +49,29 @@ class Run:
         self.first = options.span.first if options.span else 0
         """The lowest rank that is started here."""
         self.relay = OutputRelay(options.ranks, prefix=options.prefix, first=self.first)
-        self.rank_set = RankSet(self.show, self.ended, options.grace_s)
+        self.rank_set = RankSet(self.show, self.ended, options.grace_s, self.joined)
+        self.members = (
+            Members(options.elastic, range(self.first, self.first + options.ranks))
+            if options.elastic
+            else None
+        )
+        """Of an elastic job; None if the first failure ends the job."""
+        self.commands: list[RankCommand] = []
+        """Of the first processes."""
         self.failures: list[RankEnd] = []
         self.first_note = ""
         """The line that reported the first failure."""
-        self.finished: list[int] = []
-        """Ranks that ended with exit code 0 before any failed."""
+        self.obstacle = ""
+        """Why the first failure was not made good, in an elastic job."""
+        self.finished: list[RankEnd] = []
+        """The ends of ranks with exit code 0 before the job had failed."""
+        self.unjoined: list[RankEnd] = []
+        """The ends of processes that the job, when it ended, had not taken in."""
         self.consequential: set[int] = set()
         self.ended_by_launcher: list[RankEnd] = []
         self.interrupts = 0
+        self.stopped_by = 0
+        """The signal with which the user ends the job; nothing is started again from then on."""
         self.timed_out = False
         self.exit_unwritten = 0
         """The exit code if output was lost, else 0."""
@@ -69,15 +90,16 @@ class Run:
         }
         with handlers(heeded), self.rank_set:
             world_size = self.options.span.world_size if self.options.span else None
-            self.rank_set.start(self.commands(), self.first, world_size)
+            self.commands = self.first_commands()
+            self.rank_set.start(self.commands, self.first, world_size)
             if self.options.timeout_s is not None:
                 self.rank_set.loop.call_later("timeout", self.options.timeout_s, self.time_out)
             self.rank_set.run()
         self.relay.finish()
         return self.conclude()
 
-    def commands(self) -> list[RankCommand]:
-        """Return the command of each rank."""
+    def first_commands(self) -> list[RankCommand]:
+        """Return the command of each rank's first process."""
         ranks, bind = self.options.ranks, self.options.bind
         environments = rank_environments(ranks, bind, self.options.span)
         return [
@@ -134,11 +156,14 @@ class Run:
 
     def forward(self, number: int) -> None:
         """Forward a signal. SIGHUP goes to whole process groups, as when a terminal is closed."""
+        if number not in (signal.SIGUSR1, signal.SIGUSR2):
+            self.stop(number)
         self.rank_set.send(number, group=number == signal.SIGHUP)
 
     def interrupted(self, number: int) -> None:
         """Forward Ctrl-C; kill the ranks at the second one."""
         self.interrupts += 1
+        self.stop(number)
         if self.interrupts == 1:
             self.rank_set.send(number, group=True)
             return
@@ -146,6 +171,11 @@ class Run:
         signal.signal(
             number, signal.SIG_DFL
         )  # if this does not help either, a third Ctrl-C ends this process
+
+    def stop(self, number: int) -> None:
+        """Start nothing again from here on, because the user ends the job."""
+        self.stopped_by = number
+        self.rank_set.start_none_again()
 
     def suspend(self, number: int) -> None:
         """Stop the ranks together with the launcher (Ctrl-Z), and continue with it."""
@@ -166,25 +196,73 @@ class Run:
         self.rank_set.terminate()
 
     def ended(self, end: RankEnd) -> None:
-        """Record a rank's end; the first failure starts the end of all ranks."""
+        """Record a rank's end. The first failure starts the end of all, unless it is made good."""
+        if self.members is None:
+            self.take(end)
+            return
+        was_member = self.members.leave(end.rank)
+        is_over = self.failures or self.finished or end.by_launcher
+        if end.failed and is_over and not was_member and not self.stopped_by:
+            self.unjoined.append(end)
+        elif not end.failed or is_over or not self.start_again(end, self.members):
+            self.take(end)
+            self.rank_set.start_none_again()
+        if (self.failures or self.finished) and not self.members.any_here:
+            self.rank_set.terminate()  # those that wait to be taken in
+
+    def take(self, end: RankEnd) -> None:
+        """Record an end that is not made good."""
         if not end.failed:
             if not self.failures:
-                self.finished.append(end.rank)
-            return
-        if end.by_launcher:
+                self.finished.append(end)
+        elif end.by_launcher:
             self.ended_by_launcher.append(end)
-            return
+        else:
+            self.fail(end)
+
+    def fail(self, end: RankEnd) -> None:
+        """Record a failure; the first one starts the end of all ranks."""
         self.failures.append(end)
         if len(self.failures) == 1:
             lost = self.why_lost() if end.rank in self.consequential else ""
+            why = f"; {self.obstacle}" if self.obstacle else ""
             others = f"; the others have {self.options.grace_s:g} s to end by themselves"
-            self.first_note = f"{end}{lost}{others if self.rank_set.running else ''}"
+            self.first_note = f"{end}{lost}{why}{others if self.rank_set.running else ''}"
             self.relay.note(self.first_note)
         self.rank_set.end_soon()
 
+    def joined(self, rank: int) -> None:
+        """Count the process in a rank's place as a member of the elastic job."""
+        if self.members is not None:
+            self.members.join(rank)
+
+    def start_again(self, end: RankEnd, members: Members) -> bool:
+        """Start a process in the place of one that failed; return False if the job ends instead."""
+        self.obstacle = "" if self.stopped_by else members.obstacle()
+        if self.stopped_by or self.obstacle:
+            return False
+        pause_s = members.pause_s(end.rank)
+        first = self.commands[end.rank - self.first]
+        command = first._replace(
+            environment=joining_environment(first.environment),
+            stdin=subprocess.DEVNULL,
+            attempt=end.attempt + 1,
+        )
+        when = f" in {pause_s:g} s" if pause_s else ""
+        label = label_of(end.rank, command.attempt)
+        self.relay.note(f"{end}; {label} is started in its place{when}")
+
+        def make() -> RankCommand:
+            self.consequential.discard(end.rank)
+            self.relay.rename(end.rank, label)
+            return command
+
+        self.rank_set.start_again(end, make, pause_s)
+        return True
+
     def why_lost(self) -> str:
         """Return why a rank that lost another one failed, and which ranks had succeeded."""
-        ended = f": {listed(sorted(self.finished))} had ended with exit code 0"
+        ended = f": {listed(labels(self.finished))} had ended with exit code 0"
         return f" because another rank was lost{ended if self.finished else ''}"
 
     def conclude(self) -> int:
@@ -202,7 +280,11 @@ class Run:
             code = self.exit_unwritten
         elif self.ended_by_launcher:  # by the second Ctrl-C
             code = 128 + signal.SIGINT
+        elif self.stopped_by and not self.finished:  # while no process ran
+            code = 128 + self.stopped_by
         self.tell(self.ended_by_launcher, "had to be ended, and ")
+        if self.unjoined:
+            self.relay.note(f"{listed(labels(self.unjoined))} had not joined when the job ended")
         if cause is not None:
             self.tell_cause(cause)
         return code
@@ -219,12 +301,17 @@ class Run:
 
     def tell(self, ends: Sequence[RankEnd], how: str = "") -> None:
         """Report how ranks ended, with one line for all that ended alike."""
-        alike: dict[str, list[int]] = {}
+        alike: dict[str, list[RankEnd]] = {}
         for end in ends:
-            alike.setdefault(end.manner, []).append(end.rank)
-        for manner, ranks in alike.items():
-            verb = manner.replace("was ", "were ", 1) if len(ranks) > 1 else manner
-            self.relay.note(f"{listed(sorted(ranks))} {how}{verb}")
+            alike.setdefault(end.manner, []).append(end)
+        for manner, same in alike.items():
+            verb = manner.replace("was ", "were ", 1) if len(same) > 1 else manner
+            self.relay.note(f"{listed(labels(same))} {how}{verb}")
+
+
+def labels(ends: Sequence[RankEnd]) -> list[str]:
+    """Return the names of processes, ordered by their places."""
+    return [end.label for end in sorted(ends, key=lambda end: (end.rank, end.attempt))]
 
 
 def open_standard_streams() -> None:

@@ -1,23 +1,26 @@
-"""Notify ranks that wait for others which ranks have ended and will never arrive.
+"""Notify ranks that wait for others which ranks have ended; hear which processes have joined.
 
 Without these notices, ranks would wait in `gpucoll.init` until the deadline for a rank that has
-ended with exit code 0, because in that case no failure ends the job.
+ended with exit code 0, because in that case no failure ends the job. A process of an elastic job
+that was started again tells the launcher that it has become a member.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 
 from gpucoll.errors import AuthenticationError
 from gpucoll.launcher.events import EventLoop
 from gpucoll.launcher.rank_process import RankEnd
 from gpucoll.rendezvous.frames import peer_process
-from gpucoll.rendezvous.notices import notice, notices_address
+from gpucoll.rendezvous.notices import joined_place, notice, notices_address
 
 __all__ = ["EndNotices"]
 
 AT_ONCE = 64
+TOLD_BYTES = 64
 
 
 class EndNotices:
@@ -31,10 +34,19 @@ class EndNotices:
         The job's token, from which the address is derived.
     ranks : int
         The number of ranks, which limits the number of connections.
+    on_joined : callable
+        Called with the local rank of each process that tells that it has joined.
     """
 
-    def __init__(self, loop: EventLoop, token: str, ranks: int) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        token: str,
+        ranks: int,
+        on_joined: Callable[[int], None] = lambda place: None,
+    ) -> None:
         self._loop = loop
+        self._on_joined = on_joined
         self._most = 2 * ranks + 16
         self._told = b""
         self._asking: dict[int, socket.socket] = {}
@@ -55,6 +67,18 @@ class EndNotices:
         self._told += data
         for process in list(self._asking):
             self._send(process, data)
+
+    def hear(self) -> None:
+        """Take in what processes have told until now."""
+        self._accept()
+        for process, connection in list(self._asking.items()):
+            try:
+                connection.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass
+            self._drop(process)
 
     def close(self) -> None:
         """Close everything."""
@@ -86,7 +110,7 @@ class EndNotices:
         if len(self._asking) >= self._most:
             self._drop(next(iter(self._asking)))
         self._asking[process] = connection
-        # Ranks send nothing here, so a readable connection means that the rank has closed it.
+        # A rank sends at most one notice, and nothing after it: it has said it, or has gone.
         self._loop.add_reader(connection.fileno(), lambda: self._drop(process))
         self._send(process, self._told)
 
@@ -102,4 +126,9 @@ class EndNotices:
         with contextlib.suppress(KeyError):
             connection = self._asking.pop(process)
             self._loop.remove_reader(connection.fileno())
+            told = b""
+            with contextlib.suppress(OSError):
+                told = connection.recv(TOLD_BYTES)
             connection.close()
+            if (place := joined_place(told)) is not None:
+                self._on_joined(place)

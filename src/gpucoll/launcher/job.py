@@ -6,7 +6,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpucoll import config
 from gpucoll.launcher.nodes import Span
@@ -17,6 +17,7 @@ __all__ = [
     "BIND_MODES",
     "compile_kernels",
     "interpreter",
+    "joining_environment",
     "obstacle_to",
     "rank_cpus",
     "rank_environments",
@@ -77,11 +78,21 @@ def rank_environments(ranks: int, bind: str, span: Span | None = None) -> list[d
         config.BIND: bind,
         **({config.MEET: span.meet} if span else {}),
     }
+    common.pop(config.JOIN, None)  # of a job within which this one is started
     first = span.first if span else 0
     return [
         {**common, config.RANK: str(first + place), config.LOCAL_RANK: str(place)}
         for place in range(ranks)
     ]
+
+
+def joining_environment(first: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that takes the place of a first one, whose this is.
+
+    It has the same local rank, by which it chooses a GPU, but no rank before it has joined.
+    """
+    kept = {k: v for k, v in first.items() if k not in (config.RANK, config.WORLD_SIZE)}
+    return {**kept, config.JOIN: "1"}
 
 
 def interpreter() -> list[str]:

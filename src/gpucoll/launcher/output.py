@@ -125,6 +125,12 @@ class OutputRelay:
         for rank, hold in self._holds.items():
             self._write_lines(rank, STDERR, hold.release())
 
+    def rename(self, rank: int, label: str) -> None:
+        """Prefix a rank's lines with another label from here on: its process is another one."""
+        if self._prefixes[rank]:
+            self._prefixes[rank] = b"[%s] " % label.encode()
+        self._holds[rank] = TracebackHold()
+
     def error_of(self, rank: int) -> str:
         """Return the error at the end of a rank's last traceback; empty if there is none."""
         return self._holds[rank].error.decode(errors="replace")

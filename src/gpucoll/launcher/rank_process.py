@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gpucoll.launcher import exec_rank
 from gpucoll.launcher.exec_rank import set_up
 
-__all__ = ["STDERR", "STDOUT", "RankCommand", "RankEnd", "RankProcess", "listed"]
+__all__ = ["STDERR", "STDOUT", "RankCommand", "RankEnd", "RankProcess", "label_of", "listed"]
 
 STDOUT = 1
 STDERR = 2
@@ -40,6 +40,8 @@ class RankCommand(NamedTuple):
     """A descriptor, or None to share the launcher's."""
     inherited: tuple[int, ...] = ()
     """Descriptors that the rank inherits under the same numbers."""
+    attempt: int = 1
+    """The number of this process among those started in the rank's place, from 1 on."""
 
 
 class RankEnd(NamedTuple):
@@ -52,6 +54,8 @@ class RankEnd(NamedTuple):
     by_launcher: bool = False
     """Whether the rank ended after the launcher had begun to end all ranks, so that the manner of
     its end is irrelevant."""
+    attempt: int = 1
+    """The number of the process among those started in the rank's place."""
 
     @property
     def failed(self) -> bool:
@@ -85,8 +89,22 @@ class RankEnd(NamedTuple):
             return "ended, and another part of this process collected its exit code"
         return f"ended with exit code {self.exit_code}"
 
+    @property
+    def label(self) -> str:
+        """The process's name in the output."""
+        return label_of(self.rank, self.attempt)
+
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.world_size} {self.manner}"
+        of_all = f" of {self.world_size}" if self.attempt == 1 else ""
+        return f"rank {self.label}{of_all} {self.manner}"
+
+
+def label_of(rank: int, attempt: int) -> str:
+    """Return the name of a process: its rank, or "1#3" for the third process in rank 1's place.
+
+    What was started again has another rank, which the launcher does not know.
+    """
+    return str(rank) if attempt == 1 else f"{rank}#{attempt}"
 
 
 def signal_name(number: int) -> str:
@@ -97,7 +115,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[object]) -> str:
     """Format ranks for a sentence."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
@@ -156,6 +174,7 @@ class RankProcess:
     def __init__(self, rank: int, world_size: int, command: RankCommand) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.attempt = command.attempt
         self._popen = started(command)
         pipes = {STDOUT: self._popen.stdout, STDERR: self._popen.stderr}
         self.outputs = {stream: pipe.fileno() for stream, pipe in pipes.items() if pipe is not None}
@@ -169,6 +188,11 @@ class RankProcess:
             self._popen.wait()
             self.close_outputs()
             raise
+
+    @property
+    def label(self) -> str:
+        """The process's name in the output."""
+        return label_of(self.rank, self.attempt)
 
     @property
     def pid(self) -> int:
@@ -195,7 +219,9 @@ class RankProcess:
 
     def end(self, *, by_launcher: bool) -> RankEnd | None:
         """Return how the rank ended, without collecting it; None while it runs."""
-        known = partial(RankEnd, self.rank, self.world_size, by_launcher=by_launcher)
+        known = partial(
+            RankEnd, self.rank, self.world_size, by_launcher=by_launcher, attempt=self.attempt
+        )
         try:
             status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:

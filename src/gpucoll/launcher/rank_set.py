@@ -14,7 +14,8 @@ from gpucoll import config
 from gpucoll.errors import LaunchError
 from gpucoll.launcher.end_notices import EndNotices
 from gpucoll.launcher.events import EventLoop
-from gpucoll.launcher.rank_process import DRAIN_READS, RankCommand, RankEnd, RankProcess
+from gpucoll.launcher.exec_rank import EXIT_CANNOT_RUN
+from gpucoll.launcher.rank_process import DRAIN_READS, STDERR, RankCommand, RankEnd, RankProcess
 from gpucoll.launcher.signals import deferred_signals, woken_by_signals
 
 __all__ = ["RankSet"]
@@ -53,6 +54,8 @@ class RankSet:
         are seen at the same moment, those killed by a signal come first, then the others by rank.
     grace_s : float
         The pause between the steps of ending a job, in seconds.
+    on_joined : callable
+        Called with the rank whose place has a process that tells that it has joined the others.
     """
 
     def __init__(
@@ -60,13 +63,18 @@ class RankSet:
         on_output: Callable[[int, int, bytes], None],
         on_end: Callable[[RankEnd], None],
         grace_s: float,
+        on_joined: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.loop = EventLoop()
         self.grace_s = grace_s
         self.stage = Stage.RUNNING
         self._on_output = on_output
         self._on_end = on_end
+        self._on_joined = on_joined
         self._notices: EndNotices | None = None
+        self._waiting: set[int] = set()
+        """Ranks in whose places a process is about to be started again."""
+        self._starts_none = False
         self._running: dict[int, RankProcess] = {}
         self._left_over: dict[int, RankProcess] = {}
         """Ranks that have ended while a process that they started still holds their output."""
@@ -93,9 +101,9 @@ class RankSet:
             self.loop.close()
 
     @property
-    def running(self) -> list[int]:
-        """The ranks that have not ended."""
-        return sorted(self._running)
+    def running(self) -> list[str]:
+        """The processes that have not ended, by their names in the output."""
+        return [self._running[rank].label for rank in sorted(self._running)]
 
     def start(
         self, commands: Sequence[RankCommand], first: int = 0, world_size: int | None = None
@@ -115,7 +123,9 @@ class RankSet:
             if commands and (token := commands[0].environment.get(config.JOB)):
                 # without notices, the ranks still have their deadlines
                 with contextlib.suppress(OSError):
-                    self._notices = EndNotices(self.loop, token, len(commands))
+                    self._notices = EndNotices(
+                        self.loop, token, len(commands), partial(self._joined, first)
+                    )
             for rank, command in enumerate(commands, first):
                 self._start_one(rank, world_size or len(commands), command)
 
@@ -132,10 +142,59 @@ class RankSet:
         for stream, descriptor in process.outputs.items():
             self.loop.add_reader(descriptor, partial(self._readable, process, stream))
 
+    def start_again(
+        self, end: RankEnd, make_command: Callable[[], RankCommand], pause_s: float
+    ) -> None:
+        """Start a process in the place of one that has ended, unless the job ends meanwhile.
+
+        Parameters
+        ----------
+        end : RankEnd
+            How the former process ended.
+        make_command : callable
+            Returns the new process's command. It is called when nothing of the former one is left.
+        pause_s : float
+            The pause before the start, in seconds. What the former process has left running is
+            ended first.
+        """
+        self._waiting.add(end.rank)
+        self._start_after(pause_s, end, make_command)
+        if self._starts_none:  # looked at last: a signal's handler may set it at any moment
+            self._waiting.clear()
+
+    def start_none_again(self) -> None:
+        """Leave the places empty whose processes have ended, from here on."""
+        self._starts_none = True
+        self._waiting.clear()
+
+    def _start_after(
+        self, pause_s: float, end: RankEnd, make_command: Callable[[], RankCommand]
+    ) -> None:
+        def start() -> None:
+            if end.rank in self._left_over:
+                self._start_after(LEFTOVER_S, end, make_command)
+                return
+            with deferred_signals():  # which the new process gets, too
+                if end.rank in self._waiting:
+                    self._waiting.discard(end.rank)
+                    self._start_in_place(end, make_command())
+
+        self.loop.call_later(("start", end.rank), pause_s, start)
+
+    def _start_in_place(self, end: RankEnd, command: RankCommand) -> None:
+        try:
+            self._start_one(end.rank, end.world_size, command)
+        except LaunchError as error:
+            self._on_output(end.rank, STDERR, f"gpucoll: {error}\n".encode())
+            failed = end._replace(
+                exit_code=EXIT_CANNOT_RUN, signal_number=None, attempt=command.attempt
+            )
+            self._on_end(failed)
+
     def run(self) -> None:
         """Serve the ranks until all have ended."""
         with woken_by_signals(self.loop):
-            while self._running or self._left_over:
+            while self._running or self._left_over or self._waiting:
                 self.loop.run_once()
 
     # --- ending -----------------------------------------------------------------------------------
@@ -172,6 +231,7 @@ class RankSet:
             return False
         self.stage = stage
         self.loop.cancel(self)
+        self.start_none_again()
         return True
 
     # --- events -----------------------------------------------------------------------------------
@@ -215,6 +275,8 @@ class RankSet:
 
     def _collect(self) -> None:
         """Handle all ranks that have ended in a fixed order, as the kernel's is arbitrary."""
+        if self._notices is not None:
+            self._notices.hear()  # what was told before these ends
         by_launcher = self.stage >= Stage.TERMINATED
         ended = [
             (end, process)
@@ -228,10 +290,14 @@ class RankSet:
             self.loop.remove_reader(process.exit_watch.descriptor)
             self._left_over[process.rank] = process
             del self._running[process.rank]
-            if self._notices is not None:
+            if self._notices is not None and end.attempt == 1:  # others have no rank
                 self._notices.add(end)
             self._on_end(end)
             self._end_leftovers(process)
+
+    def _joined(self, first: int, place: int) -> None:
+        if first + place in self._running:
+            self._on_joined(first + place)
 
     def _end_leftovers(self, process: RankProcess) -> None:
         """End the processes that an ended rank has left running."""

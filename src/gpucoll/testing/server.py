@@ -37,6 +37,7 @@ LAUNCHER_VARIABLES = (
     config.LOCAL_RANK,
     config.LOCAL_WORLD_SIZE,
     config.JOB,
+    config.JOIN,
     config.MEET,
     "RANK",
     "WORLD_SIZE",

@@ -26,6 +26,16 @@ class TestRuns(RunCases):
     def make(self, client):
         return lambda world_size: Workers(world_size, client=client)
 
+    @pytest.fixture
+    def spare(self, client):
+        def spare(function, argument):
+            client.wait_for_workers(N_WORKERS)
+            last = list(client.nthreads())[-1]
+            future = client.submit(function, argument, workers=[last], pure=False)
+            return lambda: future.result(WAIT_S)
+
+        return spare
+
 
 def until(condition):
     deadline = time.monotonic() + WAIT_S

@@ -54,6 +54,25 @@ def shrink(comm, lost):
     return None
 
 
+def win_back(comm, lost, meet):
+    """Lose a rank and let another one in; return the number of ranks and their sum."""
+    try:
+        comm.barrier()
+        if comm.rank == lost:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+    except gpucoll.PeerLostError:
+        comm = comm.shrink(timeout_s=WAIT_S)
+    with comm.grow(meet=meet, wait_s=WAIT_S) as comm:
+        return comm.world_size, comm.all_reduce(10**comm.rank)
+
+
+def join(meet):
+    """Be a rank from then on."""
+    with gpucoll.join(meet=meet, timeout_s=WAIT_S) as comm:
+        return comm.rank, comm.all_reduce(10**comm.rank)
+
+
 def meet_again(comm, name, folder):
     """Return all numbers of a run, once both runs are in the middle of it."""
     (folder / f"{name}-{comm.rank}").touch()
@@ -85,7 +104,11 @@ def unpicklable(comm):
 
 
 class RunCases:
-    """The cases. A subclass has the fixture `make`."""
+    """The cases.
+
+    A subclass has the fixtures `make` and `spare`: ``spare(function, argument)`` calls a function
+    in another process than those of ``make(2)``, and returns a function that returns its result.
+    """
 
     def test_results_are_by_rank(self, make):
         results = make(2).run(total, (2.0,), {"shift": 1.0})
@@ -146,6 +169,15 @@ class RunCases:
         assert isinstance(results[rank], gpucoll.LaunchError)
         left = tuple(other for other in range(3) if other != rank)
         assert [results[other] for other in left] == [(left, 2)] * 2
+
+    def test_a_spare_process_takes_the_place_of_a_lost_worker(self, make, spare, tmp_path):
+        workers, meet = make(2), f"file://{tmp_path}/door"
+        joined = spare(join, meet)
+        results = workers.run(win_back, (1, meet), elastic=True)
+
+        assert results[0] == (2, 11)
+        assert joined() == (1, 11)
+        assert isinstance(results[1], gpucoll.LaunchError)
 
     def test_two_runs_at_the_same_time(self, make, tmp_path):
         names = ["one", "other"]

@@ -42,6 +42,17 @@ class TestRuns(RunCases):
 
         return make
 
+    @pytest.fixture
+    def spare(self, cluster):
+        import ray
+
+        def spare(function, argument):
+            options = {"num_cpus": 0, "resources": {"host-b": 1}}
+            reference = ray.remote(**options)(function).remote(argument)
+            return lambda: ray.get(reference, timeout=WAIT_S)
+
+        return spare
+
 
 def is_free(node):
     """Return whether none of the tests' workers is on a node."""
