@@ -15,6 +15,7 @@ from gpucoll.group.growth import NewcomerWatch, Plan
 from gpucoll.rendezvous.door import Caller, find_door
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.meeting import SLICE_S
+from gpucoll.rendezvous.notices import tell_joined
 from gpucoll.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def join(
         caller = Caller(place, SAME, limit_s, signals)
         try:
             made = _let_in(caller, wish)
+            tell_joined()
         finally:
             caller.close()
     arrive(made, made._group.timeout_s)
