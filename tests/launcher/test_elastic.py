@@ -120,25 +120,24 @@ class TestJob:
         assert code == 0
         assert err.splitlines()[1:] == ["gpucoll-run: rank 1#2 had not joined when the job ended"]
 
-    def test_what_fails_again_and_again(self, start, program):
+    def test_what_fails_again_and_again(self, start, program, tmp_path):
+        """Its place stays empty, and the job goes on with the others."""
         running = start(
             [
                 *(sys.executable, "-c", PATIENT.replace("SECONDS", "0.01")),
-                *("--elastic", "1:2", "--restarts", "3", "--grace", "0.1"),
-                program("if place == 1: sys.exit(5)\nawait_end()\n"),
+                *("--elastic", "1:2", "--restarts", "2", "--grace", "0.1"),
+                program("if place == 1: sys.exit(5)\nwait('go0')\n", ("go0",)),
             ]
         )
+        running.wait_for("stays empty", 2)
+        (tmp_path / "go0").open("w").close()
         code, _, err = running.finish()
 
-        assert code == 5
+        assert code == 0
         assert [re.sub(r"^gpucoll-run: ", "", line) for line in err.splitlines()] == [
             "rank 1 of 2 ended with exit code 5; 1#2 is started in its place",
             "rank 1#2 ended with exit code 5; 1#3 is started in its place in 0.01 s",
-            "rank 1#3 ended with exit code 5; 1#4 is started in its place in 0.02 s",
-            "rank 1#4 ended with exit code 5; --restarts 3 is used up; the others have 0.1 s to "
-            "end by themselves",
-            "rank 0 had to be ended, and was killed by SIGTERM",
-            "the cause: rank 1#4 ended with exit code 5",
+            "rank 1#3 ended with exit code 5; --restarts 2 is used up, and its place stays empty",
         ]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -168,6 +167,12 @@ class TestJob:
 
 class TestSeveralHosts:
     """A host's only rank is lost: others may have members."""
+
+    def test_a_host_without_members_and_restarts_has_failed(self):
+        members = Members(Elastic(1, 2, restarts=0), [1])
+        members.leave(1)
+
+        assert members.obstacle() == ("--restarts 0 is used up, and no member is left on this host")
 
     SECRET = "0123456789abcdef0123456789abcdef"
 

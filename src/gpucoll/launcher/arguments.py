@@ -142,8 +142,8 @@ def add_options(parser: OneLineParser) -> None:
         type=whole,
         metavar="N",
         help=(
-            "with --elastic: how many processes this launcher starts again before a failure ends "
-            f"the job (default: {DEFAULT_RESTARTS})"
+            "with --elastic: how many processes this launcher starts again; after that, places "
+            f"stay empty (default: {DEFAULT_RESTARTS})"
         ),
     )
     parser.add_argument(

@@ -241,6 +241,10 @@ class Run:
         self.obstacle = "" if self.stopped_by else members.obstacle()
         if self.stopped_by or self.obstacle:
             return False
+        if members.is_used_up:
+            used = f"--restarts {members.elastic.restarts} is used up"
+            self.relay.note(f"{end}; {used}, and its place stays empty")
+            return True
         pause_s = members.pause_s(end.rank)
         first = self.commands[end.rank - self.first]
         command = first._replace(

@@ -27,7 +27,7 @@ class Elastic(NamedTuple):
     most: int
     """The number of places, on all hosts together."""
     restarts: int = DEFAULT_RESTARTS
-    """How many processes are started again on this host before a failure ends the job."""
+    """How many processes are started again on this host; after that, places stay empty."""
 
 
 class Members:
@@ -70,13 +70,18 @@ class Members:
         return was_member
 
     def obstacle(self) -> str:
-        """Return why no process is started in the place of one that failed; empty if one is."""
+        """Return why a failure ends the job; empty: it goes on."""
         left = len(self._here) + self._elsewhere
         if left < self.elastic.least:
             return f"fewer than {self.elastic.least} members are left"
-        if self._restarts >= self.elastic.restarts:
-            return f"--restarts {self._restarts} is used up"
+        if self.is_used_up and not self._here:
+            return f"--restarts {self._restarts} is used up, and no member is left on this host"
         return ""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no process is started again any more, so that places stay empty."""
+        return self._restarts >= self.elastic.restarts
 
     def pause_s(self, place: int) -> float:
         """Count a start in this place, and return the pause before it, in seconds."""
