@@ -50,7 +50,7 @@ NEVER_BY_A_RANK = [
 # import upwards: ``gpucoll/__init__.py`` stands on all of them.
 ABOVE_THE_API = (
     *("src/gpucoll/launcher", "src/gpucoll/testing", "src/gpucoll/doctor", "bench"),
-    "src/gpucoll/integrations",
+    *("src/gpucoll/integrations", "src/gpucoll/training"),
 )
 
 

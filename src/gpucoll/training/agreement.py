@@ -1,0 +1,49 @@
+"""A check, before anything moves, that all ranks were given the same; each rank tells its error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from gpucoll import ArgumentError, Communicator, MismatchError
+
+T = TypeVar("T")
+
+
+def agree(
+    comm: Communicator,
+    what: str,
+    problem: Exception | None,
+    settings: Mapping[str, str],
+    offered: T,
+) -> list[T]:
+    """Return what each rank offers, if no rank has a problem and all have the same settings.
+
+    Collective.
+
+    Raises
+    ------
+    Exception
+        This rank's problem.
+    ArgumentError
+        Another rank has a problem.
+    MismatchError
+        The ranks have different settings.
+    """
+    text = None if problem is None else str(problem)
+    found = comm.all_gather_object((text, dict(settings), offered))
+    if problem is not None:
+        raise problem
+    size = comm.world_size
+    for rank, (of_rank, _, _) in enumerate(found):
+        if of_rank is not None:
+            raise ArgumentError(f"{what}: rank {rank} of {size} raised: {of_rank}")
+    expected = found[0][1]
+    for rank, (_, others, _) in enumerate(found):
+        for name in [*expected, *others]:
+            if expected.get(name) != others.get(name):
+                raise MismatchError(
+                    f"{what}: {name} is {expected.get(name, 'not there')} on rank 0 of {size}, but "
+                    f"{others.get(name, 'not there')} on rank {rank}: pass the same on all ranks"
+                )
+    return [item for _, _, item in found]

@@ -1,0 +1,634 @@
+"""`DiLoCo`: ranks train for many steps on their own, and then make one step together."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpucoll import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    Communicator,
+    Compression,
+    DeadlineError,
+    PeerLostError,
+    StateError,
+)
+from gpucoll.training.agreement import agree
+from gpucoll.training.exchange import Sparse, Transfer, exchange_for
+from gpucoll.training.outer import Outer, OuterFunction, State, check_number
+from gpucoll.training.parameters import AnyArray, Parameters, Vector, fragments_of
+
+_LOSSES = (PeerLostError, DeadlineError, AbortedError)
+
+
+class Position(NamedTuple):
+    """How far a rank is."""
+
+    outer_steps: int
+    local_steps: int
+    in_flight: bool
+
+
+@dataclass
+class Pending:
+    """An outer step that is not complete, or that the ranks that are left may have to repeat.
+
+    Attributes
+    ----------
+    given : Vector
+        What this rank gives: its pseudo-gradient, or its parameters if these are averaged.
+    local : Vector or None
+        With `mix`: this rank's parameters when the step was first applied.
+    transfer : Transfer or None
+        None if it is yet to be started on the present communicator.
+    """
+
+    given: Vector
+    local: Vector | None = None
+    transfer: Transfer | None = None
+
+
+class DiLoCo:
+    """Training in which the ranks communicate once in many steps: DiLoCo and its kin.
+
+    Each rank trains with an optimizer of its own (the inner one) and calls `step` after each of its
+    steps. Every `every` steps the ranks average their pseudo-gradients, that is, how far each has
+    come from the parameters that all had in common, and make one outer step from there. The outer
+    state has the same bits on every rank. Collective: rank 0's parameters are written to those of
+    all other ranks.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the ranks that train together. A program that makes calls of its own between the steps
+        passes ``comm.duplicate()``.
+    parameters : iterable of arrays
+        The model's parameters, such as ``model.parameters()``: arrays of NumPy, CuPy, PyTorch or
+        JAX, of float16, bfloat16, float32 or float64; the same shapes and dtypes on all ranks.
+    every : int
+        Inner steps from one outer step of a fragment to its next: a multiple of `fragments`.
+    outer : str or function
+        "nesterov", "sgd" (which has no momentum), or ``function(values, gradient, memory)``. The
+        function gets a fragment's common parameters and mean pseudo-gradient as flat NumPy arrays,
+        and a dict that it may keep arrays in. It returns the new values; given the same it must
+        return the same bits on all ranks.
+    lr, momentum : float
+        Of the outer optimizer.
+    compression : str or Compression, optional
+        What travels: "int8_block" or "int8", "float8_block" or "float8", "float16", "bfloat16",
+        with error feedback; or ``Compression("topk")``, which is SparseLoCo. Its error feedback
+        takes the place of momentum: pass ``outer="sgd"``.
+    fragments : int
+        Number of parts of about equal size, made of whole arrays, that take turns (Streaming
+        DiLoCo).
+    delay : int
+        Inner steps that the ranks make while a fragment travels: less than ``every / fragments``.
+    mix : float
+        How much of this rank's own parameters stays after an outer step, from 0 to 1.
+
+    Attributes
+    ----------
+    comm : Communicator
+        The present one: after a loss it is another one.
+    outer_steps : int
+        Number of outer steps made; each is that of one fragment.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, MismatchError
+        On every rank, before anything moves: an argument is wrong on one rank, or ranks have
+        different ones. The communicator stays usable.
+
+    Notes
+    -----
+    The outer state is in host memory: the common parameters, the momentum if there is one and the
+    residual of a compression, each as large as all parameters in float32 (float64 if one is), and
+    as much again of the fragment that was last, with two vectors of its size.
+
+    With ``lr=1`` and no momentum an outer step leads to the mean of the ranks' parameters. Without
+    compression these are averaged themselves, so that one rank keeps its own bits.
+
+    If a rank is lost, `step` shrinks the communicator and goes on from the last outer state that
+    all ranks have that are left. They repeat an interrupted outer step with their pseudo-gradients,
+    so that none of their work is lost.
+
+    Examples
+    --------
+    >>> diloco = DiLoCo(comm, model.parameters(), every=500)
+    >>> for batch in batches:
+    ...     optimizer.zero_grad()
+    ...     loss(model, batch).backward()
+    ...     optimizer.step()
+    ...     diloco.step()
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        parameters: Iterable[AnyArray],
+        *,
+        every: int,
+        outer: str | OuterFunction = "nesterov",
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        compression: str | Compression | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+    ) -> None:
+        check_communicator(comm)
+        self._comm = comm
+        self._owned: Communicator | None = None
+        self._is_closed = False
+        self._outer_steps = self._local_steps = 0
+        self._bytes_sent = 0.0
+        self._states: list[State] = []
+        self._pending: Pending | None = None
+        self._before: tuple[State, Pending] | None = None
+        self._settings: dict[str, str] = {}
+        problem = None
+        try:
+            self._set_up(parameters, outer, lr, momentum, compression)
+            self._divide(every, fragments, delay, mix)
+        except Exception as error:
+            problem = error  # first every rank is told
+        self._join(comm, problem)
+
+    def _set_up(
+        self,
+        parameters: Iterable[AnyArray],
+        outer: str | OuterFunction,
+        lr: float,
+        momentum: float,
+        compression: str | Compression | None,
+    ) -> None:
+        self._outer = Outer(outer, lr, momentum)
+        self._parameters = Parameters(parameters)
+        self._exchange = exchange_for(compression, self._parameters.dtype)
+        if isinstance(self._exchange, Sparse) and self._outer.has_momentum:
+            raise ArgumentError(
+                "compression topk takes the place of the outer momentum: pass outer='sgd', or "
+                "momentum=0"
+            )
+        self._averages = compression is None and self._outer.averages
+        if isinstance(compression, Compression):
+            compression = replace(compression, seed=None)  # which ranks need not have in common
+        texts = self._parameters.texts()
+        self._settings |= {"outer": str(self._outer), "compression": str(compression)}
+        self._settings |= {"the number of parameters": str(len(texts))}
+        self._settings |= {f"parameter {number}": text for number, text in enumerate(texts)}
+
+    def _divide(self, every: int, fragments: int, delay: int, mix: float) -> None:
+        """Set which arrays make an outer step when."""
+        every, fragments = _integer("every", every, 1), _integer("fragments", fragments, 1)
+        delay = _integer("delay", delay, 0)
+        sizes = self._parameters.sizes
+        check_number("mix", mix, 0, 1)
+        if fragments > len(sizes):
+            raise ArgumentError(
+                f"fragments are made of whole arrays: {fragments} is more than the {len(sizes)} "
+                "parameters"
+            )
+        if every % fragments:
+            raise ArgumentError(f"every must be a multiple of fragments; got {every}, {fragments}")
+        self._period = every // fragments
+        if delay >= self._period:
+            raise ArgumentError(
+                f"delay must be less than every / fragments, which is {self._period}; got {delay}"
+            )
+        self._delay, self._mix = delay, float(mix)
+        self._fragments = fragments_of(sizes, fragments)
+        self._settings |= {"every": str(every), "fragments": str(fragments)}
+        self._settings |= {"delay": str(delay), "mix": str(self._mix)}
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the ranks that train together now."""
+        return self._comm
+
+    @property
+    def parameters(self) -> list[AnyArray]:
+        """The parameters: the arrays given, or those that have taken the place of JAX's."""
+        return list(self._parameters.arrays)
+
+    @property
+    def outer_steps(self) -> int:
+        """The number of outer steps made; each is that of one fragment."""
+        return self._outer_steps
+
+    @property
+    def steps_to_sync(self) -> int:
+        """The number of calls of `step` up to the one that makes the next outer step."""
+        return self._period - self._local_steps
+
+    @property
+    def bytes_per_outer_step(self) -> float:
+        """The bytes that a rank sends for the next outer step, on average over the ranks."""
+        return self._exchange.sent_bytes(
+            len(self._states[self._fragment].values),
+            self._parameters.dtype.itemsize,
+            self._comm.world_size,
+        )
+
+    @property
+    def bytes_sent(self) -> float:
+        """The bytes of all outer steps that this rank has started: the sum of the formula."""
+        return self._bytes_sent
+
+    def step(self, parameters: Iterable[AnyArray] | None = None) -> list[AnyArray]:
+        """Count an inner step of this rank, and make what part of an outer step is due.
+
+        Call it on every rank once after each step of the inner optimizer. It returns at once except
+        at outer steps, for which the ranks wait for each other.
+
+        Parameters
+        ----------
+        parameters : iterable of arrays, optional
+            The parameters after the inner step, if they are other arrays than before. JAX's always
+            are.
+
+        Returns
+        -------
+        list of arrays
+            The parameters: the same arrays, which have been written, or for JAX new ones.
+
+        Raises
+        ------
+        ShrinkError
+            Ranks were lost, and this one may not go on without them.
+        """
+        self._check_open()
+        if parameters is not None:
+            self._parameters.replace(parameters)
+        elif self._parameters.immutable:
+            raise ArgumentError(
+                "JAX's arrays cannot be written: call parameters = diloco.step(parameters)"
+            )
+        self._local_steps += 1
+        self._advance()
+        return self.parameters
+
+    def recover(self, comm: Communicator | None = None) -> None:
+        """Go on after a loss that the program noticed in a call of its own. Collective.
+
+        Parameters
+        ----------
+        comm : Communicator, optional
+            What the program got from ``shrink()``. Default: shrink the present one.
+        """
+        self._check_open()
+        if comm is not None:
+            check_communicator(comm)
+            self._use(comm)
+        self._advance(shrinks=comm is None, agrees=True)
+
+    def _advance(self, shrinks: bool = False, agrees: bool = False) -> None:
+        """Make what is due, with the ranks that are left."""
+        while True:
+            if shrinks:
+                made = self._comm.shrink()  # which closes the one before
+                self._comm = self._owned = made
+            try:
+                if agrees:
+                    self._agree_after_loss()
+                self._comm.check()  # a rank hears of losses in the next step, not only at a sync
+                self._make_due()
+                return
+            except _LOSSES:
+                shrinks = agrees = True
+
+    def _agree_after_loss(self) -> None:
+        """Go back to the last outer step that all ranks here have completed.
+
+        They are at most one apart: no rank completes a step before all have completed the last one.
+        """
+        if self._pending is not None:
+            self._pending.transfer = None
+        steps = min(self._comm.all_gather_object(self._outer_steps))
+        if steps < self._outer_steps and self._before is not None:
+            self._outer_steps = steps
+            self._states[self._fragment], self._pending = self._before
+            self._before = None
+            self._local_steps = self._period
+
+    @property
+    def _fragment(self) -> int:
+        """The number of the fragment whose outer step is next."""
+        return self._outer_steps % len(self._fragments)
+
+    def _make_due(self) -> None:
+        number = self._fragment
+        state = self._states[number]
+        if self._pending is None and self._local_steps >= self._period - self._delay:
+            own = self._parameters.read(*self._fragments[number])
+            if not self._averages:
+                np.subtract(state.values, own, out=own)
+            self._pending = Pending(own)
+        pending = self._pending
+        if pending is None:
+            return
+        if pending.transfer is None:
+            sent = self.bytes_per_outer_step
+            pending.transfer = self._exchange.start(
+                self._comm, pending.given, state.residual, self._outer_steps
+            )
+            self._bytes_sent += sent
+        if self._local_steps >= self._period:
+            self._apply(number, state, pending, pending.transfer)
+
+    def _apply(self, number: int, state: State, pending: Pending, transfer: Transfer) -> None:
+        """Wait for the mean and make the outer step of a fragment."""
+        mean = transfer.mean()
+        values, memory = (mean, {}) if self._averages else self._outer.step(state, mean)
+        written = values
+        if self._mix:
+            if pending.local is None:
+                pending.local = self._parameters.read(*self._fragments[number])
+            written = pending.local - values
+            written *= values.dtype.type(self._mix)
+            written += values
+        if self._mix != 1:
+            self._parameters.write(written, *self._fragments[number])
+        pending.transfer = None
+        self._before = state, pending  # until the next step of any rank is complete
+        self._states[number] = State(values, memory, transfer.residual)
+        self._pending = None
+        self._local_steps = 0
+        self._outer_steps += 1
+
+    # --- the state --------------------------------------------------------------------------------
+
+    def adopt(self, comm: Communicator) -> None:
+        """Go on with the ranks of another communicator, to which some were added. Collective.
+
+        On the ranks that were there call this, and on the new ones make a `DiLoCo` with the same
+        arguments: they get the outer state of rank 0, which must be one that was there. If the call
+        raises PeerLostError, go on by ``recover(comm.shrink())``.
+
+        Raises
+        ------
+        StateError
+            On every rank: a fragment is in flight (call this right after an outer step), or
+            ranks have made different numbers of outer steps.
+        """
+        self._check_open()
+        check_communicator(comm)
+        self._join(comm, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank keeps, for a checkpoint: the outer state and its own residual.
+
+        The parameters are the program's. The arrays are read-only and not copied. StateError while
+        a fragment is in flight.
+        """
+        self._check_not_in_flight()
+        residuals = [state.residual for state in self._states]
+        return {
+            "outer_steps": self._outer_steps,
+            "local_steps": self._local_steps,
+            "values": [_read_only(state.values) for state in self._states],
+            "memory": [dict(state.memory) for state in self._states],
+            "residuals": [None if kept is None else _read_only(kept) for kept in residuals],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what `state_dict` returned, of the same model and number of fragments. Collective.
+
+        Parameters are not written. A residual that is missing is zero.
+
+        Raises
+        ------
+        ArgumentError, MismatchError
+            On every rank: a state does not fit, or ranks have different ones.
+        """
+        self._check_open()
+        problem, states, settings = None, self._states, {}
+        try:
+            self._check_not_in_flight()
+            states = self._states_of(state)
+            steps = int(state["outer_steps"]), int(state["local_steps"])
+            settings = {"outer_steps, local_steps": str(steps)}
+            check = 0
+            for item in states:
+                check = zlib.crc32(item.values.data, check)
+            settings["the checksum of values"] = f"{check:#x}"
+        except Exception as error:
+            problem = error
+        agree(self._comm, "load_state_dict", problem, settings, None)
+        self._states, self._before = states, None
+        self._outer_steps, self._local_steps = steps
+
+    def _states_of(self, state: dict[str, Any]) -> list[State]:
+        sizes = [len(item.values) for item in self._states]
+        found = [np.array(values, self._parameters.dtype) for values in state["values"]]
+        if [values.shape for values in found] != [(size,) for size in sizes]:
+            given = [values.size for values in found]
+            raise ArgumentError(f"the state has fragments of {given} values, not of {sizes}")
+        memory, residuals = state["memory"], state["residuals"]
+        return [
+            State(values, dict(kept), self._residual(values, residual))
+            for values, kept, residual in zip(found, memory, residuals, strict=True)
+        ]
+
+    def _residual(self, values: Vector, given: Vector | None = None) -> Vector | None:
+        if not self._exchange.has_residual:
+            return None
+        if given is None:
+            return np.zeros_like(values)
+        if given.shape != values.shape:
+            raise ArgumentError(f"a residual has {given.size} values, not {values.size}")
+        return np.array(given, values.dtype)
+
+    def _join(self, comm: Communicator, problem: Exception | None) -> None:
+        """Check that all ranks train alike; give rank 0's outer state to those that have none."""
+        own = None
+        if self._states:
+            own = Position(self._outer_steps, self._local_steps, self._pending is not None)
+        positions = agree(comm, type(self).__name__, problem, self._settings, own)
+        there = {rank: item for rank, item in enumerate(positions) if item is not None}
+        _check_positions(there, comm.world_size)
+        if not self._states:
+            self._states = [State(self._parameters.read(*part)) for part in self._fragments]
+        shared = [(state.values, state.memory) for state in self._states]
+        handed = comm.broadcast_object((shared, there.get(0)) if comm.rank == 0 else None)
+        if own is None:
+            if comm.rank != 0:
+                self._take(*handed)
+            self._states = [
+                replace(state, residual=self._residual(state.values)) for state in self._states
+            ]
+        self._use(comm)
+
+    def _take(
+        self, shared: Sequence[tuple[Vector, dict[str, Any]]], position: Position | None
+    ) -> None:
+        self._states = [State(values, memory) for values, memory in shared]
+        for state, part in zip(self._states, self._fragments, strict=True):
+            self._parameters.write(state.values, *part)
+        if position is not None:
+            self._outer_steps, self._local_steps = position.outer_steps, position.local_steps
+
+    def _use(self, comm: Communicator) -> None:
+        if self._owned is not None and self._owned is not comm:
+            owned, self._owned = self._owned, None
+            if not owned.is_closed:
+                owned.close()
+        self._comm = comm
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for a fragment in flight and drop it; close the communicator that a loss led to.
+
+        The communicator that was given is the program's. Not collective.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        pending, self._pending, self._before = self._pending, None, None
+        try:
+            if pending is not None and pending.transfer is not None:
+                pending.transfer.work.wait()
+        finally:
+            if self._owned is not None:
+                self._owned.close()
+
+    def __enter__(self) -> DiLoCo:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not self._is_closed:
+            self._is_closed = True
+            if self._owned is not None:
+                self._owned.__exit__(kind, error, traceback)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StateError(f"this {type(self).__name__} is closed")
+
+    def _check_not_in_flight(self) -> None:
+        if self._pending is not None:
+            raise StateError(
+                f"a fragment is in flight: its outer step is complete in {self.steps_to_sync} steps"
+            )
+
+
+class LocalSGD(DiLoCo):
+    """Training in which the ranks average their parameters once in many steps.
+
+    It is `DiLoCo` with ``outer="sgd"`` and ``lr=1``; see there.
+
+    Parameters
+    ----------
+    comm : Communicator
+    parameters : iterable of arrays
+    every : int
+        Inner steps from one average to the next.
+    compression : str or Compression, optional
+        What travels then is how far each rank has come, as in `DiLoCo`.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        parameters: Iterable[AnyArray],
+        *,
+        every: int,
+        compression: str | Compression | None = None,
+    ) -> None:
+        super().__init__(
+            comm, parameters, every=every, outer="sgd", lr=1.0, compression=compression
+        )
+
+
+def average_parameters(comm: Communicator, parameters: Iterable[AnyArray]) -> list[AnyArray]:
+    """Write the mean over the ranks to each array, as one all_reduce. Collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+    parameters : iterable of arrays
+        As in `DiLoCo`: also statistics of a model that are no parameters, if they are floats.
+
+    Returns
+    -------
+    list of arrays
+        The arrays that were given; for JAX new ones.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, MismatchError
+        On every rank, before anything moves.
+    """
+    check_communicator(comm)
+    problem, settings = None, {}
+    try:
+        found = Parameters(parameters)
+        texts = found.texts()
+        settings = {"the number of parameters": str(len(texts))}
+        settings |= {f"parameter {number}": text for number, text in enumerate(texts)}
+    except Exception as error:
+        problem = error
+    agree(comm, "average_parameters", problem, settings, None)
+    vector = found.read()
+    comm.all_reduce(vector, "avg", out=vector)
+    found.write(vector)
+    return found.arrays
+
+
+def check_communicator(comm: object) -> None:
+    """Raise if an argument is no communicator."""
+    if not isinstance(comm, Communicator):
+        raise ArgumentTypeError(f"comm must be a gpucoll.Communicator; got {type(comm).__name__}")
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be an int; got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} must be an int; got {value!r}") from None
+    if number < least:
+        raise ArgumentError(f"{name} must be at least {least}; got {number}")
+    return number
+
+
+def _check_positions(there: dict[int, Position], world_size: int) -> None:
+    """Raise if the ranks that have a state cannot hand it over."""
+    if there and 0 not in there:
+        raise StateError(f"rank 0 of {world_size} is new and has no outer state to hand over")
+    for rank, position in there.items():
+        if position.in_flight:
+            raise StateError(
+                f"on rank {rank} of {world_size} a fragment is in flight: call adopt right after "
+                "an outer step"
+            )
+        if position.outer_steps != there[0].outer_steps:
+            raise StateError(
+                f"rank 0 of {world_size} has made {there[0].outer_steps} outer steps, rank {rank} "
+                f"{position.outer_steps}: call adopt after the same one"
+            )
+
+
+def _read_only(vector: Vector) -> Vector:
+    view = vector.view()
+    view.flags.writeable = False
+    return view
