@@ -235,7 +235,7 @@ def test_error_feedback_of_sparse_steps_loses_nothing(comm):
     assert np.abs(residual).max() > 0
 
 
-# --- what travels ----------------------------------------------------------------------------------
+# --- what travels ---------------------------------------------------------------------------------
 
 
 def sent_bytes(comm):
@@ -300,7 +300,7 @@ def test_fragments_have_about_equal_sizes():
     assert fragments_of([0, 0], 2) == [(0, 1), (1, 2)]
 
 
-# --- what is refused -------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 FLOATS = [np.zeros(3, np.float32), np.zeros(2, np.float32)]
 BAD = [

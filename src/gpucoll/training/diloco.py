@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -18,8 +18,10 @@ from gpucoll import (
     Communicator,
     Compression,
     DeadlineError,
+    MismatchError,
     PeerLostError,
     StateError,
+    UsageError,
 )
 from gpucoll.training.agreement import agree
 from gpucoll.training.exchange import Sparse, Transfer, exchange_for
@@ -33,7 +35,6 @@ class Position(NamedTuple):
     """How far a rank is."""
 
     outer_steps: int
-    local_steps: int
     in_flight: bool
 
 
@@ -160,7 +161,7 @@ class DiLoCo:
             self._divide(every, fragments, delay, mix)
         except Exception as error:
             problem = error  # first every rank is told
-        self._join(comm, problem)
+        self._advance(meets=True, problem=problem)
 
     def _set_up(
         self,
@@ -289,37 +290,96 @@ class DiLoCo:
         self._check_open()
         if comm is not None:
             check_communicator(comm)
-            self._use(comm)
-        self._advance(shrinks=comm is None, agrees=True)
+            self._comm, self._owned = comm, None  # shrink has closed the one before
+        self._forget_transfer()
+        self._advance(shrinks=comm is None, meets=True)
 
-    def _advance(self, shrinks: bool = False, agrees: bool = False) -> None:
+    def confirm(self) -> None:
+        """Wait until all ranks have completed the outer steps made so far. Collective.
+
+        Call it on all ranks after the same number of steps: at the end of the training, and before
+        a checkpoint. If a rank is lost here, the others go on as in `step`. Without it a rank may
+        end the training while another one has to repeat the last outer step.
+        """
+        self._check_open()
+        self._advance(confirms=True)
+
+    def _advance(
+        self,
+        *,
+        shrinks: bool = False,
+        meets: bool = False,
+        confirms: bool = False,
+        problem: Exception | None = None,
+    ) -> None:
         """Make what is due, with the ranks that are left."""
         while True:
             if shrinks:
-                made = self._comm.shrink()  # which closes the one before
-                self._comm = self._owned = made
+                self._comm = self._owned = self._comm.shrink()  # which closes the one before
             try:
-                if agrees:
-                    self._agree_after_loss()
+                if meets:
+                    self._meet(problem)
+                    meets = False
                 self._comm.check()  # a rank hears of losses in the next step, not only at a sync
                 self._make_due()
+                if confirms:
+                    self._comm.barrier()
                 return
             except _LOSSES:
-                shrinks = agrees = True
+                shrinks = meets = True
+                self._forget_transfer()
 
-    def _agree_after_loss(self) -> None:
-        """Go back to the last outer step that all ranks here have completed.
-
-        They are at most one apart: no rank completes a step before all have completed the last one.
-        """
+    def _forget_transfer(self) -> None:
+        """Start a transfer again that was on a communicator which a loss has broken."""
         if self._pending is not None:
             self._pending.transfer = None
-        steps = min(self._comm.all_gather_object(self._outer_steps))
-        if steps < self._outer_steps and self._before is not None:
-            self._outer_steps = steps
+
+    def _meet(self, problem: Exception | None) -> None:
+        """Come to the same outer state on all ranks, of which some may be new.
+
+        Those that are not new go back to the last outer step that all of them have completed. They
+        are at most one apart: no rank completes a step before all have completed the last one.
+        """
+        comm, own = self._comm, None
+        if self._states:
+            in_flight = self._pending is not None and self._pending.transfer is not None
+            own = Position(self._outer_steps, in_flight)
+        positions = agree(comm, type(self).__name__, problem, self._settings, own)
+        there = {rank: item for rank, item in enumerate(positions) if item is not None}
+        for rank, position in there.items():
+            if position.in_flight:
+                raise StateError(
+                    f"on rank {rank} of {comm.world_size} a fragment is in flight: call adopt "
+                    "right after an outer step"
+                )
+        if there:
+            self._go_back(min(position.outer_steps for position in there.values()))
+        if len(there) < comm.world_size:
+            self._hand_over(comm, min(there, default=0))
+
+    def _go_back(self, outer_steps: int) -> None:
+        if outer_steps < self._outer_steps and self._before is not None:
+            self._outer_steps = outer_steps
             self._states[self._fragment], self._pending = self._before
             self._before = None
             self._local_steps = self._period
+
+    def _hand_over(self, comm: Communicator, root: int) -> None:
+        """Give the outer state of `root` to those that have none."""
+        is_new, handed = not self._states, None
+        if comm.rank == root:
+            if is_new:
+                self._states = [State(self._parameters.read(*part)) for part in self._fragments]
+            common = [(state.values, state.memory) for state in self._states]
+            handed = common, self._outer_steps, self._local_steps
+        common, outer_steps, local_steps = comm.broadcast_object(handed, root)
+        if not is_new:
+            return
+        self._states = [State(values, memory, self._residual(values)) for values, memory in common]
+        self._outer_steps, self._local_steps = outer_steps, local_steps
+        if comm.rank != root:
+            for state, part in zip(self._states, self._fragments, strict=True):
+                self._parameters.write(state.values, *part)
 
     @property
     def _fragment(self) -> int:
@@ -372,18 +432,25 @@ class DiLoCo:
         """Go on with the ranks of another communicator, to which some were added. Collective.
 
         On the ranks that were there call this, and on the new ones make a `DiLoCo` with the same
-        arguments: they get the outer state of rank 0, which must be one that was there. If the call
-        raises PeerLostError, go on by ``recover(comm.shrink())``.
+        arguments: they get the outer state of the lowest rank that was there. A new rank counts
+        like one that made no step since then. The communicator before stays the program's.
 
         Raises
         ------
         StateError
-            On every rank: a fragment is in flight (call this right after an outer step), or
-            ranks have made different numbers of outer steps.
+            On every rank: a fragment is in flight somewhere. Call this right after an outer step.
         """
         self._check_open()
         check_communicator(comm)
-        self._join(comm, None)
+        before, owned = self._comm, self._owned
+        self._comm, self._owned = comm, None
+        try:
+            self._advance(meets=True)
+        except (UsageError, MismatchError):
+            self._comm, self._owned = before, owned
+            raise
+        if owned is not None and not owned.is_closed:
+            owned.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps, for a checkpoint: the outer state and its own residual.
@@ -448,42 +515,6 @@ class DiLoCo:
         if given.shape != values.shape:
             raise ArgumentError(f"a residual has {given.size} values, not {values.size}")
         return np.array(given, values.dtype)
-
-    def _join(self, comm: Communicator, problem: Exception | None) -> None:
-        """Check that all ranks train alike; give rank 0's outer state to those that have none."""
-        own = None
-        if self._states:
-            own = Position(self._outer_steps, self._local_steps, self._pending is not None)
-        positions = agree(comm, type(self).__name__, problem, self._settings, own)
-        there = {rank: item for rank, item in enumerate(positions) if item is not None}
-        _check_positions(there, comm.world_size)
-        if not self._states:
-            self._states = [State(self._parameters.read(*part)) for part in self._fragments]
-        shared = [(state.values, state.memory) for state in self._states]
-        handed = comm.broadcast_object((shared, there.get(0)) if comm.rank == 0 else None)
-        if own is None:
-            if comm.rank != 0:
-                self._take(*handed)
-            self._states = [
-                replace(state, residual=self._residual(state.values)) for state in self._states
-            ]
-        self._use(comm)
-
-    def _take(
-        self, shared: Sequence[tuple[Vector, dict[str, Any]]], position: Position | None
-    ) -> None:
-        self._states = [State(values, memory) for values, memory in shared]
-        for state, part in zip(self._states, self._fragments, strict=True):
-            self._parameters.write(state.values, *part)
-        if position is not None:
-            self._outer_steps, self._local_steps = position.outer_steps, position.local_steps
-
-    def _use(self, comm: Communicator) -> None:
-        if self._owned is not None and self._owned is not comm:
-            owned, self._owned = self._owned, None
-            if not owned.is_closed:
-                owned.close()
-        self._comm = comm
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -609,23 +640,6 @@ def _integer(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ArgumentError(f"{name} must be at least {least}; got {number}")
     return number
-
-
-def _check_positions(there: dict[int, Position], world_size: int) -> None:
-    """Raise if the ranks that have a state cannot hand it over."""
-    if there and 0 not in there:
-        raise StateError(f"rank 0 of {world_size} is new and has no outer state to hand over")
-    for rank, position in there.items():
-        if position.in_flight:
-            raise StateError(
-                f"on rank {rank} of {world_size} a fragment is in flight: call adopt right after "
-                "an outer step"
-            )
-        if position.outer_steps != there[0].outer_steps:
-            raise StateError(
-                f"rank 0 of {world_size} has made {there[0].outer_steps} outer steps, rank {rank} "
-                f"{position.outer_steps}: call adopt after the same one"
-            )
 
 
 def _read_only(vector: Vector) -> Vector:
