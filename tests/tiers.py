@@ -50,6 +50,7 @@ PLACES = {
     "tests/rendezvous/test_real_launchers.py": "mpi",
     "tests/rendezvous/test_slurm.py": "soak",
     "tests/tools/test_gpu_probes.py": "soak",
+    "tests/training/test_libraries.py": "libraries",
 }
 """The tier of each file or folder whose tests are not in the quick one; the longest path counts."""
 

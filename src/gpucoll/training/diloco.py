@@ -369,15 +369,14 @@ class DiLoCo:
         is_new, handed = not self._states, None
         if comm.rank == root:
             if is_new:
-                self._states = [State(self._parameters.read(*part)) for part in self._fragments]
+                values = [self._parameters.read(*part) for part in self._fragments]
+                self._states = [State(item, {}, self._residual(item)) for item in values]
             common = [(state.values, state.memory) for state in self._states]
             handed = common, self._outer_steps, self._local_steps
         common, outer_steps, local_steps = comm.broadcast_object(handed, root)
-        if not is_new:
-            return
-        self._states = [State(values, memory, self._residual(values)) for values, memory in common]
-        self._outer_steps, self._local_steps = outer_steps, local_steps
-        if comm.rank != root:
+        if is_new and comm.rank != root:
+            self._states = [State(*item, self._residual(item[0])) for item in common]
+            self._outer_steps, self._local_steps = outer_steps, local_steps
             for state, part in zip(self._states, self._fragments, strict=True):
                 self._parameters.write(state.values, *part)
 
