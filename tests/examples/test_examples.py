@@ -57,6 +57,18 @@ def test_data_parallel_training_depends_on_the_number_of_ranks_by_rounding_only(
 
 @pytest.mark.soak(quick=1)
 @several_ranks
+def test_diloco_ends_where_one_process_does_bit_for_bit(ranks, digits, world_size):
+    replies = ranks.call(world_size, example("diloco_digits")["main"], *digits)
+
+    weights, accuracy, same = replies[0]
+    assert same is True
+    assert accuracy > 0.9
+    for other, *_ in replies:
+        assert [array.tobytes() for array in other] == [array.tobytes() for array in weights]
+
+
+@pytest.mark.soak(quick=1)
+@several_ranks
 def test_kmeans_finds_the_clusters_of_one_process(ranks, world_size):
     result = ranks.call(world_size, example("kmeans")["main"])[0]
 
@@ -125,7 +137,7 @@ def test_elastic_training_wins_ranks_back():
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_example_is_a_program_for_gpucoll_run(name):
-    if name == "data_parallel_digits":
+    if name.endswith("_digits"):
         pytest.importorskip("sklearn", reason="needs scikit-learn's digits")
     check_program("-m", "gpucoll.launcher.cli", "-n", "2", str(EXAMPLES / f"{name}.py"))
 
