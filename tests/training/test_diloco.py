@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -404,3 +405,12 @@ def test_what_a_step_refuses(comm):
     diloco.close()
     with pytest.raises(GpucollError, match="this DiLoCo is closed"):
         diloco.step()
+
+
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/training.md").read_text("utf-8")
+
+
+@pytest.mark.ranks(2)
+def test_the_guides_example_runs(comm):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    exec(compile(code, "training.md", "exec"), {"comm": comm, "np": np})  # noqa: S102  (ours)

@@ -111,8 +111,8 @@ class DiLoCo:
     Notes
     -----
     The outer state is in host memory: the common parameters, the momentum if there is one and the
-    residual of a compression, each as large as all parameters in float32 (float64 if one is), and
-    as much again of the fragment that was last, with two vectors of its size.
+    residual of a compression, each as large as all parameters in float32 (float64 if one is). Of
+    the largest fragment there is as much again, and in an outer step three vectors more.
 
     With ``lr=1`` and no momentum an outer step leads to the mean of the ranks' parameters. Without
     compression these are averaged themselves, so that one rank keeps its own bits.
@@ -408,6 +408,7 @@ class DiLoCo:
     def _apply(self, number: int, state: State, pending: Pending, transfer: Transfer) -> None:
         """Wait for the mean and make the outer step of a fragment."""
         mean = transfer.mean()
+        self._before = None  # every rank is in this step, so all have completed the one before
         values, memory = (mean, {}) if self._averages else self._outer.step(state, mean)
         written = values
         if self._mix:

@@ -70,17 +70,17 @@ class Outer:
             return self._step_of_program(state, gradient)
         memory: Memory = {}
         if self.has_momentum:
-            before = state.memory.get("velocity")
-            velocity = gradient if before is None else before * self._scalar(gradient)
-            if before is not None:
+            factor = gradient.dtype.type(self.momentum)
+            velocity = gradient
+            if "velocity" in state.memory:
+                velocity = state.memory["velocity"] * factor
                 velocity += gradient
             memory["velocity"] = velocity
-            gradient = gradient + velocity * self._scalar(gradient)
+            ahead = velocity * factor
+            ahead += gradient
+            gradient = ahead
         gradient *= gradient.dtype.type(self.lr)
         return np.subtract(state.values, gradient, out=gradient), memory
-
-    def _scalar(self, like: Vector) -> Any:
-        return like.dtype.type(self.momentum)
 
     def _step_of_program(self, state: State, gradient: Vector) -> tuple[Vector, Memory]:
         assert callable(self.kind)
