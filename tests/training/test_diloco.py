@@ -330,6 +330,7 @@ BAD = [
     ({"parameters": [np.zeros(2, int)]}, "parameter 0 is int64: only float16, bfloat16"),
     ({"parameters": [np.zeros(2, complex)]}, "parameter 0 is complex128"),
     ({"parameters": [np.broadcast_to(np.zeros(1), 2)]}, "parameter 0 is read-only"),
+    ({"parameters": [FLOATS[0], FLOATS[0]]}, "parameters has an array twice"),
     ({"parameters": [np.zeros(2)], "compression": "int8"}, "parameters; one is float64"),
 ]
 
@@ -385,6 +386,17 @@ def test_ranks_that_differ_are_told_before_anything_moves(comm, given, text):
         with pytest.raises(MismatchError, match=re.escape(text)):
             average_parameters(comm, given["parameters"] if comm.rank == 2 else FLOATS)
     assert comm.all_reduce(1) == 3
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("given", WAYS, ids=str)
+def test_arrays_without_elements(comm, given):
+    model = [np.zeros((0, 3), np.float32), np.zeros(0, np.float32)]
+    with DiLoCo(comm, model, every=4, **given) as diloco:
+        for _ in range(8):
+            diloco.step()
+        assert diloco.outer_steps == 2 * given.get("fragments", 1)
+        assert diloco.bytes_sent == 0
 
 
 @pytest.mark.ranks(1)

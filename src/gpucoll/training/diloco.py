@@ -46,15 +46,34 @@ class Pending:
     ----------
     given : Vector
         What this rank gives: its pseudo-gradient, or its parameters if these are averaged.
-    local : Vector or None
-        With `mix`: this rank's parameters when the step was first applied.
     transfer : Transfer or None
         None if it is yet to be started on the present communicator.
+    undone : Undone or None
+        If this rank has completed the step before, and others have not.
     """
 
     given: Vector
-    local: Vector | None = None
     transfer: Transfer | None = None
+    undone: Undone | None = None
+
+
+@dataclass(frozen=True)
+class Undone:
+    """What a rank has of an outer step that is to be repeated.
+
+    Attributes
+    ----------
+    values : Vector
+        The common values that the step led to, from which the rank has gone on.
+    local_steps : int
+        The number of inner steps since then.
+    next : Pending or None
+        The next outer step, if it has begun.
+    """
+
+    values: Vector
+    local_steps: int
+    next: Pending | None
 
 
 class DiLoCo:
@@ -119,7 +138,7 @@ class DiLoCo:
 
     If a rank is lost, `step` shrinks the communicator and goes on from the last outer state that
     all ranks have that are left. They repeat an interrupted outer step with their pseudo-gradients,
-    so that none of their work is lost.
+    so that none of their work is lost. All count the same steps as before.
 
     Examples
     --------
@@ -286,6 +305,10 @@ class DiLoCo:
         ----------
         comm : Communicator, optional
             What the program got from ``shrink()``. Default: shrink the present one.
+
+        Notes
+        -----
+        Parameters may be written: for JAX the new arrays are in `parameters`.
         """
         self._check_open()
         if comm is not None:
@@ -331,8 +354,9 @@ class DiLoCo:
 
     def _forget_transfer(self) -> None:
         """Start a transfer again that was on a communicator which a loss has broken."""
-        if self._pending is not None:
-            self._pending.transfer = None
+        pending = self._pending
+        if pending is not None:
+            pending.transfer = None
 
     def _meet(self, problem: Exception | None) -> None:
         """Come to the same outer state on all ranks, of which some may be new.
@@ -352,16 +376,22 @@ class DiLoCo:
                     f"on rank {rank} of {comm.world_size} a fragment is in flight: call adopt "
                     "right after an outer step"
                 )
-        if there:
-            self._go_back(min(position.outer_steps for position in there.values()))
+        steps = [position.outer_steps for position in there.values()]
+        if steps and max(steps) - min(steps) > 1:
+            raise StateError(
+                f"the ranks have made {steps} outer steps: they are of other trainings"
+            )
+        if steps:
+            self._go_back(min(steps))
         if len(there) < comm.world_size:
             self._hand_over(comm, min(there, default=0))
 
     def _go_back(self, outer_steps: int) -> None:
         if outer_steps < self._outer_steps and self._before is not None:
             self._outer_steps = outer_steps
-            self._states[self._fragment], self._pending = self._before
-            self._before = None
+            number, (state, pending) = self._fragment, self._before
+            pending.undone = Undone(self._states[number].values, self._local_steps, self._pending)
+            self._states[number], self._pending, self._before = state, pending, None
             self._local_steps = self._period
 
     def _hand_over(self, comm: Communicator, root: int) -> None:
@@ -404,27 +434,40 @@ class DiLoCo:
             self._bytes_sent += sent
         if self._local_steps >= self._period:
             self._apply(number, state, pending, pending.transfer)
+            if self._pending is not None or self._local_steps:
+                self._make_due()  # a step was repeated; since then the next may have become due
 
     def _apply(self, number: int, state: State, pending: Pending, transfer: Transfer) -> None:
         """Wait for the mean and make the outer step of a fragment."""
         mean = transfer.mean()
         self._before = None  # every rank is in this step, so all have completed the one before
         values, memory = (mean, {}) if self._averages else self._outer.step(state, mean)
-        written = values
-        if self._mix:
-            if pending.local is None:
-                pending.local = self._parameters.read(*self._fragments[number])
-            written = pending.local - values
-            written *= values.dtype.type(self._mix)
-            written += values
-        if self._mix != 1:
-            self._parameters.write(written, *self._fragments[number])
-        pending.transfer = None
-        self._before = state, pending  # until the next step of any rank is complete
+        self._write(number, values, pending.undone)
+        self._local_steps, self._pending = 0, None
+        if pending.undone is not None:
+            self._local_steps, self._pending = pending.undone.local_steps, pending.undone.next
+        pending.transfer = pending.undone = None
+        self._before = state, pending  # until a rank may be sure that all have completed this one
         self._states[number] = State(values, memory, transfer.residual)
-        self._pending = None
-        self._local_steps = 0
         self._outer_steps += 1
+
+    def _write(self, number: int, values: Vector, undone: Undone | None) -> None:
+        """Bring this rank's parameters of a fragment to new common values, up to `mix`."""
+        part, mix = self._fragments[number], values.dtype.type(self._mix)
+        if undone is not None:  # keep the inner steps that were made since
+            further = values - undone.values
+            if undone.next is not None and len(self._fragments) == 1:
+                undone.next.given = undone.next.given + further * (
+                    1 - mix if self._averages else mix
+                )
+            self._parameters.write(self._parameters.read(*part) + further * (1 - mix), *part)
+        elif not mix:
+            self._parameters.write(values, *part)
+        elif mix != 1:
+            written = self._parameters.read(*part) - values
+            written *= mix
+            written += values
+            self._parameters.write(written, *part)
 
     # --- the state --------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class Outer:
 
     def __str__(self) -> str:
         if isinstance(self.kind, str):
-            return f"{self.kind}, lr={self.lr}, momentum={self.momentum}"
+            return f"{self.kind}, lr={float(self.lr)}, momentum={float(self.momentum)}"
         return getattr(self.kind, "__qualname__", type(self.kind).__qualname__)
 
     def step(self, state: State, gradient: Vector) -> tuple[Vector, Memory]:

@@ -41,6 +41,8 @@ class Parameters:
         self.arrays = list(given)
         if not self.arrays:
             raise ArgumentError("parameters has no array")
+        if len({id(array) for array in self.arrays}) < len(self.arrays):
+            raise ArgumentError("parameters has an array twice")
         self.descriptions = [_describe(array, i) for i, array in enumerate(self.arrays)]
         dtypes = {dtype for _, dtype in self.descriptions}
         self.dtype = np.dtype("float64" if "float64" in dtypes else "float32")
