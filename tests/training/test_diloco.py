@@ -145,41 +145,6 @@ def test_the_same_bits_on_every_rank(comm, given):
         np.testing.assert_array_equal(parameters, state["values"][0])
 
 
-def simulated(ranks, steps=24, every=4, lr=0.7, momentum=0.9, dtype=np.float32):
-    """Return the parameters of DiLoCo with Nesterov's momentum, in NumPy and one process."""
-    randoms = [np.random.default_rng(rank) for rank in range(ranks)]
-    models = [
-        [r.normal(size=(50, 3)).astype(dtype), r.normal(size=70).astype(dtype)] for r in randoms
-    ]
-    common = [array.copy() for array in models[0]]
-    models = [[array.copy() for array in common] for _ in range(ranks)]
-    velocities = [np.zeros_like(array) for array in common]
-    for step in range(1, steps + 1):
-        for random, model in zip(randoms, models, strict=True):
-            for array in model:
-                array -= (0.1 * array + random.normal(size=array.shape)).astype(dtype)
-        if step % every:
-            continue
-        for number, velocity in enumerate(velocities):
-            given = [common[number] - model[number] for model in models]
-            mean = sum(given[1:], given[0]) / dtype(ranks)
-            velocity *= dtype(momentum)
-            velocity += mean
-            common[number] = common[number] - dtype(lr) * (mean + dtype(momentum) * velocity)
-            for model in models:
-                model[number] = common[number].copy()
-    return common
-
-
-@pytest.mark.ranks(1, 2, 3)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_nesterov_is_that_of_a_plain_loop(comm, dtype):
-    model, _ = train(comm, dtype=dtype)
-
-    for found, expected in zip(model, simulated(comm.world_size, dtype=dtype), strict=True):
-        assert found.tobytes() == expected.tobytes()
-
-
 @pytest.mark.ranks(2)
 def test_an_outer_function_of_the_program(comm):
     def heavy_ball(values, mean, memory):
@@ -358,24 +323,12 @@ def test_bad_input_is_an_error_on_every_rank_before_anything_moves(comm, given, 
     ("given", "text"),
     [
         ({"every": 8}, "every is 4 on rank 0 of 3, but 8 on rank 2"),
-        (
-            {"lr": 0.5},
-            "outer is nesterov, lr=0.7, momentum=0.9 on rank 0 of 3, but nesterov, lr=0.5",
-        ),
+        ({"lr": 0.5}, "outer is nesterov, lr=0.7, momentum=0.9 on rank 0 of 3, but nesterov, lr"),
         ({"compression": "int8"}, "compression is None on rank 0 of 3, but int8 on rank 2"),
         ({"mix": 0.5}, "mix is 0.0 on rank 0 of 3, but 0.5"),
-        (
-            {"parameters": FLOATS[:1]},
-            "the number of parameters is 2 on rank 0 of 3, but 1 on rank 2",
-        ),
-        (
-            {"parameters": [FLOATS[0], np.zeros((1, 2), np.float32)]},
-            "parameter 1 is float32 of shape (2,) on rank 0 of 3, but float32 of shape (1, 2) on",
-        ),
-        (
-            {"parameters": [FLOATS[0].astype(np.float16), FLOATS[1]]},
-            "parameter 0 is float32 of shape (3,) on rank 0 of 3, but float16",
-        ),
+        ({"parameters": FLOATS[:1]}, "the number of parameters is 2 on rank 0 of 3, but 1 on"),
+        ({"parameters": [FLOATS[0], FLOATS[1][None]]}, "parameter 1 is float32 of shape (2,) on "),
+        ({"parameters": [FLOATS[0].astype("f2"), FLOATS[1]]}, "parameter 0 is float32 of shape"),
     ],
     ids=str,
 )

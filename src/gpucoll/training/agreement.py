@@ -17,18 +17,10 @@ def agree(
     settings: Mapping[str, str],
     offered: T,
 ) -> list[T]:
-    """Return what each rank offers, if no rank has a problem and all have the same settings.
+    """Return what each rank offers. Collective.
 
-    Collective.
-
-    Raises
-    ------
-    Exception
-        This rank's problem.
-    ArgumentError
-        Another rank has a problem.
-    MismatchError
-        The ranks have different settings.
+    Raises this rank's problem, an ArgumentError if another one has a problem, and a MismatchError
+    if the ranks have different settings.
     """
     text = None if problem is None else str(problem)
     found = comm.all_gather_object((text, dict(settings), offered))

@@ -2,74 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from gpucoll import (
-    AbortedError,
-    ArgumentError,
-    ArgumentTypeError,
-    Communicator,
-    Compression,
-    DeadlineError,
-    MismatchError,
-    PeerLostError,
-    StateError,
-    UsageError,
-)
+import gpucoll
+from gpucoll import ArgumentError, ArgumentTypeError, Communicator, Compression, StateError
 from gpucoll.training.agreement import agree
-from gpucoll.training.exchange import Sparse, Transfer, exchange_for
+from gpucoll.training.exchange import Exchange, Transfer
 from gpucoll.training.outer import Outer, OuterFunction, State, check_number
 from gpucoll.training.parameters import AnyArray, Parameters, Vector, fragments_of
 
-_LOSSES = (PeerLostError, DeadlineError, AbortedError)
-
-
-class Position(NamedTuple):
-    """How far a rank is."""
-
-    outer_steps: int
-    in_flight: bool
+_LOSSES = (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError)
 
 
 @dataclass
 class Pending:
-    """An outer step that is not complete, or that the ranks that are left may have to repeat.
-
-    Attributes
-    ----------
-    given : Vector
-        What this rank gives: its pseudo-gradient, or its parameters if these are averaged.
-    transfer : Transfer or None
-        None if it is yet to be started on the present communicator.
-    undone : Undone or None
-        If this rank has completed the step before, and others have not.
-    """
+    """An outer step that is not complete, or that the ranks that are left may have to repeat."""
 
     given: Vector
+    """What this rank gives: its pseudo-gradient, or its parameters if these are averaged."""
     transfer: Transfer | None = None
+    """None if it is yet to be started on the present communicator."""
     undone: Undone | None = None
+    """If this rank has completed the step before, and others have not."""
 
 
 @dataclass(frozen=True)
 class Undone:
-    """What a rank has of an outer step that is to be repeated.
-
-    Attributes
-    ----------
-    values : Vector
-        The common values that the step led to, from which the rank has gone on.
-    local_steps : int
-        The number of inner steps since then.
-    next : Pending or None
-        The next outer step, if it has begun.
-    """
+    """What a rank has of an outer step that is to be repeated, and from which it has gone on."""
 
     values: Vector
     local_steps: int
@@ -113,13 +79,6 @@ class DiLoCo:
         Inner steps that the ranks make while a fragment travels: less than ``every / fragments``.
     mix : float
         How much of this rank's own parameters stays after an outer step, from 0 to 1.
-
-    Attributes
-    ----------
-    comm : Communicator
-        The present one: after a loss it is another one.
-    outer_steps : int
-        Number of outer steps made; each is that of one fragment.
 
     Raises
     ------
@@ -174,37 +133,28 @@ class DiLoCo:
         self._pending: Pending | None = None
         self._before: tuple[State, Pending] | None = None
         self._settings: dict[str, str] = {}
+        self._initial: list[Vector] = []
+        self._is_apart = True
         problem = None
         try:
-            self._set_up(parameters, outer, lr, momentum, compression)
+            self._outer = Outer(outer, lr, momentum)
+            self._parameters = given = Parameters(parameters)
+            self._exchange = Exchange.parse(compression, given.dtype)
+            self._averages = compression is None and self._outer.averages
             self._divide(every, fragments, delay, mix)
+            if self._exchange.is_sparse and self._outer.has_momentum:
+                raise ArgumentError(
+                    "compression topk takes the place of the outer momentum: pass outer='sgd', or "
+                    "momentum=0"
+                )
+            if isinstance(compression, Compression):
+                compression = replace(compression, seed=None)  # ranks may have different ones
+            self._settings |= {"outer": str(self._outer), "compression": str(compression)}
+            self._settings |= given.settings()
+            self._initial = [given.read(*part) for part in self._fragments]
         except Exception as error:
             problem = error  # first every rank is told
-        self._advance(meets=True, problem=problem)
-
-    def _set_up(
-        self,
-        parameters: Iterable[AnyArray],
-        outer: str | OuterFunction,
-        lr: float,
-        momentum: float,
-        compression: str | Compression | None,
-    ) -> None:
-        self._outer = Outer(outer, lr, momentum)
-        self._parameters = Parameters(parameters)
-        self._exchange = exchange_for(compression, self._parameters.dtype)
-        if isinstance(self._exchange, Sparse) and self._outer.has_momentum:
-            raise ArgumentError(
-                "compression topk takes the place of the outer momentum: pass outer='sgd', or "
-                "momentum=0"
-            )
-        self._averages = compression is None and self._outer.averages
-        if isinstance(compression, Compression):
-            compression = replace(compression, seed=None)  # which ranks need not have in common
-        texts = self._parameters.texts()
-        self._settings |= {"outer": str(self._outer), "compression": str(compression)}
-        self._settings |= {"the number of parameters": str(len(texts))}
-        self._settings |= {f"parameter {number}": text for number, text in enumerate(texts)}
+        self._advance(problem=problem)
 
     def _divide(self, every: int, fragments: int, delay: int, mix: float) -> None:
         """Set which arrays make an outer step when."""
@@ -226,7 +176,7 @@ class DiLoCo:
             )
         self._delay, self._mix = delay, float(mix)
         self._fragments = fragments_of(sizes, fragments)
-        self._settings |= {"every": str(every), "fragments": str(fragments)}
+        self._settings = {"every": str(every), "fragments": str(fragments)}
         self._settings |= {"delay": str(delay), "mix": str(self._mix)}
 
     # --- steps ------------------------------------------------------------------------------------
@@ -314,8 +264,8 @@ class DiLoCo:
         if comm is not None:
             check_communicator(comm)
             self._comm, self._owned = comm, None  # shrink has closed the one before
-        self._forget_transfer()
-        self._advance(shrinks=comm is None, meets=True)
+        self._lose_transfer()
+        self._advance(shrinks=comm is None)
 
     def confirm(self) -> None:
         """Wait until all ranks have completed the outer steps made so far. Collective.
@@ -328,35 +278,30 @@ class DiLoCo:
         self._advance(confirms=True)
 
     def _advance(
-        self,
-        *,
-        shrinks: bool = False,
-        meets: bool = False,
-        confirms: bool = False,
-        problem: Exception | None = None,
+        self, *, shrinks: bool = False, confirms: bool = False, problem: Exception | None = None
     ) -> None:
         """Make what is due, with the ranks that are left."""
         while True:
             if shrinks:
                 self._comm = self._owned = self._comm.shrink()  # which closes the one before
             try:
-                if meets:
+                if self._is_apart:
                     self._meet(problem)
-                    meets = False
+                    self._is_apart = False
                 self._comm.check()  # a rank hears of losses in the next step, not only at a sync
                 self._make_due()
                 if confirms:
                     self._comm.barrier()
                 return
             except _LOSSES:
-                shrinks = meets = True
-                self._forget_transfer()
+                shrinks = True
+                self._lose_transfer()
 
-    def _forget_transfer(self) -> None:
-        """Start a transfer again that was on a communicator which a loss has broken."""
-        pending = self._pending
-        if pending is not None:
-            pending.transfer = None
+    def _lose_transfer(self) -> None:
+        """Make sure that the ranks meet again, and then start a transfer that a loss has ended."""
+        self._is_apart = True
+        if self._pending is not None:
+            self._pending.transfer = None
 
     def _meet(self, problem: Exception | None) -> None:
         """Come to the same outer state on all ranks, of which some may be new.
@@ -366,25 +311,23 @@ class DiLoCo:
         """
         comm, own = self._comm, None
         if self._states:
-            in_flight = self._pending is not None and self._pending.transfer is not None
-            own = Position(self._outer_steps, in_flight)
+            own = self._outer_steps, self._pending is not None and bool(self._pending.transfer)
         positions = agree(comm, type(self).__name__, problem, self._settings, own)
         there = {rank: item for rank, item in enumerate(positions) if item is not None}
-        for rank, position in there.items():
-            if position.in_flight:
+        for rank, (_, in_flight) in there.items():
+            if in_flight:
                 raise StateError(
                     f"on rank {rank} of {comm.world_size} a fragment is in flight: call adopt "
                     "right after an outer step"
                 )
-        steps = [position.outer_steps for position in there.values()]
+        steps = [outer_steps for outer_steps, _ in there.values()]
         if steps and max(steps) - min(steps) > 1:
-            raise StateError(
-                f"the ranks have made {steps} outer steps: they are of other trainings"
-            )
+            raise StateError(f"the ranks are of different trainings: of {steps} outer steps")
         if steps:
             self._go_back(min(steps))
         if len(there) < comm.world_size:
             self._hand_over(comm, min(there, default=0))
+        self._initial = []
 
     def _go_back(self, outer_steps: int) -> None:
         if outer_steps < self._outer_steps and self._before is not None:
@@ -396,11 +339,10 @@ class DiLoCo:
 
     def _hand_over(self, comm: Communicator, root: int) -> None:
         """Give the outer state of `root` to those that have none."""
-        is_new, handed = not self._states, None
+        is_new, handed, initial = not self._states, None, self._initial
         if comm.rank == root:
             if is_new:
-                values = [self._parameters.read(*part) for part in self._fragments]
-                self._states = [State(item, {}, self._residual(item)) for item in values]
+                self._states = [State(item, {}, self._residual(item)) for item in initial]
             common = [(state.values, state.memory) for state in self._states]
             handed = common, self._outer_steps, self._local_steps
         common, outer_steps, local_steps = comm.broadcast_object(handed, root)
@@ -485,12 +427,12 @@ class DiLoCo:
         """
         self._check_open()
         check_communicator(comm)
-        before, owned = self._comm, self._owned
-        self._comm, self._owned = comm, None
+        before, owned = (self._comm, self._owned, self._is_apart), self._owned
+        self._comm, self._owned, self._is_apart = comm, None, True
         try:
-            self._advance(meets=True)
-        except (UsageError, MismatchError):
-            self._comm, self._owned = before, owned
+            self._advance()
+        except (gpucoll.UsageError, gpucoll.MismatchError):
+            self._comm, self._owned, self._is_apart = before
             raise
         if owned is not None and not owned.is_closed:
             owned.close()
@@ -502,13 +444,15 @@ class DiLoCo:
         a fragment is in flight.
         """
         self._check_not_in_flight()
-        residuals = [state.residual for state in self._states]
         return {
             "outer_steps": self._outer_steps,
             "local_steps": self._local_steps,
             "values": [_read_only(state.values) for state in self._states],
-            "memory": [dict(state.memory) for state in self._states],
-            "residuals": [None if kept is None else _read_only(kept) for kept in residuals],
+            "memory": [
+                {name: _read_only(value) for name, value in state.memory.items()}
+                for state in self._states
+            ],
+            "residuals": [_read_only(state.residual) for state in self._states],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -530,7 +474,8 @@ class DiLoCo:
             settings = {"outer_steps, local_steps": str(steps)}
             check = 0
             for item in states:
-                check = zlib.crc32(item.values.data, check)
+                for array in (item.values, *map(item.memory.get, sorted(item.memory))):
+                    check = zlib.crc32(np.asarray(array).tobytes(), check)
             settings["the checksum of values"] = f"{check:#x}"
         except Exception as error:
             problem = error
@@ -546,12 +491,12 @@ class DiLoCo:
             raise ArgumentError(f"the state has fragments of {given} values, not of {sizes}")
         memory, residuals = state["memory"], state["residuals"]
         return [
-            State(values, dict(kept), self._residual(values, residual))
+            State(values, copy.deepcopy(kept), self._residual(values, residual))
             for values, kept, residual in zip(found, memory, residuals, strict=True)
         ]
 
     def _residual(self, values: Vector, given: Vector | None = None) -> Vector | None:
-        if not self._exchange.has_residual:
+        if self._exchange.how is None:
             return None
         if given is None:
             return np.zeros_like(values)
@@ -580,18 +525,13 @@ class DiLoCo:
     def __enter__(self) -> DiLoCo:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is None:
             self.close()
         elif not self._is_closed:
             self._is_closed = True
             if self._owned is not None:
-                self._owned.__exit__(kind, error, traceback)
+                self._owned.__exit__(kind, *error)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -616,7 +556,6 @@ class LocalSGD(DiLoCo):
     every : int
         Inner steps from one average to the next.
     compression : str or Compression, optional
-        What travels then is how far each rank has come, as in `DiLoCo`.
     """
 
     def __init__(
@@ -655,13 +594,10 @@ def average_parameters(comm: Communicator, parameters: Iterable[AnyArray]) -> li
     problem, settings = None, {}
     try:
         found = Parameters(parameters)
-        texts = found.texts()
-        settings = {"the number of parameters": str(len(texts))}
-        settings |= {f"parameter {number}": text for number, text in enumerate(texts)}
+        settings, vector = found.settings(), found.read()
     except Exception as error:
         problem = error
     agree(comm, "average_parameters", problem, settings, None)
-    vector = found.read()
     comm.all_reduce(vector, "avg", out=vector)
     found.write(vector)
     return found.arrays
@@ -674,18 +610,16 @@ def check_communicator(comm: object) -> None:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ArgumentTypeError(f"{name} must be an int; got {value!r}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{name} must be an int; got {value!r}") from None
-    if number < least:
-        raise ArgumentError(f"{name} must be at least {least}; got {number}")
-    return number
+    if value < least:
+        raise ArgumentError(f"{name} must be at least {least}; got {value}")
+    return operator.index(value)
 
 
-def _read_only(vector: Vector) -> Vector:
-    view = vector.view()
+def _read_only(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    view = value.view()
     view.flags.writeable = False
     return view

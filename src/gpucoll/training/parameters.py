@@ -65,9 +65,11 @@ class Parameters:
                 )
         self.arrays = arrays
 
-    def texts(self) -> list[str]:
-        """Return the dtype and shape of each array, as errors show them."""
-        return [_text(description) for description in self.descriptions]
+    def settings(self) -> dict[str, str]:
+        """Return what must be the same on all ranks, as errors show it."""
+        texts = [_text(description) for description in self.descriptions]
+        settings = {"the number of parameters": str(len(texts))}
+        return settings | {f"parameter {number}": text for number, text in enumerate(texts)}
 
     def read(self, first: int = 0, last: int | None = None) -> Vector:
         """Return the arrays from number `first` up to `last` as a new vector."""
