@@ -146,6 +146,19 @@ def test_the_same_bits_on_every_rank(comm, given):
 
 
 @pytest.mark.ranks(2)
+def test_a_step_that_starts_a_transfer_waits_for_nobody(comm):
+    model = [np.full(100_000, float(comm.rank))]
+    with comm.duplicate() as own, DiLoCo(own, model, every=2, delay=1, mix=1) as diloco:
+        if comm.rank == 1:
+            comm.recv(source=0)
+        diloco.step()
+        if comm.rank == 0:
+            comm.send(0, dest=1)  # only now does rank 1 begin
+        diloco.step()
+        assert diloco.outer_steps == 1
+
+
+@pytest.mark.ranks(2)
 def test_an_outer_function_of_the_program(comm):
     def heavy_ball(values, mean, memory):
         memory["velocity"] = 0.5 * memory.get("velocity", 0.0) + mean
