@@ -10,8 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from tests.growing import begin, where
 from tests.shrinking import die, results
 
+import gpucoll
 from gpucoll import Compression, GpucollError, PeerLostError, ShrinkError, StateError
 from gpucoll.training import DiLoCo
 from gpucoll.training.exchange import Transfer
@@ -246,6 +248,35 @@ def test_a_minority_may_not_go_on(rank_server):
 
 
 # --- ranks that join, checkpoints -----------------------------------------------------------------
+
+
+def lost_and_won_back(seat, given):
+    """Rank 1 of 3 is killed in outer step 2; a fourth process joins the others in step 4."""
+    name, joins = seat.rank, seat.rank == 3
+    comm = gpucoll.join(**where(seat), timeout_s=20) if joins else begin(seat, 3)
+    with comm, DiLoCo(comm, [start_of(name)], every=EVERY, **given) as diloco:
+        if not joins:
+            for place in train(diloco, name, 4):
+                if place == (2, 1) and name == 1:
+                    die()
+            diloco.grow(**where(seat), wait_s=15)
+        diloco.grow(**where(seat))  # nobody waits
+        assert (diloco.outer_steps, diloco.steps_to_sync) == (4, EVERY)
+        for _ in train(diloco, name):
+            pass
+        return result_of(diloco)
+
+
+@pytest.mark.parametrize("given", [{}, {"compression": "int8"}], ids=str)
+def test_a_lost_rank_is_won_back(rank_server, given):
+    with rank_server.fork(4) as pool:
+        pool.start(lost_and_won_back, given, gives="seat")
+        replies = pool.collect()
+
+    found = results(replies, but=[1])
+    assert len({(world_size, values.tobytes(), steps) for world_size, values, steps in found}) == 1
+    assert found[0][::2] == (3, OUTER_STEPS)
+
 
 MORE_WAYS = [
     {},

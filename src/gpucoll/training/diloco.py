@@ -413,12 +413,40 @@ class DiLoCo:
 
     # --- the state --------------------------------------------------------------------------------
 
-    def adopt(self, comm: Communicator) -> None:
-        """Go on with the ranks of another communicator, to which some were added. Collective.
+    def grow(self, **given: Any) -> None:
+        """Let processes in that wait in `gpucoll.join`. Collective.
 
-        On the ranks that were there call this, and on the new ones make a `DiLoCo` with the same
-        arguments: they get the outer state of the lowest rank that was there. A new rank counts
-        like one that made no step since then. The communicator before stays the program's.
+        Newcomers make a `DiLoCo` with the same arguments over the communicator that they got. They
+        get the outer state of the lowest rank that was there; a newcomer counts like a rank that
+        made no step since then. Costs a small all_gather if nobody waits.
+
+        Parameters
+        ----------
+        **given
+            Arguments of `Communicator.grow`.
+
+        Raises
+        ------
+        StateError
+            A fragment is in flight: call this right after an outer step.
+        """
+        self._check_open()
+        self._check_not_in_flight()
+        try:
+            grown = self._comm.grow(**given)
+        except _LOSSES:
+            self._lose_transfer()
+            self._advance(shrinks=True)
+            return
+        if grown is not self._comm:  # which is closed
+            self._comm = self._owned = grown
+            self._is_apart = True
+            self._advance()
+
+    def adopt(self, comm: Communicator) -> None:
+        """Go on with a communicator to which the program has added ranks. Collective.
+
+        New ranks are as in `grow`. The communicator before stays the program's.
 
         Raises
         ------
@@ -427,6 +455,8 @@ class DiLoCo:
         """
         self._check_open()
         check_communicator(comm)
+        if comm is self._comm:
+            return
         before, owned = (self._comm, self._owned, self._is_apart), self._owned
         self._comm, self._owned, self._is_apart = comm, None, True
         try:
