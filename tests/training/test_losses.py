@@ -399,3 +399,32 @@ def test_checkpoints_that_do_not_fit(comm):
         diloco.load_state_dict(state)
     with pytest.raises(StateError, match="closed"):
         diloco.load_state_dict(state)
+
+
+@pytest.mark.ranks(2)
+def test_closing_with_a_fragment_in_flight(comm):
+    model = [np.full(300_000, float(comm.rank))]
+    with DiLoCo(comm, model, every=2, delay=1) as diloco:
+        diloco.step()
+        assert not diloco.outer_steps
+    comm.check()
+    assert comm.all_reduce(1) == 2
+
+
+def raised_by_one(comm):
+    try:
+        with comm, DiLoCo(comm, [start_of(comm.rank)], every=EVERY, delay=1) as diloco:
+            for place in train(diloco, comm.rank):
+                if comm.rank == 2 and place == (3, 3):
+                    raise KeyError("an error of the program")
+            return result_of(diloco)
+    except KeyError:
+        return None
+
+
+def test_an_error_of_one_ranks_program_leaves_the_others_going(ranks):
+    found = ranks.call(3, raised_by_one)
+
+    assert found[2] is None
+    assert found[0][0] == 2
+    assert found[0][1].tobytes() == found[1][1].tobytes()
