@@ -1,0 +1,97 @@
+"""What all calls of gossip do with arrays: describe them, copy them, exchange them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gpucoll import ArgumentTypeError, Communicator, MismatchError, wait_all
+
+__all__ = ["Description", "compare", "copied", "describe", "exchange", "plain", "rank_of", "stored"]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+INTEGERS = ("int8", "int16", "int32", "int64")
+
+
+class Description(NamedTuple):
+    """What neighbours must have in common; `problem` is what is wrong with a rank's arguments."""
+
+    call: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    detail: str = ""
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return self.problem or f"{self.dtype} of shape {self.shape}{self.detail}"
+
+
+def describe(call: str, x: Any, dtypes: Iterable[str], detail: str = "") -> Description:
+    """Describe a rank's array, or what is wrong with it."""
+    kind, dtype = type(x), str(getattr(x, "dtype", "")).removeprefix("torch.")
+    if not (hasattr(x, "shape") and hasattr(x, "__mul__")):
+        problem = f"x must be an array that can be computed with; got {kind.__name__}"
+        return Description(call, problem=problem)
+    if dtype not in dtypes:
+        problem = f"x has dtype {dtype or x.dtype}; {call} works on {', '.join(dtypes)}"
+        return Description(call, problem=problem)
+    return Description(call, dtype, tuple(map(int, x.shape)), detail)
+
+
+def compare(comm: Communicator, mine: Description, others: dict[int, Description]) -> None:
+    """Raise unless these ranks agree; all of them know by now, so none waits for another."""
+    if mine.problem:
+        raise ArgumentTypeError(f"{mine.call} on {rank_of(comm)}: {mine.problem}")
+    for rank, other in others.items():
+        if other != mine:
+            raise MismatchError(
+                f"{mine.call} on {rank_of(comm)}: this rank has {mine}, rank {rank} has "
+                f"{other.call + ': ' if other.call != mine.call else ''}{other}. "
+                "Nothing was moved: pass the same on all ranks"
+            )
+
+
+def rank_of(comm: Communicator) -> str:
+    """Return "rank 1 of 4"."""
+    return f"rank {comm.rank} of {comm.world_size}"
+
+
+def plain(x: Any) -> Any:
+    """Return the same memory without a tensor's gradient."""
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def copied(x: Any) -> Any:
+    """Return a copy, of the same library."""
+    return x.clone() if hasattr(x, "clone") else x.copy()
+
+
+def stored(result: Any, x: Any, out: Any) -> Any:
+    """Return a result in x's dtype, or write it into `out`."""
+    if out is not None:
+        if out is not result:
+            plain(out)[...] = result
+        return out
+    return result if result.dtype == x.dtype else result.astype(x.dtype)
+
+
+def exchange(
+    comm: Communicator,
+    x: Any,
+    sources: Iterable[int],
+    destinations: Iterable[int],
+    tag: int,
+    timeout_s: float | None,
+) -> list[Any]:
+    """Send x to the destinations; return what the sources sent, in their order."""
+    with comm.group(async_op=True):
+        received = [
+            comm.recv(like=x, source=source, tag=tag, async_op=True, timeout_s=timeout_s)
+            for source in sources
+        ]
+        sent = [
+            comm.send(x, dest, tag, async_op=True, timeout_s=timeout_s) for dest in destinations
+        ]
+    arrays = wait_all(received)
+    wait_all(sent)
+    return arrays

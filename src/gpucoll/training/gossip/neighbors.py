@@ -1,0 +1,204 @@
+"""One round of gossip: each rank takes a weighted sum of its own array and its neighbours'."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from gpucoll import ArgumentError, ArgumentTypeError, Communicator, wait_all
+from gpucoll.training.gossip.exchange import (
+    FLOATS,
+    Description,
+    compare,
+    describe,
+    exchange,
+    plain,
+    rank_of,
+    stored,
+)
+from gpucoll.training.gossip.topology import Topology
+
+__all__ = ["consensus", "neighbor_all_reduce"]
+
+CALL = "neighbor_all_reduce"
+HEADERS, ARRAYS = 2**31 - 11, 2**31 - 12
+"""Tags of the messages, on the caller's communicator."""
+
+
+def neighbor_all_reduce(
+    comm: Communicator,
+    x: Any,
+    *,
+    weights: Mapping[int, float] | None = None,
+    self_weight: float | None = None,
+    topology: Topology | None = None,
+    step: int = 0,
+    out: Any = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Return the weighted sum of this rank's array and those of its neighbours, in rank order.
+
+    With `topology` every rank knows its neighbours and waits for no other rank. With `weights` each
+    rank names only those from whom it takes; the ranks first exchange these names, so the call
+    waits for all ranks.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Every rank makes the same calls in the same order.
+    x : array
+        The same shape and dtype on all neighbours; float or complex. Sums and products are rounded
+        as x's library does.
+    weights : mapping of int to float, optional
+        Other ranks, and the weight of each one's x. They may differ on every rank; an empty mapping
+        takes from none.
+    self_weight : float, optional
+        The weight of this rank's own x. Default: what `weights` leave of one.
+    topology : Topology, optional
+        Instead of `weights`: a topology of `gossip.topology`, the same on every rank.
+    step : int
+        The number of the round, if the topology has several.
+    out : array, optional
+        Destination of the result, may be x. Default: a new array.
+    timeout_s : float, optional
+        Deadline of each message, in seconds. Default: the communicator's.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        An argument is invalid. With `weights`, every rank raises an error; with a topology this
+        rank and its neighbours do.
+    MismatchError
+        Neighbours differ in shape, dtype, topology or round. Nothing was moved.
+    DeadlineError, PeerLostError
+        A neighbour did not make the call in time, or is gone.
+
+    Notes
+    -----
+    Cost: n bytes to each neighbour, and a small message to each before that.
+    """
+    if (topology is None) == (weights is None):
+        raise ArgumentError(f"{CALL} on {rank_of(comm)} needs either topology= or weights=")
+    if topology is not None:
+        if self_weight is not None:
+            raise ArgumentError(f"{CALL}: a topology has its own weights: leave self_weight out")
+        _check_topology(comm, topology)
+        mine = describe(CALL, x, FLOATS, f", {topology!r} {topology.digest}, step {step}")
+        row = {comm.rank: float(topology.matrix(step)[comm.rank, comm.rank])}
+        row.update(topology.sources(comm.rank, step))
+        destinations = topology.destinations(comm.rank, step)
+        _compare_with_neighbors(comm, mine, {*row, *destinations} - {comm.rank}, timeout_s)
+    else:
+        assert weights is not None
+        row, destinations = _agreed_weights(comm, x, weights, self_weight, timeout_s)
+    sources = sorted(row.keys() - {comm.rank})
+    mine_as_it_is = plain(x)
+    arrays = dict(
+        zip(
+            sources,
+            exchange(comm, mine_as_it_is, sources, destinations, ARRAYS, timeout_s),
+            strict=True,
+        )
+    )
+    arrays[comm.rank] = mine_as_it_is
+    total = sum(arrays[rank] * row[rank] for rank in sorted(row))
+    return stored(total, x, out)
+
+
+def consensus(comm: Communicator, x: Any, *, timeout_s: float | None = None) -> float:
+    """Return how far the ranks are apart: the root mean square of their distances from the mean.
+
+    That is ``sqrt(sum(norm(x_r - mean)**2 for each rank r) / ranks)``, the same number on every
+    rank; 0 if all have the same array. Collective: two all-reduces.
+
+    Parameters
+    ----------
+    comm : Communicator
+    x : array
+        The same shape and dtype on all ranks; float or complex.
+    timeout_s : float, optional
+        Deadline of each all-reduce, in seconds. Default: the communicator's.
+    """
+    mine = describe("consensus", x, FLOATS)
+    if mine.problem:
+        raise ArgumentTypeError(f"consensus on {rank_of(comm)}: {mine.problem}")
+    x = plain(x)
+    distances = abs(x - comm.all_reduce(x, "avg", timeout_s=timeout_s))
+    count = math.prod(mine.shape)
+    largest = float(distances.max()) if count else 0.0
+    # by their mean, since the sum of many squares may be beyond float16
+    squares = float(((distances / largest) ** 2).mean()) * count * largest**2 if largest else 0.0
+    total = comm.all_reduce(squares, timeout_s=timeout_s)
+    return math.sqrt(float(total) / comm.world_size)
+
+
+def _check_topology(comm: Communicator, topology: Topology) -> None:
+    if not isinstance(topology, Topology):
+        raise ArgumentTypeError(
+            f"{CALL}: topology must be one of gossip.topology, such as topology.ring(n); got "
+            f"{type(topology).__name__}. A matrix goes through topology.from_matrix"
+        )
+    if topology.world_size != comm.world_size:
+        raise ArgumentError(
+            f"{CALL} on {rank_of(comm)}: the topology is of {topology.world_size} ranks, the "
+            f"communicator of {comm.world_size}"
+        )
+
+
+def _compare_with_neighbors(
+    comm: Communicator, mine: Description, neighbors: set[int], timeout_s: float | None
+) -> None:
+    """Exchange descriptions with all neighbours, in both directions; raise if one differs."""
+    ranks = sorted(neighbors)
+    coming = [comm.recv_object(rank, HEADERS, async_op=True, timeout_s=timeout_s) for rank in ranks]
+    going = [
+        comm.send_object(mine, rank, HEADERS, async_op=True, timeout_s=timeout_s) for rank in ranks
+    ]
+    found = wait_all(coming)
+    wait_all(going)
+    compare(comm, mine, dict(zip(ranks, found, strict=True)))
+
+
+def _agreed_weights(
+    comm: Communicator,
+    x: Any,
+    weights: Mapping[int, float],
+    self_weight: float | None,
+    timeout_s: float | None,
+) -> tuple[dict[int, float], list[int]]:
+    """Exchange all ranks' weights; return this rank's, its own among them, and who takes its x."""
+    row: dict[int, float] = {}
+    problem = _problem_of(comm, weights, self_weight)
+    if not problem:
+        row = {int(rank): float(weight) for rank, weight in weights.items()}
+        row[comm.rank] = 1 - math.fsum(row.values()) if self_weight is None else float(self_weight)
+    mine = describe(CALL, x, FLOATS)
+    if problem:
+        mine = Description(CALL, problem=problem)
+    told = comm.all_gather_object((mine, [*row]), timeout_s=timeout_s)
+    if problem:
+        raise ArgumentError(f"{CALL} on {rank_of(comm)}: {problem}")
+    compare(comm, mine, {rank: each for rank, (each, _) in enumerate(told)})
+    takers = [rank for rank, (_, ranks) in enumerate(told) if comm.rank in ranks]
+    return row, [rank for rank in takers if rank != comm.rank]
+
+
+def _problem_of(comm: Communicator, weights: object, self_weight: object) -> str:
+    """Return what is wrong with this rank's weights, or an empty string."""
+    if not isinstance(weights, Mapping):
+        return f"weights must be a mapping of ranks to weights; got {type(weights).__name__}"
+    for rank, weight in [*weights.items(), (None, 0.0 if self_weight is None else self_weight)]:
+        name = "self_weight" if rank is None else f"the weight of rank {rank}"
+        if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
+            return f"{name} must be a finite number; got {weight!r}"
+        if rank is None:
+            continue
+        if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
+            return f"weights must name ranks by ints; got {rank!r}"
+        if int(rank) not in range(comm.world_size):
+            return f"weights name rank {rank}; there are ranks 0 to {comm.world_size - 1}"
+        if rank == comm.rank:
+            return f"weights name rank {rank} itself: its own weight is self_weight"
+    return ""
