@@ -26,8 +26,10 @@ class Description(NamedTuple):
         return self.problem or f"{self.dtype} of shape {self.shape}{self.detail}"
 
 
-def describe(call: str, x: Any, dtypes: Iterable[str], detail: str = "") -> Description:
-    """Describe a rank's array, or what is wrong with it."""
+def describe(
+    call: str, x: Any, dtypes: Iterable[str], detail: str = "", out: Any = None
+) -> Description:
+    """Describe a rank's array, or what is wrong with it or with `out`."""
     kind, dtype = type(x), str(getattr(x, "dtype", "")).removeprefix("torch.")
     if not (hasattr(x, "shape") and hasattr(x, "__mul__")):
         problem = f"x must be an array that can be computed with; got {kind.__name__}"
@@ -35,6 +37,11 @@ def describe(call: str, x: Any, dtypes: Iterable[str], detail: str = "") -> Desc
     if dtype not in dtypes:
         problem = f"x has dtype {dtype or x.dtype}; {call} works on {', '.join(dtypes)}"
         return Description(call, problem=problem)
+    if out is not None and out is not x:
+        is_alike = getattr(out, "dtype", None) == x.dtype and getattr(out, "shape", None) == x.shape
+        if not is_alike or not getattr(getattr(out, "flags", None), "writeable", True):
+            problem = f"out must be a writable array of x's library, {dtype} of shape {x.shape}"
+            return Description(call, problem=problem)
     return Description(call, dtype, tuple(map(int, x.shape)), detail)
 
 
@@ -45,7 +52,7 @@ def compare(comm: Communicator, mine: Description, others: dict[int, Description
     for rank, other in others.items():
         if other != mine:
             raise MismatchError(
-                f"{mine.call} on {rank_of(comm)}: this rank has {mine}, rank {rank} has "
+                f"{mine.call} on {rank_of(comm)}: this rank has {mine}; rank {rank} has "
                 f"{other.call + ': ' if other.call != mine.call else ''}{other}. "
                 "Nothing was moved: pass the same on all ranks"
             )

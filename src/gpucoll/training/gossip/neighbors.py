@@ -85,24 +85,22 @@ def neighbor_all_reduce(
         if self_weight is not None:
             raise ArgumentError(f"{CALL}: a topology has its own weights: leave self_weight out")
         _check_topology(comm, topology)
-        mine = describe(CALL, x, FLOATS, f", {topology!r} {topology.digest}, step {step}")
+        mine = describe(CALL, x, FLOATS, f", {topology!r} {topology.digest}, step {step}", out)
         row = {comm.rank: float(topology.matrix(step)[comm.rank, comm.rank])}
         row.update(topology.sources(comm.rank, step))
         destinations = topology.destinations(comm.rank, step)
-        _compare_with_neighbors(comm, mine, {*row, *destinations} - {comm.rank}, timeout_s)
+        told = _told_by(comm, mine, {*row, *destinations} - {comm.rank}, timeout_s)
+        agreeing = {rank for rank, other in told.items() if other == mine and not mine.problem}
+        destinations = [rank for rank in destinations if rank in agreeing]
+        sources = sorted(row.keys() & agreeing)
     else:
         assert weights is not None
-        row, destinations = _agreed_weights(comm, x, weights, self_weight, timeout_s)
-    sources = sorted(row.keys() - {comm.rank})
-    mine_as_it_is = plain(x)
-    arrays = dict(
-        zip(
-            sources,
-            exchange(comm, mine_as_it_is, sources, destinations, ARRAYS, timeout_s),
-            strict=True,
-        )
-    )
-    arrays[comm.rank] = mine_as_it_is
+        row, destinations = _agreed_weights(comm, x, out, weights, self_weight, timeout_s)
+        mine, told, sources = Description(CALL), {}, sorted(row.keys() - {comm.rank})
+    x = plain(x)
+    received = exchange(comm, x, sources, destinations, ARRAYS, timeout_s)
+    compare(comm, mine, told)  # only now: neighbours that agree with this rank wait for its array
+    arrays = {comm.rank: x, **dict(zip(sources, received, strict=True))}
     total = sum(arrays[rank] * row[rank] for rank in sorted(row))
     return stored(total, x, out)
 
@@ -147,23 +145,22 @@ def _check_topology(comm: Communicator, topology: Topology) -> None:
         )
 
 
-def _compare_with_neighbors(
+def _told_by(
     comm: Communicator, mine: Description, neighbors: set[int], timeout_s: float | None
-) -> None:
-    """Exchange descriptions with all neighbours, in both directions; raise if one differs."""
-    ranks = sorted(neighbors)
-    coming = [comm.recv_object(rank, HEADERS, async_op=True, timeout_s=timeout_s) for rank in ranks]
-    going = [
-        comm.send_object(mine, rank, HEADERS, async_op=True, timeout_s=timeout_s) for rank in ranks
-    ]
-    found = wait_all(coming)
+) -> dict[int, Description]:
+    """Exchange descriptions with all neighbours, in both directions."""
+    ranks, how = sorted(neighbors), {"async_op": True, "timeout_s": timeout_s}
+    coming = [comm.recv_object(rank, HEADERS, **how) for rank in ranks]
+    going = [comm.send_object(mine, rank, HEADERS, **how) for rank in ranks]
+    told = dict(zip(ranks, wait_all(coming), strict=True))
     wait_all(going)
-    compare(comm, mine, dict(zip(ranks, found, strict=True)))
+    return told
 
 
 def _agreed_weights(
     comm: Communicator,
     x: Any,
+    out: Any,
     weights: Mapping[int, float],
     self_weight: float | None,
     timeout_s: float | None,
@@ -174,7 +171,7 @@ def _agreed_weights(
     if not problem:
         row = {int(rank): float(weight) for rank, weight in weights.items()}
         row[comm.rank] = 1 - math.fsum(row.values()) if self_weight is None else float(self_weight)
-    mine = describe(CALL, x, FLOATS)
+    mine = describe(CALL, x, FLOATS, out=out)
     if problem:
         mine = Description(CALL, problem=problem)
     told = comm.all_gather_object((mine, [*row]), timeout_s=timeout_s)

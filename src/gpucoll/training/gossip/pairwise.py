@@ -153,7 +153,7 @@ class PairwiseAverage:
         """
         if self._is_finished:
             raise StateError(f"{CALL} on {rank_of(self._comm)} is finished: make a new one")
-        given, x = x, self._checked(x)
+        given, x = x, self._checked(x, out)
         self.steps += 1
         x = self._with_what_came(x)
         self._offer(x)
@@ -173,7 +173,7 @@ class PairwiseAverage:
         timeout_s : float
             How long to wait for the others, in seconds.
         """
-        given, x = x, self._checked(x)
+        given, x = x, self._checked(x, out)
         self._is_finished = True
         until_s, all_done = time.monotonic() + timeout_s, None
         while (left_s := until_s - time.monotonic()) > 0:
@@ -205,8 +205,9 @@ class PairwiseAverage:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _checked(self, x: Any) -> Any:
-        mine, call = describe(CALL, x, (*FLOATS, *INTEGERS)), f"{CALL} on {rank_of(self._comm)}"
+    def _checked(self, x: Any, out: Any) -> Any:
+        mine = describe(CALL, x, (*FLOATS, *INTEGERS), out=out)
+        call = f"{CALL} on {rank_of(self._comm)}"
         if mine.problem:
             raise ArgumentTypeError(f"{call}: {mine.problem}")
         if mine[1:3] != self._description[1:3]:

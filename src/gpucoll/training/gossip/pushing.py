@@ -107,11 +107,12 @@ class PushSum:
     """
 
     def __init__(self, comm: Communicator, x: Any, w: float = 1.0) -> None:
-        weights = _agreed(comm, x, w, (), None)
+        weights = _agreed(comm, x, w, (), None, None)
         self._comm = comm
         self._kept = [_State(0, copied(plain(x)), tuple(given for given, _ in weights))]
         self._ranks = tuple(range(comm.world_size))
-        """Where the weight of each of the communicator's ranks lies in the states."""
+        """Where the weight of each of the communicator's ranks lies in the states: elsewhere than
+        at its own number only if a rank is lost while the survivors resume."""
 
     @property
     def x(self) -> Any:
@@ -174,7 +175,8 @@ class PushSum:
             for rank, place in enumerate(before)
             if place not in self._ranks
         }
-        self._kept = [state]
+        weights = tuple(state.weights[place] for place in self._ranks)
+        self._kept, self._ranks = [_State(least, state.x, weights)], tuple(range(comm.world_size))
         return lost
 
 
@@ -183,7 +185,7 @@ def _push(
 ) -> tuple[Any, tuple[float, ...]]:
     """Make a step; return this rank's x and the weights of all ranks."""
     targets = _targets(to)
-    told = _agreed(comm, x, w, targets, timeout_s)
+    told = _agreed(comm, x, w, targets, out, timeout_s)
     sources = [rank for rank, (_, ranks) in enumerate(told) if comm.rank in ranks]
     x = plain(x)
     kept, part = _divided(x, len(told[comm.rank][1]))
@@ -219,10 +221,10 @@ def _targets(to: Any) -> Any:
 
 
 def _agreed(
-    comm: Communicator, x: Any, w: float, to: Any, timeout_s: float | None
+    comm: Communicator, x: Any, w: float, to: Any, out: Any, timeout_s: float | None
 ) -> list[tuple[float, list[int]]]:
     """Exchange what each rank has and pushes; raise on every rank if one's is wrong."""
-    mine, problem = describe(CALL, x, (*FLOATS, *INTEGERS)), _problem_of(comm, w, to)
+    mine, problem = describe(CALL, x, (*FLOATS, *INTEGERS), out=out), _problem_of(comm, w, to)
     if problem:
         mine = Description(CALL, problem=problem)
     offered = (0, []) if problem else (w if type(w) in (int, float) else float(w), to)
