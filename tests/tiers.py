@@ -51,6 +51,7 @@ PLACES = {
     "tests/rendezvous/test_slurm.py": "soak",
     "tests/tools/test_gpu_probes.py": "soak",
     "tests/training/test_libraries.py": "libraries",
+    "tests/training/gossip/test_libraries.py": "libraries",
 }
 """The tier of each file or folder whose tests are not in the quick one; the longest path counts."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_one_rank_alone(comm):
     assert consensus(comm, x) == 0
 
 
-BAD = {
+BAD: dict[str, Any] = {
     "neither": ({}, ArgumentError, "either topology= or weights="),
     "both": ({"weights": {}, "topology": topology.ring(3)}, ArgumentError, "either topology="),
     "ranks": ({"topology": topology.ring(4)}, ArgumentError, "of 4 ranks, the communicator of 3"),
@@ -143,7 +144,7 @@ def test_arguments_that_are_wrong_everywhere(comm, name):
     assert comm.all_reduce(1) == 3
 
 
-BAD_WEIGHTS = {
+BAD_WEIGHTS: dict[str, Any] = {
     "not there": ({3: 0.5}, {}, "weights name rank 3; there are ranks 0 to 2"),
     "negative": ({-1: 0.5}, {}, "weights name rank -1"),
     "itself": ({1: 0.5}, {}, "weights name rank 1 itself: its own weight is self_weight"),
@@ -170,7 +171,7 @@ def test_wrong_weights_of_one_rank_are_an_error_on_all(comm, name):
     assert comm.all_reduce(1) == 3
 
 
-DIFFERENT = {
+DIFFERENT: dict[str, Any] = {
     "shape": np.ones((2, 1)),
     "dtype": np.ones(2, np.float32),
     "integers": np.ones(2, int),
@@ -184,7 +185,7 @@ def test_an_array_unlike_its_neighbours(ranks, name, how):
     def on_each(comm):
         x = DIFFERENT[name] if comm.rank == 2 else np.ones(2)
         out = np.full_like(x, -7)
-        given = (
+        given: Any = (
             {"topology": topology.ring(6)}
             if how == "topology"
             else {"weights": {0: 0.5} if comm.rank else {}}

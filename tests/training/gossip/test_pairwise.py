@@ -111,6 +111,22 @@ def test_a_rank_may_change_its_array_between_an_offer_and_the_answer(ranks):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("values", [(3, 8), (-8, 3), (0.0, 5.0)], ids=str)
+def test_offers_that_cross_are_one_average(comm, values, size):
+    x = np.full(size, values[comm.rank])
+    with PairwiseAverage(comm, x) as average:
+        x = average.step(x)
+        comm.barrier()  # both have offered, and neither has seen the other's offer
+        x = step_until(average, x, lambda: average.averages > 0)
+        x = average.finish(x)
+    assert np.ptp(x) == 0
+    both = sorted(comm.all_gather(x[0]).tolist())
+    assert sum(both) == sum(values)
+    assert both[1] - both[0] == (0 if isinstance(values[0], float) else 1)
+
+
+@pytest.mark.ranks(2)
 def test_out_and_what_is_returned(comm):
     x = np.array([4.0 * comm.rank])
     with PairwiseAverage(comm, x) as average:
@@ -269,7 +285,7 @@ class OnGpu(np.ndarray):
     __cuda_array_interface__ = None
 
 
-BAD = {
+BAD: dict[str, Any] = {
     "list": ([1.0, 1.0], {}, "x must be an array that can be computed with; got list"),
     "unsigned": (np.ones(2, "u4"), {}, "x has dtype uint32; PairwiseAverage works on"),
     "gpu": (np.ones(2).view(OnGpu), {}, "x lies on a GPU: average a copy on the host"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -54,7 +55,8 @@ def test_each_step_is_the_oracles(ranks, n):
     steps = 8
 
     def on_each(comm):
-        x, w, seen = first_x(comm.rank), WHOLE, []
+        x, seen = first_x(comm.rank), []
+        w: float = WHOLE
         for step in range(steps):
             x, w = push_sum(comm, x, w, targets(step, comm.rank, n))
             seen.append((x.tolist(), w))
@@ -179,7 +181,7 @@ def test_two_losses_one_after_the_other(rank_server):
 
 # --- bad input ------------------------------------------------------------------------------------
 
-BAD = {
+BAD: dict[str, Any] = {
     "not there": (np.ones(2), 1.0, [3], "to names rank 3; there are ranks 0 to 2"),
     "itself": (np.ones(2), 1.0, 1, "to names rank 1 itself, which keeps a part anyhow"),
     "twice": (np.ones(2), 1.0, [0, 2, 0], "to names rank 0 twice"),

@@ -149,7 +149,8 @@ def _told_by(
     comm: Communicator, mine: Description, neighbors: set[int], timeout_s: float | None
 ) -> dict[int, Description]:
     """Exchange descriptions with all neighbours, in both directions."""
-    ranks, how = sorted(neighbors), {"async_op": True, "timeout_s": timeout_s}
+    ranks = sorted(neighbors)
+    how: Any = {"async_op": True, "timeout_s": timeout_s}
     coming = [comm.recv_object(rank, HEADERS, **how) for rank in ranks]
     going = [comm.send_object(mine, rank, HEADERS, **how) for rank in ranks]
     told = dict(zip(ranks, wait_all(coming), strict=True))

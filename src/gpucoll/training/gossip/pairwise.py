@@ -5,6 +5,9 @@ it moves its array half of the way to that copy, and answers with the change. Th
 next `step`, makes the opposite change, whatever it has done to its array meanwhile. So the sum of
 the two arrays stays what it was, and no step waits: not for an answer, so that three ranks that
 average in a circle cannot block each other, and not for a partner that is stopped.
+
+If two ranks offer to each other at the same time, both offers are the same average: each rank has
+both arrays as they were offered, makes its half of the change, and sends no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpucoll import (
-    ANY_SOURCE,
     ArgumentError,
     ArgumentTypeError,
     Communicator,
@@ -52,6 +54,7 @@ class _Offer(NamedTuple):
     """An average that this rank has offered and whose answer has not come."""
 
     step: int
+    x: Any
     sent: MessageWork[Any]
     answer: MessageWork[Any]
 
@@ -226,29 +229,40 @@ class PairwiseAverage:
                 offer.sent.wait()
                 del self._offers[rank]
                 self.averages += 1
-        while (message := self._comm.probe(ANY_SOURCE, OFFER, wait=False)) is not None:
-            self._coming[message.source] = self._receive(message.source, OFFER, x)
+        for rank in self._partners:
+            if rank not in self._coming and self._comm.probe(rank, OFFER, wait=False) is not None:
+                self._coming[rank] = self._receive(rank, OFFER, x)
         for rank, work in [*self._coming.items()]:
             before = self._answers.get(rank)
-            if (before is None or before.done()) and work.done():
+            if not work.done() or (before is not None and not before.done()):
+                continue
+            mine = self._offers.get(rank)
+            if mine is None:
                 change = self._half(work.wait() - x)
-                x = x + change
                 self._answers[rank] = self._send(rank, ANSWER, change)
-                del self._coming[rank]
-                self.averages += 1
+            elif mine.answer.withdraw():  # no answer came before this offer: the two have crossed
+                is_lower = self._comm.rank < rank  # integers: both halve the same difference
+                change = self._half((work.wait() - mine.x) if is_lower else (mine.x - work.wait()))
+                change = change if is_lower else -change
+                self._answers[rank] = mine.sent
+                del self._offers[rank]
+            else:
+                continue
+            x = x + change
+            del self._coming[rank]
+            self.averages += 1
         return x
 
     def _offer(self, x: Any) -> None:
         """Offer an average to a partner who owes no answer, unless a fresh offer is under way."""
         if any(self.steps - offer.step <= self._patience for offer in self._offers.values()):
             return
-        free = [rank for rank in self._partners if rank not in self._offers]
+        free = [r for r in self._partners if r not in self._offers and r not in self._coming]
         if free:
             partner = free[int(self._random.integers(len(free)))]
-            answer = self._receive(partner, ANSWER, x)
-            self._offers[partner] = _Offer(
-                self.steps, self._send(partner, OFFER, copied(x)), answer
-            )
+            given, answer = copied(x), self._receive(partner, ANSWER, x)
+            sent = self._send(partner, OFFER, given)
+            self._offers[partner] = _Offer(self.steps, given, sent, answer)
 
     def _half(self, x: Any) -> Any:
         return x // 2 if self._description.dtype in INTEGERS else x / 2
@@ -259,7 +273,9 @@ class PairwiseAverage:
         return work
 
     def _receive(self, rank: int, tag: int, like: Any) -> MessageWork[Any]:
-        return self._comm.recv(source=rank, tag=tag, like=like, async_op=True, timeout_s=FOR_EVER_S)
+        how: Any = {"like": like, "async_op": True, "timeout_s": FOR_EVER_S}
+        work: MessageWork[Any] = self._comm.recv(source=rank, tag=tag, **how)
+        return work
 
 
 def _problem_of(comm: Communicator, like: Any, topology: object, patience: object) -> str:

@@ -55,8 +55,8 @@ class Topology:
 
     def partners(self, rank: int) -> list[int]:
         """Return the ranks with which a rank has to do in any round, in either direction."""
-        used: npt.NDArray[np.bool_] = np.array(self.rounds).any(axis=0)
-        return [int(other) for other in np.flatnonzero(used[rank] | used[:, rank]) if other != rank]
+        used = np.sum(self.rounds, axis=0)
+        return [int(other) for other in np.flatnonzero(used[rank] + used[:, rank]) if other != rank]
 
     def __repr__(self) -> str:
         count = len(self.rounds)
