@@ -30,8 +30,9 @@ def test_one_peer_gives_the_mean_after_log2_n_rounds(ranks, n):
     assert ranks.call(n, average_by_one_peer, "float64") == [0.0] * n
 
 
-def test_between_hosts(hosts):
-    assert hosts.call("abab", average_by_one_peer, "float32") == [0.0] * 4
+@pytest.mark.parametrize("placed", ["abab", "abcd"])
+def test_between_hosts(hosts, placed):
+    assert hosts.call(placed, average_by_one_peer, "float32") == [0.0] * 4
 
 
 def decay(comm, name):

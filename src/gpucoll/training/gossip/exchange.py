@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,16 @@ class Description(NamedTuple):
 
     def __str__(self) -> str:
         return self.problem or f"{self.dtype} of shape {self.shape}{self.detail}"
+
+    def encoded(self) -> bytes:
+        """Return it as bytes, for a message."""
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def decoded(message: bytes) -> Description:
+        """Return what another rank has encoded."""
+        call, dtype, shape, detail, problem = json.loads(message)
+        return Description(call, dtype, tuple(shape), detail, problem)
 
 
 def describe(

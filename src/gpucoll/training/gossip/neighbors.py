@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from gpucoll import ArgumentError, ArgumentTypeError, Communicator, wait_all
 from gpucoll.training.gossip.exchange import (
     FLOATS,
@@ -151,11 +153,12 @@ def _told_by(
     """Exchange descriptions with all neighbours, in both directions."""
     ranks = sorted(neighbors)
     how: Any = {"async_op": True, "timeout_s": timeout_s}
-    coming = [comm.recv_object(rank, HEADERS, **how) for rank in ranks]
-    going = [comm.send_object(mine, rank, HEADERS, **how) for rank in ranks]
-    told = dict(zip(ranks, wait_all(coming), strict=True))
+    coming = [comm.recv(source=rank, tag=HEADERS, **how) for rank in ranks]
+    header = np.frombuffer(mine.encoded(), np.uint8)  # arrays: unlike objects they are not pickled
+    going = [comm.send(header, rank, HEADERS, **how) for rank in ranks]
+    told = [Description.decoded(array.tobytes()) for array in wait_all(coming)]
     wait_all(going)
-    return told
+    return dict(zip(ranks, told, strict=True))
 
 
 def _agreed_weights(
