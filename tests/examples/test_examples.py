@@ -12,7 +12,8 @@ import pytest
 from tests.ranks import Ended, Reply
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"slow_links"})
+"""The programs that compare their result with that of one process."""
 PROGRAM_TIMEOUT_S = 120
 
 several_ranks = pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -132,6 +133,20 @@ def test_elastic_training_wins_ranks_back():
 
     assert "the number of ranks changed at [42, 50, 85, 90]" in output
     assert "the same weights on all 4 ranks: True" in output
+
+
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("way", ["gossip", "data parallel", "DiLoCo", "SparseLoCo"])
+def test_every_way_over_slow_links_learns(ranks, digits, way):
+    images, labels = digits
+    data = images.astype(np.float32), labels
+
+    found, *others = ranks.call(4, example("slow_links")["train"], way, data)
+
+    assert others == [None] * 3
+    assert found["accuracy"] > 0.9
+    assert len(found["curve"]) == 200 / 10 + 1
+    assert (found["apart"] > 0) == (way == "gossip")
 
 
 @pytest.mark.soak
