@@ -121,7 +121,8 @@ def data_parallel_int8(comm, network):
 
 def diloco(comm, network, **options):
     """Average how far the ranks have come, every few steps."""
-    outer = DiLoCo(comm, [network.weights], every=EVERY, **options)
+    # 20 outer steps are few: with a momentum of 0.9 they would not settle
+    outer = DiLoCo(comm, [network.weights], every=EVERY, **{"momentum": 0.5, **options})
     return nothing, lambda step: outer.step()
 
 
