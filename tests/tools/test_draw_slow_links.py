@@ -20,5 +20,5 @@ def test_the_document_has_what_was_measured():
 def test_all_ways_are_as_accurate_as_data_parallel_and_send_less():
     first, *others = FOUND["runs"]
     for run in others:
-        assert abs(mean(run["accuracies"]) - mean(first["accuracies"])) < 0.005
+        assert mean(run["accuracies"]) > mean(first["accuracies"]) - 0.005
         assert run["sent_bytes"] < first["sent_bytes"] / 3

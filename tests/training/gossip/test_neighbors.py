@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gpucoll.training.gossip import consensus, neighbor_all_reduce, topology
 
 EPSILON = float(np.finfo(float).eps)
+GUIDE = (Path(__file__).resolve().parents[3] / "docs/gossip.md").read_text("utf-8")
 
 
 def average_by_one_peer(comm, dtype):
@@ -232,3 +235,10 @@ def test_consensus_refuses_what_has_no_mean(comm):
         consensus(comm, np.ones(2, int))
     with pytest.raises(ArgumentTypeError, match="must be an array that can be computed with"):
         consensus(comm, 1.0)
+
+
+@pytest.mark.ranks(2)
+def test_the_examples_of_the_guide(comm):
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL))
+    assert code.count("assert") == 5
+    exec(compile(code, "gossip.md", "exec"), {"comm": comm, "np": np})  # noqa: S102  (ours)
