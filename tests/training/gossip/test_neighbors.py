@@ -149,9 +149,9 @@ def test_arguments_that_are_wrong_everywhere(comm, name):
 
 
 BAD_WEIGHTS: dict[str, Any] = {
-    "not there": ({3: 0.5}, {}, "weights name rank 3; there are ranks 0 to 2"),
-    "negative": ({-1: 0.5}, {}, "weights name rank -1"),
-    "itself": ({1: 0.5}, {}, "weights name rank 1 itself: its own weight is self_weight"),
+    "not there": ({3: 0.5}, {}, "weights names rank 3; there are ranks 0 to 2"),
+    "negative": ({-1: 0.5}, {}, "weights names rank -1"),
+    "itself": ({1: 0.5}, {}, "weights names rank 1 itself"),
     "nan": ({0: np.nan}, {}, "the weight of rank 0 must be a finite number; got nan"),
     "word": ({0: "half"}, {}, "the weight of rank 0 must be a finite number; got 'half'"),
     "self": ({0: 0.5}, {"self_weight": np.inf}, "self_weight must be a finite number; got inf"),
@@ -165,7 +165,7 @@ BAD_WEIGHTS: dict[str, Any] = {
 def test_wrong_weights_of_one_rank_are_an_error_on_all(comm, name):
     weights, given, text = BAD_WEIGHTS[name]
     out = np.full(2, -7.0)
-    how = {"weights": weights, **given} if comm.rank == 1 else {"weights": {1: 0.5}}
+    how: Any = {"weights": weights, **given} if comm.rank == 1 else {"weights": {1: 0.5}}
 
     with pytest.raises((ArgumentError, MismatchError), match=text) as error:
         neighbor_all_reduce(comm, np.ones(2), out=out, **how)

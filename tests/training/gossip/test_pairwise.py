@@ -20,7 +20,7 @@ from gpucoll.errors import (
     PeerLostError,
     StateError,
 )
-from gpucoll.training.gossip import PairwiseAverage, consensus, topology
+from gpucoll.training.gossip import PairwiseAverage, consensus, push_sum, topology
 
 ENOUGH = 30
 """Averages after which a rank has seen its partners often."""
@@ -127,13 +127,18 @@ def test_offers_that_cross_are_one_average(comm, values, size):
 
 
 @pytest.mark.ranks(2)
-def test_out_and_what_is_returned(comm):
-    x = np.array([4.0 * comm.rank])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "int16"])
+def test_out_and_what_is_returned(comm, dtype):
+    import ml_dtypes  # noqa: F401  (bfloat16)
+
+    x = np.array([4.0 * comm.rank]).astype(dtype)
+    pushed = push_sum(comm, x, 1.0, 1 - comm.rank)[0]
+    assert (pushed.dtype, pushed.tolist()) == (x.dtype, [2])
     with PairwiseAverage(comm, x) as average:
         while not average.averages:
             assert average.step(x, out=x) is x
         assert average.finish(x, out=x) is x
-        assert comm.all_reduce(x).tolist() == [4.0]
+        assert comm.all_reduce(x).tolist() == [4]
         with pytest.raises(StateError, match="is finished: make a new one"):
             average.step(x)
 
@@ -253,7 +258,7 @@ def test_a_killed_partner_is_an_error_and_not_a_wait(rank_server):
     assert all(answer.result for answer in answers if not isinstance(answer, Ended))
 
 
-def leave_a_stopped_partner(comm):
+def leave_a_stopped_partner(comm, makes_offers):
     """Finish and close while a partner is stopped; the partner learns that the others are gone."""
     x = np.full(100_000, 10 * comm.rank)
     pid = comm.all_gather(os.getpid())[VICTIM]
@@ -265,7 +270,8 @@ def leave_a_stopped_partner(comm):
         average.close()
         return None
     until(lambda: is_stopped(pid))
-    x = step_until(average, x, lambda: VICTIM in average.unanswered)
+    if makes_offers:
+        x = step_until(average, x, lambda: VICTIM in average.unanswered)
     average.finish(x, timeout_s=0.2)
     late = average.unanswered
     average.close()
@@ -274,8 +280,10 @@ def leave_a_stopped_partner(comm):
     return late
 
 
-def test_finish_ends_without_a_stopped_partner(ranks):
-    assert ranks.call(2, leave_a_stopped_partner) == [(VICTIM,), None]
+@pytest.mark.parametrize("makes_offers", [True, False])
+def test_finish_ends_without_a_stopped_partner(ranks, makes_offers):
+    late = (VICTIM,) if makes_offers else ()
+    assert ranks.call(2, leave_a_stopped_partner, makes_offers) == [late, None]
 
 
 # --- bad input ------------------------------------------------------------------------------------

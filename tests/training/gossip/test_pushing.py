@@ -183,7 +183,7 @@ def test_two_losses_one_after_the_other(rank_server):
 
 BAD: dict[str, Any] = {
     "not there": (np.ones(2), 1.0, [3], "to names rank 3; there are ranks 0 to 2"),
-    "itself": (np.ones(2), 1.0, 1, "to names rank 1 itself, which keeps a part anyhow"),
+    "itself": (np.ones(2), 1.0, 1, "to names rank 1 itself"),
     "twice": (np.ones(2), 1.0, [0, 2, 0], "to names rank 0 twice"),
     "word": (np.ones(2), 1.0, ["0"], "to must name ranks by ints; got '0'"),
     "none": (np.ones(2), 1.0, None, "to must be a rank or several; got None"),

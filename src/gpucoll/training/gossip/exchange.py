@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll import ArgumentTypeError, Communicator, MismatchError, wait_all
+from gpucoll import ArgumentError, ArgumentTypeError, Communicator, MismatchError, wait_all
 
-__all__ = ["Description", "compare", "copied", "describe", "exchange", "plain", "rank_of", "stored"]
+__all__ = ["Description", "agreed", "compare", "copied", "describe", "exchange", "plain"]
+__all__ += ["problem_of_number", "problem_of_ranks", "rank_of", "stored"]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 INTEGERS = ("int8", "int16", "int32", "int64")
@@ -68,6 +71,41 @@ def compare(comm: Communicator, mine: Description, others: dict[int, Description
                 f"{other.call + ': ' if other.call != mine.call else ''}{other}. "
                 "Nothing was moved: pass the same on all ranks"
             )
+
+
+def agreed(
+    comm: Communicator, mine: Description, problem: str, facts: Any, timeout_s: float | None = None
+) -> list[Any]:
+    """Exchange the facts of all ranks; raise on every rank if one's arguments are wrong."""
+    told = comm.all_gather_object(
+        (mine._replace(problem=problem or mine.problem), None if problem else facts),
+        timeout_s=timeout_s,
+    )
+    if problem:
+        raise ArgumentError(f"{mine.call} on {rank_of(comm)}: {problem}")
+    compare(comm, mine, {rank: each for rank, (each, _) in enumerate(told)})
+    return [each for _, each in told]
+
+
+def problem_of_ranks(comm: Communicator, name: str, ranks: Sequence[Any]) -> str:
+    """Return why these are not different other ranks, or an empty string."""
+    for rank in ranks:
+        if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
+            return f"{name} must name ranks by ints; got {rank!r}"
+        if int(rank) not in range(comm.world_size):
+            return f"{name} names rank {rank}; there are ranks 0 to {comm.world_size - 1}"
+        if rank == comm.rank:
+            return f"{name} names rank {rank} itself"
+        if ranks.count(rank) > 1:
+            return f"{name} names rank {rank} twice"
+    return ""
+
+
+def problem_of_number(name: str, value: object) -> str:
+    """Return why this is no finite number, or an empty string."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        return f"{name} must be a finite number; got {value!r}"
+    return ""
 
 
 def rank_of(comm: Communicator) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +12,13 @@ from gpucoll import ArgumentError, ArgumentTypeError, Communicator, wait_all
 from gpucoll.training.gossip.exchange import (
     FLOATS,
     Description,
+    agreed,
     compare,
     describe,
     exchange,
     plain,
+    problem_of_number,
+    problem_of_ranks,
     rank_of,
     stored,
 )
@@ -96,7 +98,6 @@ def neighbor_all_reduce(
         destinations = [rank for rank in destinations if rank in agreeing]
         sources = sorted(row.keys() & agreeing)
     else:
-        assert weights is not None
         row, destinations = _agreed_weights(comm, x, out, weights, self_weight, timeout_s)
         mine, told, sources = Description(CALL), {}, sorted(row.keys() - {comm.rank})
     x = plain(x)
@@ -162,44 +163,20 @@ def _told_by(
 
 
 def _agreed_weights(
-    comm: Communicator,
-    x: Any,
-    out: Any,
-    weights: Mapping[int, float],
-    self_weight: float | None,
-    timeout_s: float | None,
+    comm: Communicator, x: Any, out: Any, weights: Any, self_weight: Any, timeout_s: float | None
 ) -> tuple[dict[int, float], list[int]]:
     """Exchange all ranks' weights; return this rank's, its own among them, and who takes its x."""
     row: dict[int, float] = {}
-    problem = _problem_of(comm, weights, self_weight)
+    if not isinstance(weights, Mapping):
+        problem = f"weights must be a mapping of ranks to weights; got {type(weights).__name__}"
+    else:
+        problem = problem_of_ranks(comm, "weights", [*weights])
+        for rank, weight in weights.items():
+            problem = problem or problem_of_number(f"the weight of rank {rank}", weight)
+    if self_weight is not None:
+        problem = problem or problem_of_number("self_weight", self_weight)
     if not problem:
         row = {int(rank): float(weight) for rank, weight in weights.items()}
-        row[comm.rank] = 1 - math.fsum(row.values()) if self_weight is None else float(self_weight)
-    mine = describe(CALL, x, FLOATS, out=out)
-    if problem:
-        mine = Description(CALL, problem=problem)
-    told = comm.all_gather_object((mine, [*row]), timeout_s=timeout_s)
-    if problem:
-        raise ArgumentError(f"{CALL} on {rank_of(comm)}: {problem}")
-    compare(comm, mine, {rank: each for rank, (each, _) in enumerate(told)})
-    takers = [rank for rank, (_, ranks) in enumerate(told) if comm.rank in ranks]
-    return row, [rank for rank in takers if rank != comm.rank]
-
-
-def _problem_of(comm: Communicator, weights: object, self_weight: object) -> str:
-    """Return what is wrong with this rank's weights, or an empty string."""
-    if not isinstance(weights, Mapping):
-        return f"weights must be a mapping of ranks to weights; got {type(weights).__name__}"
-    for rank, weight in [*weights.items(), (None, 0.0 if self_weight is None else self_weight)]:
-        name = "self_weight" if rank is None else f"the weight of rank {rank}"
-        if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
-            return f"{name} must be a finite number; got {weight!r}"
-        if rank is None:
-            continue
-        if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
-            return f"weights must name ranks by ints; got {rank!r}"
-        if int(rank) not in range(comm.world_size):
-            return f"weights name rank {rank}; there are ranks 0 to {comm.world_size - 1}"
-        if rank == comm.rank:
-            return f"weights name rank {rank} itself: its own weight is self_weight"
-    return ""
+    told = agreed(comm, describe(CALL, x, FLOATS, out=out), problem, [*row], timeout_s)
+    row[comm.rank] = 1 - math.fsum(row.values()) if self_weight is None else float(self_weight)
+    return row, [rank for rank, sources in enumerate(told) if comm.rank in sources]

@@ -29,8 +29,7 @@ from gpucoll import (
 from gpucoll.training.gossip.exchange import (
     FLOATS,
     INTEGERS,
-    Description,
-    compare,
+    agreed,
     copied,
     describe,
     plain,
@@ -112,11 +111,7 @@ class PairwiseAverage:
         problem = _problem_of(comm, like, topology, patience)
         detail = "" if topology is None else f", topology {getattr(topology, 'digest', '')}"
         self._description = describe(CALL, like, (*FLOATS, *INTEGERS), detail)
-        mine = Description(CALL, problem=problem) if problem else self._description
-        told = comm.all_gather_object(mine)
-        if problem:
-            raise ArgumentError(f"{CALL} on {rank_of(comm)}: {problem}")
-        compare(comm, mine, dict(enumerate(told)))
+        agreed(comm, self._description, problem, None)
         others = [rank for rank in range(comm.world_size) if rank != comm.rank]
         self._partners = others if topology is None else topology.partners(comm.rank)
         self._comm = comm.duplicate()
@@ -179,9 +174,9 @@ class PairwiseAverage:
         given, x = x, self._checked(x, out)
         self._is_finished = True
         until_s, all_done = time.monotonic() + timeout_s, None
-        while (left_s := until_s - time.monotonic()) > 0:
+        while time.monotonic() < until_s:
             if all_done is None and not self._offers:
-                all_done = self._comm.all_reduce(np.zeros(1), async_op=True, timeout_s=left_s)
+                all_done = self._comm.all_reduce(np.zeros(1), async_op=True, timeout_s=FOR_EVER_S)
             if all_done is not None and all_done.done():
                 all_done.exception()
                 break
@@ -265,7 +260,7 @@ class PairwiseAverage:
             self._offers[partner] = _Offer(self.steps, given, sent, answer)
 
     def _half(self, x: Any) -> Any:
-        return x // 2 if self._description.dtype in INTEGERS else x / 2
+        return stored(x // 2 if self._description.dtype in INTEGERS else x / 2, x, None)
 
     def _send(self, rank: int, tag: int, x: Any) -> MessageWork[Any]:
         how: Any = {"async_op": True, "timeout_s": FOR_EVER_S}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,13 +10,13 @@ from gpucoll import ArgumentError, Communicator
 from gpucoll.training.gossip.exchange import (
     FLOATS,
     INTEGERS,
-    Description,
-    compare,
+    agreed,
     copied,
     describe,
     exchange,
     plain,
-    rank_of,
+    problem_of_number,
+    problem_of_ranks,
     stored,
 )
 
@@ -210,6 +209,8 @@ def _divided(x: Any, count: int) -> tuple[Any, Any]:
         return x, x
     is_whole = isinstance(x, int) or str(getattr(x, "dtype", "")).removeprefix("torch.") in INTEGERS
     part = x // (count + 1) if is_whole else x / (count + 1)
+    if hasattr(x, "dtype"):
+        part = stored(part, x, None)
     return x - part * count, part
 
 
@@ -224,30 +225,10 @@ def _agreed(
     comm: Communicator, x: Any, w: float, to: Any, out: Any, timeout_s: float | None
 ) -> list[tuple[float, list[int]]]:
     """Exchange what each rank has and pushes; raise on every rank if one's is wrong."""
-    mine, problem = describe(CALL, x, (*FLOATS, *INTEGERS), out=out), _problem_of(comm, w, to)
-    if problem:
-        mine = Description(CALL, problem=problem)
-    offered = (0, []) if problem else (w if type(w) in (int, float) else float(w), to)
-    told = comm.all_gather_object((mine, *offered), timeout_s=timeout_s)
-    if problem:
-        raise ArgumentError(f"{CALL} on {rank_of(comm)}: {problem}")
-    compare(comm, mine, {rank: each for rank, (each, *_) in enumerate(told)})
-    return [(weight, ranks) for _, weight, ranks in told]
-
-
-def _problem_of(comm: Communicator, w: object, to: object) -> str:
-    """Return what is wrong with this rank's weight and targets, or an empty string."""
-    if isinstance(w, bool) or not isinstance(w, numbers.Real) or not math.isfinite(w):
-        return f"w must be a finite number; got {w!r}"
+    problem = problem_of_number("w", w)
     if not isinstance(to, list | tuple):
-        return f"to must be a rank or several; got {to!r}"
-    for rank in to:
-        if isinstance(rank, bool) or not isinstance(rank, numbers.Integral):
-            return f"to must name ranks by ints; got {rank!r}"
-        if int(rank) not in range(comm.world_size):
-            return f"to names rank {rank}; there are ranks 0 to {comm.world_size - 1}"
-        if rank == comm.rank:
-            return f"to names rank {rank} itself, which keeps a part anyhow"
-        if to.count(rank) > 1:
-            return f"to names rank {rank} twice"
-    return ""
+        problem = problem or f"to must be a rank or several; got {to!r}"
+    problem = problem or problem_of_ranks(comm, "to", to)
+    mine = describe(CALL, x, (*FLOATS, *INTEGERS), out=out)
+    w = w if problem or type(w) in (int, float) else float(w)
+    return agreed(comm, mine, problem, (w, to), timeout_s)
