@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -228,6 +230,33 @@ def test_nobody_waits_for_a_stopped_rank(rank_server, size):
     for total, late in totals:
         assert (total == 1_000_003 * (0 + 1 + 2 + 3)).all()
         assert late == ()
+
+
+def average_for_long(comm, size):
+    x = np.random.default_rng(comm.rank).integers(-(10**6), 10**6, size)
+    before = comm.all_reduce(x)
+    with PairwiseAverage(comm, x) as average:
+        for _ in range(6):
+            x = step_together(comm, average, x, lambda x: x[::-1].copy())
+        x = average.finish(x)
+    return before.sum(), x.sum()
+
+
+@pytest.mark.soak(quick=2)
+@pytest.mark.parametrize("size", [1, 2000, 100_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_that_are_stopped_at_random_moments(rank_server, seed, size):
+    draw = random.Random(seed)
+    with rank_server.fork(4) as pool:
+        pool.start(average_for_long, size)
+        for _ in range(40):
+            victim = draw.choice(pool.ranks).pid
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(draw.uniform(0, 0.01))  # any moment will do
+            os.kill(victim, signal.SIGCONT)
+        results = pool.results()
+
+    assert {before for before, _ in results} == {sum(after for _, after in results)}
 
 
 def lose_a_partner(comm):

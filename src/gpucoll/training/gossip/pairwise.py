@@ -94,9 +94,10 @@ class PairwiseAverage:
     Cost of an average: n bytes each way. Memory: an array for each offer and each answer under way,
     at most two for each partner.
 
-    A pair's sum is conserved to the last bit for integers, and for floats to the rounding of two
-    additions. If a rank is lost, `step` raises `PeerLostError`: `shrink` the communicator and make
-    a new object. Averages that were under way are lost then, between survivors, too.
+    A pair's sum is conserved to the last bit for integers, whose differences must fit into their
+    dtype, and for floats to the rounding of two additions. If a rank is lost, `step` raises
+    `PeerLostError`: `shrink` the communicator and make a new object. Averages that were under way
+    are lost then, between survivors, too.
     """
 
     def __init__(
@@ -221,7 +222,6 @@ class PairwiseAverage:
         for rank, offer in [*self._offers.items()]:
             if offer.answer.done():
                 x = x - offer.answer.wait()
-                offer.sent.wait()
                 del self._offers[rank]
                 self.averages += 1
         for rank in self._partners:
