@@ -297,7 +297,7 @@ def main(options):
     show(name, runs, options.steps)
     found = {"data": name, "ranks": RANKS, "rate": None if options.here else RATE, "runs": runs}
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(found).replace("}, {", "},\n{") + "\n")
     return found
 
 

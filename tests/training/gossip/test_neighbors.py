@@ -33,7 +33,8 @@ def test_one_peer_gives_the_mean_after_log2_n_rounds(ranks, n):
     assert ranks.call(n, average_by_one_peer, "float64") == [0.0] * n
 
 
-@pytest.mark.parametrize("placed", ["abab", "abcd"])
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("placed", ["abcd", "abab"])
 def test_between_hosts(hosts, placed):
     assert hosts.call(placed, average_by_one_peer, "float32") == [0.0] * 4
 

@@ -53,6 +53,7 @@ def step_together(comm, average, x, change=None):
 # --- what comes out -------------------------------------------------------------------------------
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("size", [1, 1000, 200_000])
 @pytest.mark.parametrize("dtype", ["int64", "int8"])
 def test_integers_are_conserved_to_the_last_bit(ranks, dtype, size):
@@ -72,6 +73,7 @@ def test_integers_are_conserved_to_the_last_bit(ranks, dtype, size):
     assert spread.max() <= 4  # equal up to the remainders of halving
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     "made", [None, topology.ring(4), topology.one_peer_exponential(4)], ids=str
 )
@@ -206,7 +208,8 @@ def finish_and_add(seat):
     return total, late
 
 
-@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("size", [100_000, 1])
 def test_nobody_waits_for_a_stopped_rank(rank_server, size):
     n = 4
     others = [rank for rank in range(n) if rank != VICTIM]
@@ -242,7 +245,7 @@ def average_for_long(comm, size):
     return before.sum(), x.sum()
 
 
-@pytest.mark.soak(quick=2)
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("size", [1, 2000, 100_000])
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_that_are_stopped_at_random_moments(rank_server, seed, size):
@@ -309,7 +312,8 @@ def leave_a_stopped_partner(comm, makes_offers):
     return late
 
 
-@pytest.mark.parametrize("makes_offers", [True, False])
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("makes_offers", [False, True])
 def test_finish_ends_without_a_stopped_partner(ranks, makes_offers):
     late = (VICTIM,) if makes_offers else ()
     assert ranks.call(2, leave_a_stopped_partner, makes_offers) == [late, None]

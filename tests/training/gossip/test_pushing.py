@@ -136,6 +136,7 @@ def die_after(messages, state, to):
         state.push(to)
 
 
+@pytest.mark.soak(quick=2)
 @pytest.mark.parametrize("sent", [0, 1, 2, 3])
 @pytest.mark.parametrize("victim", [0, 3])
 def test_the_mass_of_a_killed_rank_is_named(rank_server, victim, sent):

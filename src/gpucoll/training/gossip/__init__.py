@@ -1,4 +1,4 @@
-"""Averages among neighbours instead of all ranks: for links so slow that all-reduce waits for them.
+"""Averages among neighbours, for ranks that must not wait for all others.
 
 >>> from gpucoll.training import gossip
 >>> ring = gossip.topology.ring(comm.world_size)

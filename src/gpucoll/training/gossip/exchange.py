@@ -61,7 +61,7 @@ def describe(
 
 
 def compare(comm: Communicator, mine: Description, others: dict[int, Description]) -> None:
-    """Raise unless these ranks agree; all of them know by now, so none waits for another."""
+    """Raise unless this rank and these others have the same, and nothing is wrong with it."""
     if mine.problem:
         raise ArgumentTypeError(f"{mine.call} on {rank_of(comm)}: {mine.problem}")
     for rank, other in others.items():

@@ -38,8 +38,8 @@ def push_sum(
 ) -> tuple[Any, float]:
     """Divide (x, w) equally among this rank and those in `to`; return what this rank has then.
 
-    Collective, but for small messages bytes move to the ranks in `to` alone. `PushSum` makes it
-    step after step, through losses.
+    Collective: all ranks exchange a small message. Arrays go to the ranks in `to` alone. `PushSum`
+    makes many steps, through losses.
 
     Parameters
     ----------
