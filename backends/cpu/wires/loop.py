@@ -60,6 +60,8 @@ def _receive(table: TransferTable, wires: Wires) -> int:
         wire = Wire(wires.connections[place])
         # pollfd is {int32 fd, int16 events, int16 revents}
         is_ready = count <= _FEW or Words(wires.poll_fds)[place] >> 48 != 0
+        if wire.in_stop > wire.in_start or load64_acquire(wire.at.opened) != 0:
+            is_ready = True  # what has come already: a socket does not tell of it again
         if is_ready or wire.carrier != 0:
             moved += receive_on(table, wire)
     return moved

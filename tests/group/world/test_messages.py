@@ -81,3 +81,26 @@ def test_random_traffic(hosts, placed):
     replies = hosts.call(placed, test_random_messages.run_traffic, 7 + len(placed), limit_s=100)
 
     assert replies == [len(placed)] * len(placed)
+
+
+def exchange_objects(comm):
+    """Objects to and from neighbours, of whom a rank has more than connections are looked at."""
+    found = []
+    for step in range(6):
+        distance = 1 + step % 2
+        size = comm.world_size
+        peers = sorted({(comm.rank - distance) % size, (comm.rank + distance) % size})
+        coming = [comm.recv_object(peer, 7, async_op=True) for peer in peers]
+        going = [comm.send_object((step, comm.rank), peer, 7, async_op=True) for peer in peers]
+        found += [work.wait() == (step, peer) for work, peer in zip(coming, peers, strict=True)]
+        for work in going:
+            work.wait()
+    return all(found)
+
+
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("placed", ["abcd", "abcde", "aabbccdd"])
+def test_objects_between_many_hosts(hosts, placed):
+    """A frame that Python has opened is taken though its socket is quiet."""
+    for _ in range(4):
+        assert all(hosts.call(placed, exchange_objects, timeout_s=10))
