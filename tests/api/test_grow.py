@@ -22,13 +22,14 @@ from gpucoll.api import communicator, growing, joining
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
+    AuthenticationError,
     MismatchError,
     PeerLostError,
     RendezvousDeadlineError,
     RendezvousError,
     StateError,
 )
-from gpucoll.rendezvous.door import Caller
+from gpucoll.rendezvous.door import Caller, Door, DoorPlace
 
 
 @pytest.fixture
@@ -460,6 +461,112 @@ def test_messages_that_would_be_lost(fresh):
         assert "rank 0 has one from rank 1 with tag 7. Receive them first" in text
 
 
+def test_a_message_that_is_sent_while_rank_0_is_at_the_door(fresh):
+    """It would be lost as well."""
+
+    def send_late(seat):
+        if seat.rank == 2:
+            with gpucoll.join(**where(seat), timeout_s=20) as comm:
+                return comm.all_reduce(1)
+        comm = begin(seat, 2)
+        usual = Door.ask
+
+        def ask_and_tell(door, *args):
+            found = usual(door, *args)
+            comm.send(np.arange(1), 1)
+            return found
+
+        if comm.rank == 1:
+            comm.recv(source=0)
+            comm.send(np.arange(3), 0, tag=7)
+        with (
+            mock.patch.object(Door, "ask", ask_and_tell),
+            pytest.raises(MismatchError, match="rank 0 has one from rank 1 with tag 7"),
+        ):
+            comm.grow(**where(seat), wait_s=15)
+        if comm.rank == 0:
+            comm.recv(source=1, tag=7)
+        with comm.grow(**where(seat), wait_s=15) as comm:
+            return comm.all_reduce(1)
+
+    assert results(fresh(3, send_late)) == [3] * 3
+
+
+def test_a_rank_that_cannot_meet_newcomers_says_so_at_once(fresh, tmp_path):
+    """All raise it, and the newcomer waits on."""
+
+    def lack_the_secret(seat, meet):
+        if seat.rank == 2:
+            with gpucoll.join(meet=meet, timeout_s=20) as comm:
+                return comm.all_reduce(1), ""
+        comm = begin(seat, 2, timeout_s=60.0)
+        failure = AuthenticationError(f"rank {comm.rank} of 2 has no secret")
+        with (
+            mock.patch.object(DoorPlace, "credentials", side_effect=failure),
+            pytest.raises(RendezvousError) as caught,
+        ):
+            comm.grow(meet=meet, wait_s=15)
+        with comm.grow(meet=meet, wait_s=15) as comm:
+            return comm.all_reduce(1), str(caught.value)
+
+    found = results(fresh(3, lack_the_secret, f"file://{tmp_path}/meeting"))
+
+    assert [total for total, _ in found] == [3] * 3
+    for rank, (_, text) in enumerate(found[:2]):
+        assert text.startswith(f"rank {rank} of 2 cannot grow: rank 1: has no secret. The comm")
+
+
+def test_a_secret_that_is_too_short_on_rank_0_breaks_nothing(ranks):
+    def grow_there(comm):
+        with mock.patch.dict(os.environ, {config.SECRET: "" if comm.rank else "short"}):
+            with pytest.raises(RendezvousError, match="holds a secret of 5 bytes"):
+                comm.grow(meet="tcp://127.0.0.1:1")
+            return comm.all_reduce(1)
+
+    assert ranks.call(2, grow_there) == [2, 2]
+
+
+def test_a_newcomer_that_cannot_meet_anybody_leaves(fresh):
+    """It has too few descriptors, for example; the others are not kept waiting for it."""
+
+    def join_in_vain(seat):
+        if seat.rank == 1:
+            failure = RendezvousError("too few file descriptors")
+            with (
+                mock.patch.object(joining, "create", side_effect=failure),
+                pytest.raises(RendezvousError, match="too few"),
+            ):
+                gpucoll.join(**where(seat), timeout_s=20)
+            return 1
+        with begin(seat, 1, timeout_s=60.0) as comm:
+            assert comm.grow(**where(seat), wait_s=15) is comm
+            return comm.all_reduce(1)
+
+    assert results(fresh(2, join_in_vain)) == [1, 1]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_ctrl_c_after_all_have_gone_over_leaves_nothing(fresh, victim):
+    def interrupt(seat):
+        def arrive(made, timeout_s):
+            raise KeyboardInterrupt
+
+        if seat.rank == victim:
+            module = joining if victim == 2 else growing
+            with mock.patch.object(module, "arrive", arrive), pytest.raises(KeyboardInterrupt):
+                join_or_grow(seat, 2)
+            return left_over()
+        comm = join_or_grow(seat, 2)
+        until_lost(comm)
+        with comm.shrink() as comm:
+            return comm.all_reduce(1)
+
+    found = results(fresh(3, interrupt))
+
+    assert found[victim] == []
+    assert [each for seat, each in enumerate(found) if seat != victim] == [2, 2]
+
+
 def test_ranks_of_an_mpi(ranks):
     def grow_over_mpi(comm):
         os.environ[config.JOB] = "grow over MPI"
@@ -491,3 +598,12 @@ def test_another_call_beside_grow(ranks):
 
     for text in ranks.call(2, differ):
         assert "rank 0 called grow" in text
+
+
+def test_inside_a_group(ranks):
+    def grow_in_group(comm):
+        with comm.group(), pytest.raises(StateError, match=r"grow cannot be called inside group"):
+            comm.grow(meet="file:///nowhere")
+        return comm.all_reduce(1)
+
+    assert ranks.call(2, grow_in_group) == [2, 2]

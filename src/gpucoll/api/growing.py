@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,8 +23,10 @@ from gpucoll.errors import (
     PeerLostError,
     RendezvousError,
     StateError,
+    UsageError,
 )
-from gpucoll.group.growth import CALL, GrowthWatch, Plan, Vote, check_plan, give_up_growth
+from gpucoll.group.growth import CALL, GrowthWatch, Plan, Vote, check_ready, give_up_growth, plan_of
+from gpucoll.group.host.joining import check_descriptors
 from gpucoll.group.in_one_piece import give_up
 from gpucoll.rendezvous.door import ENTERING_S, Door, DoorPlace, Waiting, find_door
 from gpucoll.rendezvous.held_signals import HeldSignals, held_signals
@@ -52,6 +54,8 @@ FAILED_MEETING: Final = (
     RendezvousError,
 )
 """Errors of a meeting in which another rank or newcomer may have failed, so that it is repeated."""
+UNUSABLE: Final = (RendezvousError, UsageError, OSError, MemoryError)
+"""Errors for which a rank cannot meet newcomers at a place, whatever the others do."""
 _MOST_ATTEMPTS: Final = 4
 
 
@@ -89,7 +93,7 @@ class Growing:
         self._old, self._group, self._create = communicator, communicator._group, create
         self._place, self._limit_s = place, limit_s
         self._wait_s = wait_s
-        self._wanted = 1 if at_most is None else at_most
+        self._wanted, self._is_limited = at_most or 1, at_most is not None
         self._most = MAX_RANKS if at_most is None else at_most
         self._who = rank_of(communicator.rank, communicator.world_size)
         self._wish = communicator._gpu.wish_again()
@@ -98,6 +102,9 @@ class Growing:
         if communicator.rank == 0:
             self._watch.gone_newcomers = self._gone_newcomers
         self._listener: socket.socket | None = None
+        self._credentials: Credentials | None = None
+        self._why = ""
+        """Why the last attempt failed."""
 
     def run(self) -> Communicator:
         """Return the communicator to go on with: the old one if nobody has come.
@@ -117,28 +124,49 @@ class Growing:
                 return self._go_over(made)
             self._wait_s = 0.0
         text = f"{self._who} in {CALL}: {_MOST_ATTEMPTS} times, newcomers failed on the way. "
-        raise AlikeError(RendezvousError(f"{text}The communicator stays usable"))
+        last = f"The last time: {self._why}. " if self._why else ""
+        raise AlikeError(RendezvousError(f"{text}{last}The communicator stays usable"))
 
     # --- the plan ---------------------------------------------------------------------------------
 
     def _plan(self) -> Plan | None:
         """Return rank 0's plan, which all old ranks get at one place between their collectives."""
-        said: dict[str, Any] = {"unread": self._unread()}
+        said: dict[str, Any] = {}
         if self._old.rank == 0:
             with held_signals() as signals:
                 said.update(self._invite(partial(self._look, signals)))
         try:
-            answers = self._tell(json.dumps(said).encode())
-            try:
-                plan = check_plan([json.loads(answer) for answer in answers], self._who)
-            except GpucollError as error:
-                raise AlikeError(error) from None
+            answers = self._tell(json.dumps(said).encode(), self._limit_s + self._wait_s)
+            with _alike():
+                plan = plan_of(json.loads(answers[0]), self._who)
+            if plan is None:
+                return None
+            # Every rank is in this call by now, and sends no more messages.
+            ready = self._tell(json.dumps(self._prepare(plan)).encode(), plan.limit_s)
+            with _alike():
+                check_ready([json.loads(answer) for answer in ready], self._who)
         except BaseException:
             self._close_listener()
             raise
-        if plan is not None and self._old.rank == 0:
+        if self._old.rank == 0:
             self._send_plan(plan)
         return plan
+
+    def _prepare(self, plan: Plan) -> dict[str, str]:
+        """Prepare for the meeting; return what stands in its way on this rank."""
+        try:
+            if plan.meet:
+                self._credentials = self._own_credentials()
+            else:
+                check_descriptors(job_of(plan, self._old.rank, None))
+        except UNUSABLE as error:
+            text = str(error) or type(error).__name__
+            return {"trouble": text.removeprefix(self._who).lstrip(": ")}
+        return {"unread": self._unread()}
+
+    def _own_credentials(self) -> Credentials:
+        is_keeper = self._old.rank == 0
+        return _tcp(self._door).credentials if is_keeper else self._place.credentials(self._who)
 
     def _look(self, signals: HeldSignals) -> None:
         """At the door: raise if an old rank is lost."""
@@ -146,9 +174,9 @@ class Growing:
         if (found := self._watch.check(())) is not None:
             raise self._watch.lost(*found)
 
-    def _tell(self, data: bytes) -> list[bytes]:
-        # Whoever waits for rank 0 waits for its newcomers, too.
-        limit_s = max(self._group.timeout_s, self._limit_s) + self._wait_s + ENTERING_S
+    def _tell(self, data: bytes, limit_s: float) -> list[bytes]:
+        """Tell all old ranks something; one may still be at the door, or in the meeting."""
+        limit_s = max(self._group.timeout_s, limit_s) + ENTERING_S
         return self._old._runner.exchange_bytes(data, Collective.GROW, NO_ROOT, limit_s)
 
     def _unread(self) -> str:
@@ -163,7 +191,7 @@ class Growing:
         """On rank 0: return the plan for the newcomers that are here."""
         try:
             door = self._open_door()
-            door.wait(self._wanted, self._wait_s, look)
+            door.wait(self._wanted, self._wait_s, look, is_limit=self._is_limited)
             room = MAX_RANKS - self._old.world_size if self._place.point is None else MAX_RANKS
             self._newcomers = door.ask(min(self._most, room), look)
             if not self._newcomers:
@@ -171,8 +199,8 @@ class Growing:
             meet = ""
             if self._place.point is not None:
                 meet = self._listen(door)
-        except (RendezvousError, AuthenticationError) as error:
-            return {"trouble": str(error)}
+        except UNUSABLE as error:
+            return {"trouble": str(error) or type(error).__name__}
         world_size = self._old.world_size + len(self._newcomers)
         self._old._n_growths += 1
         token = f"{CALL} {secrets.token_hex(16)}"
@@ -223,17 +251,17 @@ class Growing:
 
     def _meet(self, plan: Plan) -> tuple[Communicator | None, Vote]:
         """Meet the others; return the new communicator, if there is one, and this rank's vote."""
+        self._watch.has_begun = False
         try:
             job = job_of(plan, self._old.rank, self._point(plan))
             made = self._create(
                 job, plan.limit_s, self._group.timeout_s, self._wish, self._watch, connects=False
             )
-        except FAILED_MEETING:
-            self._group.raise_if_aborted()
-            return None, Vote(False)
         except (GpucollError, MemoryError, OSError) as error:
             self._group.raise_if_aborted()
-            return None, Vote(False, f"{type(error).__name__}: {error}")
+            self._why = str(error)
+            is_shared = self._watch.has_begun and isinstance(error, FAILED_MEETING)
+            return None, Vote(False, "" if is_shared else f"{type(error).__name__}: {error}")
         finally:
             self._close_listener()
         return made, Vote(self._old.rank != 0 or self._have_made(plan))
@@ -247,20 +275,21 @@ class Growing:
         with held_signals() as signals:
             look = partial(self._look, signals)
             made = self._door.hear(self._newcomers, "made", plan.limit_s, look)
+        if len(made) < len(self._newcomers):
+            self._why = "a newcomer did not say that it has the new communicator"
         return len(made) == len(self._newcomers)
 
     def _point(self, plan: Plan) -> HandedPoint | None:
         if not plan.meet:
             return None
-        if self._old.rank == 0:
-            listener, self._listener = self._listener, None
-            return handed(plan, _tcp(self._door).credentials, listener)
-        return handed(plan, self._place.credentials(self._who))
+        assert self._credentials is not None
+        listener, self._listener = self._listener, None
+        return handed(plan, self._credentials, listener)
 
     def _is_made_by_all(self, plan: Plan, made: Communicator | None, vote: Vote) -> bool:
         """Return whether all old ranks have the new communicator; if not, none keeps it."""
         try:
-            votes = [Vote.decode(data) for data in self._tell(vote.encode())]
+            votes = [Vote.decode(data) for data in self._tell(vote.encode(), plan.limit_s)]
         except GpucollError:
             # An old rank is lost; another may have had all votes, and may have gone over.
             if made is not None and self._group.settle_growth(plan.number, False):
@@ -291,12 +320,16 @@ class Growing:
     def _go_over(self, made: Communicator) -> Communicator:
         """Let the newcomers in, and close the old communicator."""
         old, resumed_from = self._old, self._group.completed
-        if old.rank == 0:
-            self._door.dismiss(self._newcomers, {"in": True, "resumed_from": resumed_from})
-            made._door, old._door = old._door, None
-        note(made, old.world_size, old.epoch + 1, resumed_from)
-        old._retire(self._limit_s)
-        arrive(made, self._limit_s)
+        try:
+            if old.rank == 0:
+                self._door.dismiss(self._newcomers, {"in": True, "resumed_from": resumed_from})
+                made._door, old._door = old._door, None
+            note(made, old.world_size, old.epoch + 1, resumed_from)
+            old._retire(self._limit_s)
+            arrive(made, self._limit_s)
+        except BaseException:  # Ctrl-C: nobody else has the new communicator
+            drop(made)
+            raise
         return made
 
 
@@ -306,6 +339,15 @@ class AlikeError(Exception):
     def __init__(self, error: GpucollError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+@contextlib.contextmanager
+def _alike() -> Iterator[None]:
+    """Mark the errors raised in the context as those that all old ranks raise."""
+    try:
+        yield
+    except GpucollError as error:
+        raise AlikeError(error) from None
 
 
 def grow(
@@ -323,6 +365,8 @@ def grow(
     place = find_door(meet, name)
     group = communicator._group
     group.check_open()
+    if communicator._runner.grouped is not None:
+        raise StateError(f"{CALL} cannot be called inside group(): call it outside")
     who = rank_of(communicator.rank, communicator.world_size)
     if group.over_mpi is not None:
         raise StateError(f"{who}: a communicator of MPI's ranks cannot grow: MPI adds none")

@@ -92,9 +92,13 @@ def join(
             tell_joined()
         finally:
             caller.close()
-    arrive(made, made._group.timeout_s)
-    if bind:
-        made._group.bind_cpus()
+    try:
+        arrive(made, made._group.timeout_s)
+        if bind:
+            made._group.bind_cpus()
+    except BaseException:  # Ctrl-C: nobody else has it
+        drop(made)
+        raise
     return made
 
 
@@ -151,6 +155,9 @@ def _meet_as_newcomer(caller: Caller, wish: Wish, said: dict[str, Any]) -> Commu
         made: Communicator = create(
             job, plan.limit_s, float(said["timeout_s"]), wish, watch, connects=False
         )
-    except FAILED_MEETING:
+    except FAILED_MEETING as error:
+        if not watch.has_begun:  # this process itself cannot meet anybody
+            raise
+        caller.last_failure = str(error)
         return None
     return made

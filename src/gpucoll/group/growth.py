@@ -131,29 +131,44 @@ class NewcomerWatch(Watch):
         return (0, "it is gone, or gave the meeting up") if self._has_news() else None
 
 
-def check_plan(answers: list[dict[str, Any]], who: str) -> Plan | None:
+def plan_of(said: dict[str, Any], who: str) -> Plan | None:
     """Return the plan that rank 0 has told all ranks; None: no newcomer is here.
 
     Raises
     ------
     RendezvousError
         Rank 0 cannot keep the door.
+    """
+    if trouble := said.get("trouble"):
+        raise RendezvousError(f"{who} in {CALL}: {trouble}")
+    plan = said.get("plan")
+    return None if plan is None else Plan.of(plan)
+
+
+def check_ready(answers: list[dict[str, Any]], who: str) -> None:
+    """Check that all old ranks can meet newcomers, before anything is made.
+
+    Raises
+    ------
+    RendezvousError
+        Some ranks cannot meet them: they do not know the secret, for example.
     MismatchError
         Some ranks have messages that nobody has received, which would be lost.
     """
-    if trouble := answers[0].get("trouble"):
-        raise RendezvousError(f"{who} in {CALL}: {trouble}")
-    plan = answers[0].get("plan")
-    if plan is None:
-        return None
-    unread = [(rank, said["unread"]) for rank, said in enumerate(answers) if said.get("unread")]
-    if unread:
-        shown = "; ".join(f"rank {rank} has {text}" for rank, text in unread[:5])
+    troubles = _listed(answers, "trouble", "{}: {}")
+    if troubles:
+        raise RendezvousError(f"{who} cannot {CALL}: {troubles}. The communicator stays usable")
+    if unread := _listed(answers, "unread", "{} has {}"):
         raise MismatchError(
             f"{who} cannot grow while messages wait to be received, because they would be lost: "
-            f"{shown}. Receive them first. The communicator stays usable"
+            f"{unread}. Receive them first. The communicator stays usable"
         )
-    return Plan.of(plan)
+
+
+def _listed(answers: list[dict[str, Any]], name: str, form: str) -> str:
+    """Return what some of the ranks say, for messages; empty: no rank says anything."""
+    found = [(rank, said[name]) for rank, said in enumerate(answers) if said.get(name)]
+    return "; ".join(form.format(f"rank {rank}", text) for rank, text in found[:5])
 
 
 def give_up_growth(group: Group) -> GpucollError:

@@ -30,10 +30,11 @@ AGAIN = encode({"again": True})
 
 @dataclass
 class Arrival:
-    """A connection, and the time at which it was accepted."""
+    """A connection, the time at which it was accepted, and how long somebody has waited for it."""
 
     connection: PeerConnection
     since: float
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -70,10 +71,19 @@ class Arrivals:
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    @property
-    def n_waiting(self) -> int:
-        """How many have connected and not introduced themselves yet."""
-        return len(self._waiting)
+    def are_coming(self, spent_s: float, most_s: float) -> bool:
+        """Return whether some may introduce themselves soon.
+
+        Parameters
+        ----------
+        spent_s : float
+            For how long the caller has waited since it asked last.
+        most_s : float
+            How long to wait for each in all. A stranger that says nothing costs no more.
+        """
+        for arrival in self._waiting.values():
+            arrival.waited_s += spent_s
+        return any(arrival.waited_s < most_s for arrival in self._waiting.values())
 
     def register(self, poll: select.poll) -> None:
         """Register the listener and the accepted connections with a poll."""
@@ -197,6 +207,13 @@ class Arrivals:
             found.append(f"and others, for {len(by_reason) - _SHOWN} more reasons")
         text = f" Turned away: {'; '.join(found)}." if found else ""
         return f"{text} {self._note}." if self._note else text
+
+    def drop(self) -> None:
+        """Close everything without a word: in a forked child, these are its parent's."""
+        self._listener.close()
+        for arrival in self._waiting.values():
+            arrival.connection.close()
+        self._waiting.clear()
 
     def close(self, message: bytes) -> None:
         """Send a message to all connections that are left, and close them."""

@@ -21,6 +21,7 @@ import contextlib
 import os
 import select
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -45,11 +46,16 @@ from gpucoll.transport.tcp.credentials import Credentials
 ANSWERING_S: Final = 1.0
 """How long a newcomer may take to say that it is there; a stopped one does not."""
 _INTRODUCING_S: Final = 0.5
-"""How long `Door.wait` waits for newcomers that have connected and not introduced themselves."""
-ENTERING_S: Final = _INTRODUCING_S + ANSWERING_S + 0.5
+"""How long `Door.wait` waits for each newcomer that has connected and not introduced itself."""
+_TELLING_S: Final = 0.2
+"""How long newcomers may leave a message unread that their connections have no room for."""
+ENTERING_S: Final = _INTRODUCING_S + ANSWERING_S + _TELLING_S + 0.5
 """How long the door may keep rank 0 beyond the time for which it waits for newcomers."""
 _RETRY_S: Final = 0.005, 0.1
 _MOST_TURNED_AWAY: Final = 5
+_TURNED_AWAY_S: Final = 10.0
+"""How long, and how often, a door must turn a newcomer away before this counts as its answer: ranks
+that are still in `init` at the same port do so, too."""
 
 
 class DoorPlace(NamedTuple):
@@ -177,20 +183,33 @@ class Door:
         self._waiting: list[Waiting] = []
         self._said: dict[int, Message] = {}
         """By descriptor: what a newcomer has said last."""
+        self._withdrawing = weakref.finalize(self, _withdraw, self.endpoint, os.getpid())
+        """So that no file is left behind if nobody closes the communicator."""
+        _doors.add(self)
 
-    def wait(self, wanted: int, wait_s: float, look: Callable[[], None]) -> None:
+    def wait(
+        self, wanted: int, wait_s: float, look: Callable[[], None], *, is_limit: bool = False
+    ) -> None:
         """Wait until so many newcomers are here, for `wait_s` at most.
 
+        Others that are about to introduce themselves are waited for, unless `wanted` is the limit.
         `look` raises if the wait is in vain.
         """
-        start = time.monotonic()
+        start = before = time.monotonic()
+        enough_at: float | None = None
         while True:
             look()
-            self._serve(0.0 if wait_s == 0 and not self._arrivals.n_waiting else SLICE_S)
-            waited_s = time.monotonic() - start
-            if self._arrivals.n_waiting and waited_s < wait_s + _INTRODUCING_S:
+            are_coming = self._arrivals.are_coming(0.0, _INTRODUCING_S)
+            self._serve(SLICE_S if wait_s or are_coming else 0.0)
+            now = time.monotonic()
+            are_coming = self._arrivals.are_coming(now - before, _INTRODUCING_S)
+            before = now
+            has_enough = len(self._waiting) >= wanted
+            if not has_enough and now - start < wait_s:
                 continue
-            if len(self._waiting) >= wanted or waited_s >= wait_s:
+            enough_at = now if enough_at is None else enough_at
+            is_over = not are_coming or now - enough_at > _INTRODUCING_S
+            if is_over or (is_limit and has_enough):
                 return
 
     def ask(self, most: int, look: Callable[[], None]) -> list[Waiting]:
@@ -222,17 +241,21 @@ class Door:
         return [place for place, each in enumerate(newcomers) if each not in self._waiting]
 
     def tell(self, newcomers: Sequence[Waiting], message: Message) -> None:
-        """Send newcomers a message; those that are gone are forgotten."""
+        """Send newcomers a message; those that are gone, or read nothing, are forgotten."""
         data = frames.encode(message)
+        stop = time.monotonic() + _TELLING_S
         for each in newcomers:
             self._said.pop(_fd(each), None)
             try:
                 each.connection.send(data)
-                while each.connection.is_sending:
+                while each.connection.is_sending and time.monotonic() < stop:
                     _poll(each.connection, each.connection.events)
                     each.connection.flush()
             except (OSError, AuthenticationError):
                 self._let_go(each)
+            else:
+                if each.connection.is_sending:
+                    self._let_go(each)
 
     def dismiss(self, newcomers: Sequence[Waiting], message: Message) -> None:
         """Send newcomers the last message for them, by which they are ranks, or are not."""
@@ -244,7 +267,14 @@ class Door:
         """Send everybody away, and release everything. It may be called twice."""
         self._arrivals.close(frames.encode({"again": True}))
         self.dismiss(list(self._waiting), {"out": True})
-        self.endpoint.close()
+        self._withdrawing()
+
+    def drop(self) -> None:
+        """In a forked child: close what belongs to its parent, which nobody could reach else."""
+        self._arrivals.drop()
+        for each in self._waiting:
+            each.connection.close()
+        self._waiting = []
 
     def _let_go(self, newcomer: Waiting) -> None:
         if newcomer in self._waiting:
@@ -287,6 +317,23 @@ class Door:
             self._waiting.append(Waiting(guest.connection, guest.introduction))
 
 
+_doors: weakref.WeakSet[Door] = weakref.WeakSet()
+
+
+def _withdraw(endpoint: Endpoint, pid: int) -> None:
+    if os.getpid() == pid:
+        endpoint.close()
+
+
+def _after_fork() -> None:
+    # A child that outlives the door would keep its address taken.
+    for door in list(_doors):
+        door.drop()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Caller:
     """A newcomer's side: it calls at the door until rank 0 answers.
 
@@ -310,8 +357,11 @@ class Caller:
         self._introduction = frames.encode({"pid": os.getpid(), "same": same})
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
+        self.last_failure = ""
+        """Why the last meeting failed, for the error at the deadline."""
         self._connection: PeerConnection | None = None
         self._turned_away = 0
+        self._turned_away_at = 0.0
         self._has_called = False
         self._news: Message | None = None
         """A message that came while this process did something else."""
@@ -333,11 +383,9 @@ class Caller:
                 if self._connection is None:
                     self._call()
                 message, self._news = self._news or self._receive(), None
-            except TurnedAwayError:
-                self._turned_away += 1
-                if self._turned_away >= _MOST_TURNED_AWAY:
-                    raise
+            except TurnedAwayError as error:
                 self.hang_up()
+                self._take_refusal(str(error))
             except GpucollError:  # a deadline is an OSError, too
                 raise
             except (OSError, BadMessageError):
@@ -353,6 +401,18 @@ class Caller:
                     return message
                 self.hang_up()
                 return {"lost": True}
+
+    def _take_refusal(self, text: str) -> None:
+        """Raise if this process is turned away for too long: it may have met another meeting."""
+        now = time.monotonic()
+        self._turned_away_at = self._turned_away_at if self._turned_away else now
+        self._turned_away += 1
+        limit_s = min(_TURNED_AWAY_S, self._timeout_s)
+        if self._turned_away >= _MOST_TURNED_AWAY and now - self._turned_away_at > limit_s:
+            raise AuthenticationError(
+                f"a process in join was turned away at {self._place.text} for {limit_s:g} s: the "
+                f"other end {text}. Or the ranks were still in init there"
+            )
 
     def has_news(self) -> bool:
         """Return, without waiting, whether rank 0 says something, or is gone."""
@@ -400,7 +460,8 @@ class Caller:
             time.sleep(longest_s)
         self._has_called = True
         while (connection := self._endpoint.connect(INTRODUCTION_BYTES, 0)) is None:
-            self._look(f"nobody let it in at {self._place.text}.{self._endpoint.trouble()}")
+            trouble = self._endpoint.trouble().rstrip(".")
+            self._look(f"nobody let it in at {self._place.text}{trouble and '.'}{trouble}")
             time.sleep(pause_s)  # nothing announces that an address appears
             pause_s = min(2 * pause_s, longest_s)
         self._connection = connection
@@ -424,9 +485,10 @@ class Caller:
     def _look(self, what: str) -> None:
         self._signals.check()
         if time.monotonic() > self._deadline:
+            last = f"The last meeting failed: {self.last_failure}. " if self.last_failure else ""
             raise RendezvousDeadlineError(
-                f"a process waited {self._timeout_s:g} s in join: {what}. Do the ranks call grow, "
-                "with the same meet and name, and with a large enough at_most?"
+                f"a process waited {self._timeout_s:g} s in join: {what}. {last}Do the ranks call "
+                "grow, with the same meet and name, and with a large enough at_most?"
             )
 
 
