@@ -11,10 +11,11 @@ from unittest import mock
 import pytest
 
 from gpucoll import config
+from gpucoll.errors import AuthenticationError
 from gpucoll.rendezvous import door
 from gpucoll.rendezvous.door import Caller, Door, find_door
 from gpucoll.rendezvous.held_signals import HeldSignals
-from gpucoll.rendezvous.unix import address
+from gpucoll.rendezvous.notices import address
 
 SAME = {"the version of gpucoll": "1"}
 
@@ -45,7 +46,7 @@ def opened(place):
 def stranger(place):
     """Return a connection that says nothing."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end.connect(address(place.token))
+    end.connect(address(f"{place.token}#0"))
     return end
 
 
@@ -129,7 +130,7 @@ def test_a_newcomer_bears_other_meetings_at_the_port_for_a_while(place):
         caller._take_refusal("has another secret")
     with (
         mock.patch.object(door, "_TURNED_AWAY_S", -1.0),
-        pytest.raises(door.AuthenticationError, match="the other end has another secret"),
+        pytest.raises(AuthenticationError, match="the other end has another secret"),
     ):
         caller._take_refusal("has another secret")
     caller.close()

@@ -218,7 +218,7 @@ class Growing:
             door.close()
             door = None
         if door is None:
-            door = self._old._door = Door(self._place, self._who, SAME)
+            door = self._old._door = Door(self._place, self._who, SAME, self._old.epoch)
         return door
 
     def _listen(self, door: Door) -> str:

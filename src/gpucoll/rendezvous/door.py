@@ -18,6 +18,7 @@ rank 0 says           and the newcomer
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import select
 import time
@@ -37,10 +38,10 @@ from gpucoll.rendezvous.arrivals import Arrivals, Introduced
 from gpucoll.rendezvous.endpoint import Endpoint, PeerConnection, TurnedAwayError
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError, Message
 from gpucoll.rendezvous.held_signals import HeldSignals
-from gpucoll.rendezvous.job import Job, checked_name, launchers_job
+from gpucoll.rendezvous.job import checked_name, launchers_job
 from gpucoll.rendezvous.meeting import SLICE_S
 from gpucoll.rendezvous.meeting_points import MeetingPoint
-from gpucoll.rendezvous.unix import UnixEndpoint
+from gpucoll.rendezvous.unix_door import UnixDoor
 from gpucoll.transport.tcp.credentials import Credentials
 
 ANSWERING_S: Final = 1.0
@@ -52,6 +53,8 @@ _TELLING_S: Final = 0.2
 ENTERING_S: Final = _INTRODUCING_S + ANSWERING_S + _TELLING_S + 0.5
 """How long the door may keep rank 0 beyond the time for which it waits for newcomers."""
 _RETRY_S: Final = 0.005, 0.1
+_NEWER_S: Final = 1.0
+"""How often a newcomer that waits looks for the door of another rank 0."""
 _MOST_TURNED_AWAY: Final = 5
 _TURNED_AWAY_S: Final = 10.0
 """How long, and how often, a door must turn a newcomer away before this counts as its answer: ranks
@@ -85,14 +88,26 @@ class DoorPlace(NamedTuple):
         """What two places have in common if they are one."""
         return self.text, self.token, self.title
 
-    def endpoint(self, who: str) -> Endpoint:
-        """Return the endpoint at which rank 0 listens, and newcomers call."""
+    def endpoint(self, who: str, number: int = 0) -> Endpoint:
+        """Return the endpoint at which rank 0 listens, and newcomers call.
+
+        `number` is higher for each rank 0 that follows another one.
+        """
         if self.point is None:
-            return UnixEndpoint(Job(0, 1, self.token, self.title))
+            return UnixDoor(self.token, self.title, number)
         from gpucoll.rendezvous.meeting_store import given_secret
         from gpucoll.rendezvous.tcp import TcpEndpoint
 
         return TcpEndpoint(self.point, given_secret(self.point), self.title, who)
+
+    def newest(self) -> object:
+        """Return what tells the newest door here from earlier ones; None: nothing does."""
+        if self.point is None:
+            return UnixDoor(self.token, self.title).newest()
+        from gpucoll.rendezvous.meeting_points import SharedPoint
+
+        # A copy: what it finds is of no concern to the connection that is there.
+        return copy.copy(self.point).find() if isinstance(self.point, SharedPoint) else None
 
     def credentials(self, who: str) -> Credentials:
         """Return, on a rank that does not keep the door, by what its job authenticates itself."""
@@ -162,6 +177,8 @@ class Door:
         This rank, for messages.
     same : dict
         What newcomers must have in common with this rank, by the names that errors give it.
+    number : int
+        Higher than that of each rank 0 that has kept the door before.
 
     Raises
     ------
@@ -171,10 +188,10 @@ class Door:
         The ranks are on several hosts, and the job has no secret.
     """
 
-    def __init__(self, place: DoorPlace, who: str, same: Message) -> None:
+    def __init__(self, place: DoorPlace, who: str, same: Message, number: int = 0) -> None:
         self.place = place
         self._same = same
-        self.endpoint = place.endpoint(who)
+        self.endpoint = place.endpoint(who, number)
         try:
             self._arrivals = Arrivals(self.endpoint.listen(who), self.endpoint, 0)
         except BaseException:
@@ -363,6 +380,8 @@ class Caller:
         self._turned_away = 0
         self._turned_away_at = 0.0
         self._has_called = False
+        self._where: object = None
+        self._look_at = 0.0
         self._news: Message | None = None
         """A message that came while this process did something else."""
 
@@ -465,6 +484,7 @@ class Caller:
             time.sleep(pause_s)  # nothing announces that an address appears
             pause_s = min(2 * pause_s, longest_s)
         self._connection = connection
+        self._where, self._look_at = self._place.newest(), time.monotonic() + _NEWER_S
         self._send(connection, self._introduction)
 
     def _send(self, connection: PeerConnection, data: bytes) -> None:
@@ -482,8 +502,17 @@ class Caller:
         self._turned_away = 0
         return received[0]
 
+    def _look_for_newer(self) -> None:
+        """Raise ConnectionError if another rank 0 keeps a door now: the first one is stopped."""
+        if self._connection is None or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _NEWER_S
+        if (where := self._place.newest()) is not None and where != self._where:
+            raise ConnectionError("another rank 0 keeps the door")
+
     def _look(self, what: str) -> None:
         self._signals.check()
+        self._look_for_newer()
         if time.monotonic() > self._deadline:
             last = f"The last meeting failed: {self.last_failure}. " if self.last_failure else ""
             raise RendezvousDeadlineError(
