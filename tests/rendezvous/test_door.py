@@ -123,13 +123,13 @@ def test_a_door_that_nobody_closes_leaves_no_file(tmp_path):
 
 def test_a_newcomer_bears_other_meetings_at_the_port_for_a_while(place):
     """Ranks that are still in `init` at the same port turn it away."""
-    caller = Caller(place, SAME, 5.0, HeldSignals())
+    caller = Caller(place, SAME, 60.0, HeldSignals())
 
     for _ in range(100):
         caller._take_refusal("has another secret")
     with (
-        mock.patch.object(door, "_TURNED_AWAY_S", -1.0),
-        pytest.raises(door.AuthenticationError, match="the other end has another secret"),
+        mock.patch.object(door.time, "monotonic", return_value=caller._turned_away_at + 10.1),
+        pytest.raises(door.AuthenticationError, match="10 s: rank 0 has another secret"),
     ):
         caller._take_refusal("has another secret")
     caller.close()

@@ -386,6 +386,11 @@ class Caller:
             except TurnedAwayError as error:
                 self.hang_up()
                 self._take_refusal(str(error))
+            except AuthenticationError as error:
+                if self._connection is None:
+                    raise
+                peer = self._connection.peer
+                raise AuthenticationError(f"a process in join: {peer} {error}") from None
             except GpucollError:  # a deadline is an OSError, too
                 raise
             except (OSError, BadMessageError):
@@ -410,8 +415,8 @@ class Caller:
         limit_s = min(_TURNED_AWAY_S, self._timeout_s)
         if self._turned_away >= _MOST_TURNED_AWAY and now - self._turned_away_at > limit_s:
             raise AuthenticationError(
-                f"a process in join was turned away at {self._place.text} for {limit_s:g} s: the "
-                f"other end {text}. Or the ranks were still in init there"
+                f"a process in join was turned away at {self._place.text} for {limit_s:g} s: rank 0 "
+                f"{text}. Or the ranks were still in init there"
             )
 
     def has_news(self) -> bool:
