@@ -145,7 +145,7 @@ def plan_of(said: dict[str, Any], who: str) -> Plan | None:
     return None if plan is None else Plan.of(plan)
 
 
-def check_ready(answers: list[dict[str, Any]], who: str) -> None:
+def check_ready(answers: list[dict[str, Any]], who: str, where: str) -> None:
     """Check that all old ranks can meet newcomers, before anything is made.
 
     Raises
@@ -155,6 +155,13 @@ def check_ready(answers: list[dict[str, Any]], who: str) -> None:
     MismatchError
         Some ranks have messages that nobody has received, which would be lost.
     """
+    ours = answers[0].get("key")
+    for said in answers:
+        if ours is not None and said.get("key", ours) != ours:
+            said["trouble"] = (
+                f"it finds another secret at {where} than rank 0. If another communicator grows "
+                "there, give each a name of its own: grow(name=...)"
+            )
     troubles = _listed(answers, "trouble", "{}: {}")
     if troubles:
         raise RendezvousError(f"{who} cannot {CALL}: {troubles}. The communicator stays usable")

@@ -39,7 +39,7 @@ from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError, Messa
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import Job, checked_name, launchers_job
 from gpucoll.rendezvous.meeting import SLICE_S
-from gpucoll.rendezvous.meeting_points import MeetingPoint
+from gpucoll.rendezvous.meeting_points import MeetingPoint, TcpPoint
 from gpucoll.rendezvous.unix import UnixEndpoint
 from gpucoll.transport.tcp.credentials import Credentials
 
@@ -54,8 +54,8 @@ ENTERING_S: Final = _INTRODUCING_S + ANSWERING_S + _TELLING_S + 0.5
 _RETRY_S: Final = 0.005, 0.1
 _MOST_TURNED_AWAY: Final = 5
 _TURNED_AWAY_S: Final = 10.0
-"""How long, and how often, a door must turn a newcomer away before this counts as its answer: ranks
-that are still in `init` at the same port do so, too."""
+"""How long a known port must turn a newcomer away, too, before this counts as the door's answer:
+ranks that are still in `init` there do the same."""
 
 
 class DoorPlace(NamedTuple):
@@ -361,7 +361,7 @@ class Caller:
         """Why the last meeting failed, for the error at the deadline."""
         self._connection: PeerConnection | None = None
         self._turned_away = 0
-        self._turned_away_at = 0.0
+        self._turned_away_at, self._why_turned_away = 0.0, ""
         self._has_called = False
         self._news: Message | None = None
         """A message that came while this process did something else."""
@@ -412,12 +412,16 @@ class Caller:
         now = time.monotonic()
         self._turned_away_at = self._turned_away_at if self._turned_away else now
         self._turned_away += 1
-        limit_s = min(_TURNED_AWAY_S, self._timeout_s)
-        if self._turned_away >= _MOST_TURNED_AWAY and now - self._turned_away_at > limit_s:
-            raise AuthenticationError(
-                f"a process in join was turned away at {self._place.text} for {limit_s:g} s: rank 0 "
-                f"{text}. Or the ranks were still in init there"
-            )
+        self._why_turned_away = text
+        others_s = _TURNED_AWAY_S if isinstance(self._place.point, TcpPoint) else 0.0
+        if self._turned_away >= _MOST_TURNED_AWAY and now - self._turned_away_at >= others_s:
+            raise self._turned_away_error()
+
+    def _turned_away_error(self) -> AuthenticationError:
+        return AuthenticationError(
+            f"a process in join was turned away at {self._place.text}: rank 0 "
+            f"{self._why_turned_away}. Or the ranks are still in init there"
+        )
 
     def has_news(self) -> bool:
         """Return, without waiting, whether rank 0 says something, or is gone."""
@@ -490,6 +494,8 @@ class Caller:
     def _look(self, what: str) -> None:
         self._signals.check()
         if time.monotonic() > self._deadline:
+            if self._turned_away:
+                raise self._turned_away_error()
             last = f"The last meeting failed: {self.last_failure}. " if self.last_failure else ""
             raise RendezvousDeadlineError(
                 f"a process waited {self._timeout_s:g} s in join: {what}. {last}Do the ranks call "
