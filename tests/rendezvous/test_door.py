@@ -6,6 +6,7 @@ import gc
 import os
 import secrets
 import socket
+import time
 from unittest import mock
 
 import pytest
@@ -15,7 +16,8 @@ from gpucoll.errors import AuthenticationError
 from gpucoll.rendezvous import door
 from gpucoll.rendezvous.door import Caller, Door, find_door
 from gpucoll.rendezvous.held_signals import HeldSignals
-from gpucoll.rendezvous.unix import address
+from gpucoll.rendezvous.notices import address
+
 
 SAME = {"the version of gpucoll": "1"}
 
@@ -131,7 +133,7 @@ def test_a_newcomer_bears_other_meetings_at_a_port_for_a_while(place):
         caller._take_refusal("has another secret")
     later = caller._turned_away_at + 10.1
     with (
-        mock.patch.object(door.time, "monotonic", return_value=later),
+        mock.patch.object(time, "monotonic", return_value=later),
         pytest.raises(AuthenticationError, match=r"tcp://127\.0\.0\.1:1: rank 0 has"),
     ):
         caller._take_refusal("has another secret")
