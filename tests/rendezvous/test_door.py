@@ -18,7 +18,6 @@ from gpucoll.rendezvous.door import Caller, Door, find_door
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.notices import address
 
-
 SAME = {"the version of gpucoll": "1"}
 
 

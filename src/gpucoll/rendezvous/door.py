@@ -22,7 +22,7 @@ import os
 import select
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gpucoll import config
@@ -386,11 +386,6 @@ class Caller:
             except TurnedAwayError as error:
                 self.hang_up()
                 self._take_refusal(str(error))
-            except AuthenticationError as error:
-                if self._connection is None:
-                    raise
-                peer = self._connection.peer
-                raise AuthenticationError(f"a process in join: {peer} {error}") from None
             except GpucollError:  # a deadline is an OSError, too
                 raise
             except (OSError, BadMessageError):
@@ -477,19 +472,25 @@ class Caller:
         self._send(connection, self._introduction)
 
     def _send(self, connection: PeerConnection, data: bytes) -> None:
-        connection.send(data)
+        with _naming(connection):
+            connection.send(data)
         while connection.is_sending:
             self._look(f"rank 0 at {self._place.text} did not answer it")
             _poll(connection, connection.events)
-            connection.flush()
+            with _naming(connection):
+                connection.flush()
 
     def _receive(self) -> Message:
-        assert self._connection is not None
-        while (received := self._connection.receive()) is None:
+        connection = self._connection
+        assert connection is not None
+        while True:
+            with _naming(connection):
+                received = connection.receive()
+            if received is not None:
+                self._turned_away = 0
+                return received[0]
             self._look(f"rank 0 at {self._place.text} has not let it in")
-            _poll(self._connection, select.POLLIN)
-        self._turned_away = 0
-        return received[0]
+            _poll(connection, select.POLLIN)
 
     def _look(self, what: str) -> None:
         self._signals.check()
@@ -501,6 +502,17 @@ class Caller:
                 f"a process waited {self._timeout_s:g} s in join: {what}. {last}Do the ranks call "
                 "grow, with the same meet and name, and with a large enough at_most?"
             )
+
+
+@contextlib.contextmanager
+def _naming(connection: PeerConnection) -> Iterator[None]:
+    """Name the other end in errors that speak of it."""
+    try:
+        yield
+    except TurnedAwayError:
+        raise
+    except AuthenticationError as error:
+        raise AuthenticationError(f"a process in join: {connection.peer} {error}") from None
 
 
 def _fd(newcomer: Waiting) -> int:
