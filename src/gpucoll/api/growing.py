@@ -170,8 +170,11 @@ class Growing:
         return {"unread": self._unread(limit_s), "key": key}
 
     def _own_credentials(self) -> Credentials:
-        is_keeper = self._old.rank == 0
-        return _tcp(self._door).credentials if is_keeper else self._place.credentials(self._who)
+        if self._old.rank == 0:
+            return _tcp(self._door).credentials
+        if self._place.point is None:
+            raise RendezvousError("rank 0 was given meet, and this rank was not")
+        return self._place.credentials(self._who)
 
     def _look(self, signals: HeldSignals) -> None:
         """At the door: raise if an old rank is lost."""
@@ -275,7 +278,11 @@ class Growing:
             return None, Vote(False, "" if is_shared else f"{type(error).__name__}: {error}")
         finally:
             self._close_listener()
-        return made, Vote(self._old.rank != 0 or self._have_made(plan))
+        try:
+            return made, Vote(self._old.rank != 0 or self._have_made(plan))
+        except BaseException:
+            drop(made)
+            raise
 
     def _gone_newcomers(self) -> list[int]:
         gone = self._door.gone(self._newcomers) if self._newcomers else []

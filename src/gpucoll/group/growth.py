@@ -90,9 +90,13 @@ class GrowthWatch(Division):
         self.gone_newcomers: Callable[[], list[int]] = list
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
-        """Return an old rank that has ended or closed the old communicator, or a gone newcomer."""
+        """Return an old rank that has ended or closed the old communicator, or a gone newcomer.
+
+        A newcomer that is gone is told once all old ranks have come, so that they hear it: one that
+        came later would find nobody.
+        """
         found = super().check({*awaited, *self.ranks})
-        if found is None and awaited:
+        if found is None and awaited and not {*awaited} & {*self.ranks}:
             found = next(((rank, "it is gone") for rank in self.gone_newcomers()), None)
         return found
 
