@@ -150,8 +150,6 @@ class Growing:
         except BaseException:
             self._close_listener()
             raise
-        if self._old.rank == 0:
-            self._send_plan(plan)
         return plan
 
     def _prepare(self, plan: Plan) -> dict[str, str]:
@@ -266,6 +264,8 @@ class Growing:
     def _meet(self, plan: Plan) -> tuple[Communicator | None, Vote]:
         """Meet the others; return the new communicator, if there is one, and this rank's vote."""
         self._watch.has_begun = False
+        if self._old.rank == 0:
+            self._watch.call_newcomers = partial(self._send_plan, plan)
         try:
             job = job_of(plan, self._old.rank, self._point(plan))
             made = self._create(

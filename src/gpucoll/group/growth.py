@@ -82,21 +82,24 @@ class GrowthWatch(Division):
     ----------
     gone_newcomers : callable
         Returns the numbers to be of newcomers that have gone; on rank 0, which keeps the door.
+    call_newcomers : callable or None
+        On rank 0: tells newcomers the plan, once all old ranks have come. So no newcomer that fails
+        ends the meeting before an old rank has come, which would then wait there in vain.
     """
 
     def __init__(self, group: Group) -> None:
         super().__init__(group, CALL)
         self.ranks = list(range(group.world_size))
         self.gone_newcomers: Callable[[], list[int]] = list
+        self.call_newcomers: Callable[[], None] | None = None
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
-        """Return an old rank that has ended or closed the old communicator, or a gone newcomer.
-
-        A newcomer that is gone is told once all old ranks have come, so that they hear it: one that
-        came later would find nobody.
-        """
+        """Return an old rank that has ended or closed the old communicator, or a gone newcomer."""
         found = super().check({*awaited, *self.ranks})
         if found is None and awaited and not {*awaited} & {*self.ranks}:
+            call, self.call_newcomers = self.call_newcomers, None
+            if call is not None:
+                call()
             found = next(((rank, "it is gone") for rank in self.gone_newcomers()), None)
         return found
 
