@@ -492,6 +492,83 @@ def test_a_message_that_is_sent_while_rank_0_is_at_the_door(fresh):
     assert results(fresh(3, send_late)) == [3] * 3
 
 
+def test_receives_that_nobody_sends_to(fresh):
+    def await_nothing(seat):
+        if seat.rank == 2:
+            with gpucoll.join(**where(seat), timeout_s=20) as comm:
+                return comm.all_reduce(1)
+        comm = begin(seat, 2)
+        work = comm.recv(source=1, tag=7, async_op=True) if comm.rank == 0 else None
+        with (
+            mock.patch.object(growing, "_ON_THEIR_WAY_S", 0.05),
+            pytest.raises(MismatchError, match="rank 0 has 1 asynchronous that nobody sends"),
+        ):
+            comm.grow(**where(seat), wait_s=15)
+        if work is None:
+            comm.send(np.arange(3), 0, tag=7)
+        else:
+            assert work.wait().tolist() == [0, 1, 2]
+        with comm.grow(**where(seat), wait_s=15) as comm:
+            return comm.all_reduce(1)
+
+    assert results(fresh(3, await_nothing)) == [3] * 3
+
+
+def test_two_communicators_at_one_place_without_names(fresh, tmp_path):
+    """Ranks that read what the other one has written say so at once."""
+
+    def grow_where_another_has(seat, meet):
+        if seat.rank == 2:
+            with gpucoll.join(meet=meet, timeout_s=20) as comm:
+                return comm.all_reduce(1)
+        comm = begin(seat, 2, timeout_s=60.0)
+        usual = growing.key_of
+        with (
+            mock.patch.object(growing, "key_of", lambda *a: f"{usual(*a)}{comm.rank}"),
+            pytest.raises(RendezvousError, match="rank 1: it finds another secret at file"),
+        ):
+            comm.grow(meet=meet, wait_s=15)
+        with comm.grow(meet=meet, wait_s=15) as comm:
+            return comm.all_reduce(1)
+
+    assert results(fresh(3, grow_where_another_has, f"file://{tmp_path}/meeting")) == [3] * 3
+
+
+def test_rank_0_alone_is_given_a_place(fresh, tmp_path):
+    def give_it_to_rank_0(seat, meet):
+        if seat.rank == 2:
+            with gpucoll.join(meet=meet, timeout_s=20) as comm:
+                return comm.all_reduce(1)
+        comm = begin(seat, 2, timeout_s=60.0)
+        given = {} if comm.rank else {"meet": meet}
+        with pytest.raises(RendezvousError, match="rank 1: rank 0 was given meet, and this"):
+            comm.grow(**given, wait_s=15)
+        with comm.grow(meet=meet, wait_s=15) as comm:
+            return comm.all_reduce(1)
+
+    assert results(fresh(3, give_it_to_rank_0, f"file://{tmp_path}/meeting")) == [3] * 3
+
+
+def test_ctrl_c_while_rank_0_waits_for_newcomers_that_have_met(fresh):
+    def interrupt(seat):
+        if seat.rank == 1:
+            with pytest.raises(RendezvousDeadlineError):
+                gpucoll.join(**where(seat), timeout_s=0.8)
+            return left_over()
+        with (
+            begin(seat, 1) as comm,
+            mock.patch.object(growing.Growing, "_have_made", side_effect=KeyboardInterrupt),
+            mock.patch.object(growing, "drop", wraps=growing.drop) as drop,
+        ):
+            try:
+                comm.grow(**where(seat), wait_s=15)
+            except KeyboardInterrupt:
+                assert drop.call_args[0][0].is_closed
+        return left_over()
+
+    assert results(fresh(2, interrupt)) == [[], []]
+
+
 def test_a_rank_that_cannot_meet_newcomers_says_so_at_once(fresh, tmp_path):
     """All raise it, and the newcomer waits on."""
 

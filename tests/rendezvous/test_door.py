@@ -6,6 +6,7 @@ import gc
 import os
 import secrets
 import socket
+import time
 from unittest import mock
 
 import pytest
@@ -122,15 +123,26 @@ def test_a_door_that_nobody_closes_leaves_no_file(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_newcomer_bears_other_meetings_at_the_port_for_a_while(place):
+def test_a_newcomer_bears_other_meetings_at_a_port_for_a_while(place):
     """Ranks that are still in `init` at the same port turn it away."""
-    caller = Caller(place, SAME, 5.0, HeldSignals())
+    caller = Caller(place, SAME, 60.0, HeldSignals())
+    caller._place = find_door("tcp://127.0.0.1:1", None)
 
     for _ in range(100):
         caller._take_refusal("has another secret")
+    later = caller._turned_away_at + 10.1
     with (
-        mock.patch.object(door, "_TURNED_AWAY_S", -1.0),
-        pytest.raises(AuthenticationError, match="the other end has another secret"),
+        mock.patch.object(time, "monotonic", return_value=later),
+        pytest.raises(AuthenticationError, match=r"tcp://127\.0\.0\.1:1: rank 0 has"),
     ):
         caller._take_refusal("has another secret")
+    caller.close()
+
+
+def test_a_newcomer_that_is_turned_away_says_so_at_its_deadline(place):
+    caller = Caller(place, SAME, 0.0, HeldSignals())
+    caller._take_refusal("has another secret")
+
+    with pytest.raises(AuthenticationError, match="rank 0 has another secret"):
+        caller.next_message()
     caller.close()

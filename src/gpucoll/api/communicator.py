@@ -394,7 +394,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             here. Rank 0's value counts.
         wait_s : float
             How long to wait until `at_most` newcomers are here, or one if that is not given, in
-            seconds. Those that are here by then are let in. Rank 0's value counts.
+            seconds. Those that are here by then are let in. Rank 0 waits as long as its value says,
+            and the others wait for rank 0 as long as theirs say: give the same on all ranks.
         timeout_s : float, optional
             How long the meeting with the newcomers may take, in seconds. Default: the
             communicator's deadline.
@@ -402,13 +403,13 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         Raises
         ------
         RendezvousError
-            Rank 0 cannot listen there, or there is no memory for the new communicator, or the
-            newcomers failed again and again. All ranks raise it, and this communicator stays
-            usable.
+            Rank 0 cannot listen there, or a rank does not know the secret, or there is no memory
+            for the new communicator, or the newcomers failed again and again. All ranks raise it,
+            and this communicator stays usable.
         MismatchError
             Messages have not been received; they would be lost. This communicator stays usable.
         StateError
-            The ranks are those of an MPI, which adds none.
+            The ranks are those of an MPI, which adds none; or this is inside `group`.
         PeerLostError, DeadlineError, AbortedError
             A rank of this communicator is lost, late or has given up, as in any call.
 
@@ -416,9 +417,11 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         -----
         A newcomer that dies or stops on the way is left out, and costs the others at most
         `timeout_s`. Newcomers prove the job's secret as in `init`. From the first call on, rank 0
-        listens at the place until the communicator is closed. Cost: one small all_gather if nobody
-        waits; otherwise a meeting, as in `init`. Arrays of `empty` stay valid; allocate new ones
-        from the new communicator. Pending asynchronous calls and messages end first.
+        listens at the place until the communicator is closed: no other meeting can use the port of
+        a ``tcp://`` place meanwhile. Cost: one small all_gather if nobody waits; otherwise a
+        meeting, as in `init`. A stranger that connects and says nothing costs half a second once.
+        Arrays of `empty` stay valid; allocate new ones from the new communicator. Pending
+        asynchronous calls end first; messages have 5 seconds to end.
 
         Examples
         --------

@@ -57,6 +57,8 @@ FAILED_MEETING: Final = (
 UNUSABLE: Final = (RendezvousError, UsageError, OSError, MemoryError)
 """Errors for which a rank cannot meet newcomers at a place, whatever the others do."""
 _MOST_ATTEMPTS: Final = 4
+_ON_THEIR_WAY_S: Final = 5.0
+"""How long `grow` waits at most for asynchronous messages to end before it refuses."""
 
 
 # --- the ranks that are there ---------------------------------------------------------------------
@@ -144,29 +146,33 @@ class Growing:
             # Every rank is in this call by now, and sends no more messages.
             ready = self._tell(json.dumps(self._prepare(plan)).encode(), plan.limit_s)
             with _alike():
-                check_ready([json.loads(answer) for answer in ready], self._who)
+                check_ready([json.loads(each) for each in ready], self._who, self._place.text)
         except BaseException:
             self._close_listener()
             raise
-        if self._old.rank == 0:
-            self._send_plan(plan)
         return plan
 
     def _prepare(self, plan: Plan) -> dict[str, str]:
         """Prepare for the meeting; return what stands in its way on this rank."""
+        key = ""
         try:
             if plan.meet:
                 self._credentials = self._own_credentials()
+                key = key_of(plan, self._credentials)
             else:
                 check_descriptors(job_of(plan, self._old.rank, None))
         except UNUSABLE as error:
             text = str(error) or type(error).__name__
             return {"trouble": text.removeprefix(self._who).lstrip(": ")}
-        return {"unread": self._unread()}
+        limit_s = min(_ON_THEIR_WAY_S, max(self._group.timeout_s, plan.limit_s))
+        return {"unread": self._unread(limit_s), "key": key}
 
     def _own_credentials(self) -> Credentials:
-        is_keeper = self._old.rank == 0
-        return _tcp(self._door).credentials if is_keeper else self._place.credentials(self._who)
+        if self._old.rank == 0:
+            return _tcp(self._door).credentials
+        if self._place.point is None:
+            raise RendezvousError("rank 0 was given meet, and this rank was not")
+        return self._place.credentials(self._who)
 
     def _look(self, signals: HeldSignals) -> None:
         """At the door: raise if an old rank is lost."""
@@ -179,11 +185,17 @@ class Growing:
         limit_s = max(self._group.timeout_s, limit_s) + ENTERING_S
         return self._old._runner.exchange_bytes(data, Collective.GROW, NO_ROOT, limit_s)
 
-    def _unread(self) -> str:
+    def _unread(self, limit_s: float) -> str:
         """Return a description of messages that this rank has not received; empty: there are none.
 
-        They would end with the old communicator.
+        They would end with the old communicator. Asynchronous ones get time to end.
         """
+        queue = self._old._point_to_point.queue
+        try:
+            queue.finish(limit_s)
+        except DeadlineError:
+            self._group.raise_if_aborted()
+            return f"{queue.n_pending} asynchronous that nobody sends or receives"
         left = self._old._backend.messages.unreceived()
         return ", ".join(f"one from rank {peer} with tag {tag}" for peer, tag in left[:3])
 
@@ -252,6 +264,8 @@ class Growing:
     def _meet(self, plan: Plan) -> tuple[Communicator | None, Vote]:
         """Meet the others; return the new communicator, if there is one, and this rank's vote."""
         self._watch.has_begun = False
+        if self._old.rank == 0:
+            self._watch.call_newcomers = partial(self._send_plan, plan)
         try:
             job = job_of(plan, self._old.rank, self._point(plan))
             made = self._create(
@@ -264,7 +278,11 @@ class Growing:
             return None, Vote(False, "" if is_shared else f"{type(error).__name__}: {error}")
         finally:
             self._close_listener()
-        return made, Vote(self._old.rank != 0 or self._have_made(plan))
+        try:
+            return made, Vote(self._old.rank != 0 or self._have_made(plan))
+        except BaseException:
+            drop(made)
+            raise
 
     def _gone_newcomers(self) -> list[int]:
         gone = self._door.gone(self._newcomers) if self._newcomers else []
@@ -421,6 +439,13 @@ def handed(
     from gpucoll.rendezvous.meeting_points import HandedPoint
 
     return HandedPoint(plan.meet, credentials, listener)
+
+
+def key_of(plan: Plan, credentials: Credentials) -> str:
+    """Return a word that two ranks have in common if they know the same secret."""
+    from gpucoll.transport.tcp.secret import extract
+
+    return extract(f"gpucoll {plan.token}".encode(), credentials.secret).hex()[:32]
 
 
 def job_of(plan: Plan, rank: int, point: HandedPoint | None) -> Job:

@@ -82,17 +82,24 @@ class GrowthWatch(Division):
     ----------
     gone_newcomers : callable
         Returns the numbers to be of newcomers that have gone; on rank 0, which keeps the door.
+    call_newcomers : callable or None
+        On rank 0: tells newcomers the plan, once all old ranks have come. So no newcomer that fails
+        ends the meeting before an old rank has come, which would then wait there in vain.
     """
 
     def __init__(self, group: Group) -> None:
         super().__init__(group, CALL)
         self.ranks = list(range(group.world_size))
         self.gone_newcomers: Callable[[], list[int]] = list
+        self.call_newcomers: Callable[[], None] | None = None
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
         """Return an old rank that has ended or closed the old communicator, or a gone newcomer."""
         found = super().check({*awaited, *self.ranks})
-        if found is None and awaited:
+        if found is None and awaited and not {*awaited} & {*self.ranks}:
+            call, self.call_newcomers = self.call_newcomers, None
+            if call is not None:
+                call()
             found = next(((rank, "it is gone") for rank in self.gone_newcomers()), None)
         return found
 
@@ -145,7 +152,7 @@ def plan_of(said: dict[str, Any], who: str) -> Plan | None:
     return None if plan is None else Plan.of(plan)
 
 
-def check_ready(answers: list[dict[str, Any]], who: str) -> None:
+def check_ready(answers: list[dict[str, Any]], who: str, where: str) -> None:
     """Check that all old ranks can meet newcomers, before anything is made.
 
     Raises
@@ -155,6 +162,13 @@ def check_ready(answers: list[dict[str, Any]], who: str) -> None:
     MismatchError
         Some ranks have messages that nobody has received, which would be lost.
     """
+    ours = answers[0].get("key")
+    for said in answers:
+        if ours is not None and said.get("key", ours) != ours:
+            said["trouble"] = (
+                f"it finds another secret at {where} than rank 0. If another communicator grows "
+                "there, give each a name of its own: grow(name=...)"
+            )
     troubles = _listed(answers, "trouble", "{}: {}")
     if troubles:
         raise RendezvousError(f"{who} cannot {CALL}: {troubles}. The communicator stays usable")

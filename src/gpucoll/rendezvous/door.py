@@ -23,7 +23,7 @@ import os
 import select
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gpucoll import config
@@ -40,7 +40,7 @@ from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError, Messa
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import checked_name, launchers_job
 from gpucoll.rendezvous.meeting import SLICE_S
-from gpucoll.rendezvous.meeting_points import MeetingPoint
+from gpucoll.rendezvous.meeting_points import MeetingPoint, TcpPoint
 from gpucoll.rendezvous.unix_door import UnixDoor
 from gpucoll.transport.tcp.credentials import Credentials
 
@@ -57,8 +57,8 @@ _NEWER_S: Final = 1.0
 """How often a newcomer that waits looks for the door of another rank 0."""
 _MOST_TURNED_AWAY: Final = 5
 _TURNED_AWAY_S: Final = 10.0
-"""How long, and how often, a door must turn a newcomer away before this counts as its answer: ranks
-that are still in `init` at the same port do so, too."""
+"""How long a known port must turn a newcomer away, too, before this counts as the door's answer:
+ranks that are still in `init` there do the same."""
 
 
 class DoorPlace(NamedTuple):
@@ -378,7 +378,7 @@ class Caller:
         """Why the last meeting failed, for the error at the deadline."""
         self._connection: PeerConnection | None = None
         self._turned_away = 0
-        self._turned_away_at = 0.0
+        self._turned_away_at, self._why_turned_away = 0.0, ""
         self._has_called = False
         self._where: object = None
         self._look_at = 0.0
@@ -426,12 +426,16 @@ class Caller:
         now = time.monotonic()
         self._turned_away_at = self._turned_away_at if self._turned_away else now
         self._turned_away += 1
-        limit_s = min(_TURNED_AWAY_S, self._timeout_s)
-        if self._turned_away >= _MOST_TURNED_AWAY and now - self._turned_away_at > limit_s:
-            raise AuthenticationError(
-                f"a process in join was turned away at {self._place.text} for {limit_s:g} s: the "
-                f"other end {text}. Or the ranks were still in init there"
-            )
+        self._why_turned_away = text
+        others_s = _TURNED_AWAY_S if isinstance(self._place.point, TcpPoint) else 0.0
+        if self._turned_away >= _MOST_TURNED_AWAY and now - self._turned_away_at >= others_s:
+            raise self._turned_away_error()
+
+    def _turned_away_error(self) -> AuthenticationError:
+        return AuthenticationError(
+            f"a process in join was turned away at {self._place.text}: rank 0 "
+            f"{self._why_turned_away}. Or the ranks are still in init there"
+        )
 
     def has_news(self) -> bool:
         """Return, without waiting, whether rank 0 says something, or is gone."""
@@ -488,19 +492,25 @@ class Caller:
         self._send(connection, self._introduction)
 
     def _send(self, connection: PeerConnection, data: bytes) -> None:
-        connection.send(data)
+        with _naming(connection):
+            connection.send(data)
         while connection.is_sending:
             self._look(f"rank 0 at {self._place.text} did not answer it")
             _poll(connection, connection.events)
-            connection.flush()
+            with _naming(connection):
+                connection.flush()
 
     def _receive(self) -> Message:
-        assert self._connection is not None
-        while (received := self._connection.receive()) is None:
+        connection = self._connection
+        assert connection is not None
+        while True:
+            with _naming(connection):
+                received = connection.receive()
+            if received is not None:
+                self._turned_away = 0
+                return received[0]
             self._look(f"rank 0 at {self._place.text} has not let it in")
-            _poll(self._connection, select.POLLIN)
-        self._turned_away = 0
-        return received[0]
+            _poll(connection, select.POLLIN)
 
     def _look_for_newer(self) -> None:
         """Raise ConnectionError if another rank 0 keeps a door now: the first one is stopped."""
@@ -514,11 +524,24 @@ class Caller:
         self._signals.check()
         self._look_for_newer()
         if time.monotonic() > self._deadline:
+            if self._turned_away:
+                raise self._turned_away_error()
             last = f"The last meeting failed: {self.last_failure}. " if self.last_failure else ""
             raise RendezvousDeadlineError(
                 f"a process waited {self._timeout_s:g} s in join: {what}. {last}Do the ranks call "
                 "grow, with the same meet and name, and with a large enough at_most?"
             )
+
+
+@contextlib.contextmanager
+def _naming(connection: PeerConnection) -> Iterator[None]:
+    """Name the other end in errors that speak of it."""
+    try:
+        yield
+    except TurnedAwayError:
+        raise
+    except AuthenticationError as error:
+        raise AuthenticationError(f"a process in join: {connection.peer} {error}") from None
 
 
 def _fd(newcomer: Waiting) -> int:
