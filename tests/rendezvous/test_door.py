@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
 import socket
@@ -112,15 +111,16 @@ def test_a_forked_child_leaves_the_address_to_others(place):
         os.waitpid(pid, 0)
 
 
-def test_a_door_that_nobody_closes_leaves_no_file(tmp_path):
+def test_a_program_that_closes_nothing_leaves_no_file(tmp_path):
     made = Door(find_door(f"file://{tmp_path}/meeting", None), "rank 0 of 1", SAME)
     assert os.listdir(tmp_path) == ["meeting.grow"]
 
-    made._arrivals.close(b"")
-    del made
-    gc.collect()
-
+    with mock.patch.object(os, "getpid", return_value=1):  # a forked child
+        door._withdraw_all()
+    assert os.listdir(tmp_path) == ["meeting.grow"]
+    door._withdraw_all()
     assert os.listdir(tmp_path) == []
+    made.close()
 
 
 def test_a_newcomer_bears_other_meetings_at_a_port_for_a_while(place):

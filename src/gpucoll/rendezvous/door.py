@@ -17,6 +17,7 @@ rank 0 says           and the newcomer
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import os
@@ -200,8 +201,7 @@ class Door:
         self._waiting: list[Waiting] = []
         self._said: dict[int, Message] = {}
         """By descriptor: what a newcomer has said last."""
-        self._withdrawing = weakref.finalize(self, _withdraw, self.endpoint, os.getpid())
-        """So that no file is left behind if nobody closes the communicator."""
+        self._pid = os.getpid()
         _doors.add(self)
 
     def wait(
@@ -284,7 +284,12 @@ class Door:
         """Send everybody away, and release everything. It may be called twice."""
         self._arrivals.close(frames.encode({"again": True}))
         self.dismiss(list(self._waiting), {"out": True})
-        self._withdrawing()
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Remove what says where the door is; nothing in a forked child, whose parent keeps it."""
+        if os.getpid() == self._pid:
+            self.endpoint.close()
 
     def drop(self) -> None:
         """In a forked child: close what belongs to its parent, which nobody could reach else."""
@@ -337,9 +342,13 @@ class Door:
 _doors: weakref.WeakSet[Door] = weakref.WeakSet()
 
 
-def _withdraw(endpoint: Endpoint, pid: int) -> None:
-    if os.getpid() == pid:
-        endpoint.close()
+def _withdraw_all() -> None:
+    # A program that closes no communicator would leave a file with the secret.
+    for door in list(_doors):
+        door.withdraw()
+
+
+atexit.register(_withdraw_all)
 
 
 def _after_fork() -> None:
