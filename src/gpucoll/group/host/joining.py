@@ -286,6 +286,7 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
         )
         members.store(members.status_offset(job.rank) + layout.STATUS_COPIES, can_copy)
     except BaseException:
+        frames.close_all(members.further_fds)
         members.close()
         raise
     return members

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gpucoll.errors import StateError
 from gpucoll.memory.arena import Arena
 from gpucoll.memory.peer_processes import PeerProcess
+from gpucoll.rendezvous.frames import close_all
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, mapping, ordering
 from gpucoll.transport.shared.layout import Record, SegmentLayout, Tuning
@@ -277,8 +278,12 @@ class Members:
         return [rank for rank in ranks if rank in ended or self.has_closed(rank)]
 
     def leave(self) -> None:
-        """Report that this rank takes no part, as if it had closed the communicator, and close."""
+        """Report that this rank takes no part, as if it had closed the communicator, and close.
+
+        The further descriptors, which nobody has taken over, are closed, too.
+        """
         self.store(self.status_offset(self.rank) + layout.STATUS_CLOSED, 1)
+        close_all(self.further_fds)
         self.close()
 
     def close(self) -> None:

@@ -97,8 +97,6 @@ class Joined:
             self.connections.close()
         if self.pairs is not None:
             self.pairs.close()
-        for fd in self.members.further_fds:
-            os.close(fd)
         self.members.leave()
 
 
@@ -268,6 +266,9 @@ def _settle(
         numbers=(*ranks, *hosts.elsewhere(here)) if spans else (),
         total=hosts.world_size if spans else 0,
     )
+    address = str(listeners.first.getsockname()[0])
+    names = _names(introductions, hosts)
+    credentials = endpoint.credentials
     members = join(
         local,
         lambda found: tune(found)._replace(other_hosts=hosts.count - 1),
@@ -277,9 +278,6 @@ def _settle(
         watch=_Meanwhile(meeting, ranks, watch),
         make_further=lambda: _make_further(len(ranks), hosts, listeners.first) if spans else [],
     )
-    address = str(listeners.first.getsockname()[0])
-    names = _names(introductions, hosts)
-    credentials = endpoint.credentials
     joined = Joined(
         members, hosts, names, None, None, None, None, introductions, credentials, address, group
     )
