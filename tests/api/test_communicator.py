@@ -189,6 +189,7 @@ def test_the_public_names():
         "ReduceOp",
         "Work",
         "init",
+        "join",
         "launch",
         "wait_all",
         "wait_any",

@@ -106,7 +106,7 @@ MEMBERS = (
     *("abort", "all_gather", "all_gather_object", "all_reduce", "all_reduce_object", "all_to_all"),
     *("barrier", "broadcast", "broadcast_object", "check", "close", "completed", "describe"),
     *("duplicate", "empty", "epoch", "exclusive_scan", "former_ranks", "from_mpi"),
-    *("gather", "gather_object", "group", "is_closed"),
+    *("gather", "gather_object", "group", "grow", "is_closed"),
     *("plan_all_gather", "plan_all_reduce", "plan_all_to_all", "plan_broadcast"),
     *("plan_exclusive_scan", "plan_gather", "plan_reduce", "plan_reduce_scatter", "plan_scan"),
     *("plan_recv", "plan_scatter", "plan_send", "probe", "rank", "recv", "recv_object", "reduce"),
