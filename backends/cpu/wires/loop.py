@@ -51,6 +51,12 @@ def _n_wires(wires: Wires) -> int:
 
 
 @inline
+def _has_come(wire: Wire) -> bool:
+    """Return whether something is here already: its socket does not tell of it again."""
+    return wire.in_stop > wire.in_start or load64_acquire(wire.at.opened) != 0
+
+
+@inline
 def _receive(table: TransferTable, wires: Wires) -> int:
     """Receive over all connections; return over how many something came."""
     count, moved = _n_wires(wires), 0
@@ -60,9 +66,7 @@ def _receive(table: TransferTable, wires: Wires) -> int:
         wire = Wire(wires.connections[place])
         # pollfd is {int32 fd, int16 events, int16 revents}
         is_ready = count <= _FEW or Words(wires.poll_fds)[place] >> 48 != 0
-        if wire.in_stop > wire.in_start or load64_acquire(wire.at.opened) != 0:
-            is_ready = True  # what has come already: a socket does not tell of it again
-        if is_ready or wire.carrier != 0:
+        if is_ready or _has_come(wire) or wire.carrier != 0:
             moved += receive_on(table, wire)
     return moved
 

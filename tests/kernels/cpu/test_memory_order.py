@@ -89,6 +89,7 @@ ORDERS = {
     "backends.cpu.host.mailboxes.try_lock": "X",
     "backends.cpu.host.mailboxes.unlock": "S",
     "backends.cpu.wires.loop._n_wires": "A",
+    "backends.cpu.wires.loop._has_come": "A",  # a frame that another thread has opened
     "backends.cpu.host.message_loop._has_left": "A+",
     "backends.cpu.host.message_loop._answer": "X",
     "transport.shared.peer_memory.can_read": "A",
