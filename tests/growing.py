@@ -81,7 +81,7 @@ def live_at_random(seat, seed, n_old, fates):
 
 def _live(comm, state, fate, own_step, moment_s, place):
     kept, is_new = [(comm.completed, state)], state is None
-    at = 0 if state is None else None
+    at, is_doomed = 0 if state is None else None, False
     while True:
         try:
             if is_new:
@@ -93,11 +93,15 @@ def _live(comm, state, fate, own_step, moment_s, place):
             step, total = state
             if at is not None:  # a newcomer's own steps count from where it came in
                 own_step, at = own_step // 2 + step, None
-            if step == own_step:
+            if step == own_step and not is_doomed:
+                is_doomed = fate in ("dies", "stops")
                 _meet_fate(comm, fate, moment_s)
                 if comm.is_closed:
                     return "left", step
             if step >= STEPS:
+                if is_doomed:
+                    signal.pause()  # until it happens: the others come to the end without this one
+                found = comm.all_gather_object((comm.rank, os.getpid(), comm.epoch))
                 break
             total += int(comm.all_reduce(np.full(1 + 500 * (step % 3), step), "max")[-1])
             state = step + 1, total
@@ -113,7 +117,6 @@ def _live(comm, state, fate, own_step, moment_s, place):
             reachable = [each for each in kept if each[0] <= done]
             state = reachable[-1][1] if reachable else None
             kept, is_new = [(0, state)], True
-    found = comm.all_gather_object((comm.rank, os.getpid(), comm.epoch))
     comm.close()
     left = left_over()
     assert left == [], left
