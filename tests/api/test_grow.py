@@ -29,7 +29,9 @@ from gpucoll.errors import (
     RendezvousError,
     StateError,
 )
-from gpucoll.rendezvous.door import Caller, Door, DoorPlace
+from gpucoll.rendezvous.door import Door
+from gpucoll.rendezvous.door_caller import Caller
+from gpucoll.rendezvous.door_place import DoorPlace
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.shrinking import LOSSES, results
 from tests.waiting import until
 
 import gpucoll
-from gpucoll.rendezvous.door import Caller
+from gpucoll.rendezvous.door_caller import Caller
 
 
 def stop_and_go_on(seat, folder, comes_before):

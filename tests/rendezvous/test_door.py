@@ -13,7 +13,9 @@ import pytest
 from gpucoll import config
 from gpucoll.errors import AuthenticationError
 from gpucoll.rendezvous import door
-from gpucoll.rendezvous.door import Caller, Door, find_door
+from gpucoll.rendezvous.door import Door
+from gpucoll.rendezvous.door_caller import Caller
+from gpucoll.rendezvous.door_place import find_door
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.notices import address
 

@@ -28,7 +28,8 @@ from gpucoll.errors import (
 from gpucoll.group.growth import CALL, GrowthWatch, Plan, Vote, check_ready, give_up_growth, plan_of
 from gpucoll.group.host.joining import check_descriptors
 from gpucoll.group.in_one_piece import give_up
-from gpucoll.rendezvous.door import ENTERING_S, Door, DoorPlace, Waiting, find_door
+from gpucoll.rendezvous.door import ENTERING_S, Door
+from gpucoll.rendezvous.door_place import DoorPlace, find_door
 from gpucoll.rendezvous.held_signals import HeldSignals, held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import MAX_RANKS
@@ -38,6 +39,7 @@ from gpucoll.wording import rank_of
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
+    from gpucoll.rendezvous.endpoint import PeerConnection
     from gpucoll.rendezvous.meeting_points import HandedPoint
     from gpucoll.rendezvous.meeting_store import AnyStore
     from gpucoll.rendezvous.tcp import TcpEndpoint
@@ -100,7 +102,7 @@ class Growing:
         self._who = rank_of(communicator.rank, communicator.world_size)
         self._wish = communicator._gpu.wish_again()
         self._watch = GrowthWatch(self._group)
-        self._newcomers: list[Waiting] = []
+        self._newcomers: list[PeerConnection] = []
         if communicator.rank == 0:
             self._watch.gone_newcomers = self._gone_newcomers
         self._listener: socket.socket | None = None

@@ -12,9 +12,9 @@ from gpucoll.api.parameters import parse
 from gpucoll.backends.choice import Wish
 from gpucoll.dependencies import check_dependencies
 from gpucoll.group.growth import NewcomerWatch, Plan
-from gpucoll.rendezvous.door import Caller, find_door
+from gpucoll.rendezvous.door_caller import Caller
+from gpucoll.rendezvous.door_place import find_door
 from gpucoll.rendezvous.held_signals import held_signals
-from gpucoll.rendezvous.meeting import SLICE_S
 from gpucoll.rendezvous.notices import tell_joined
 from gpucoll.tracebacks import shorten_uncaught
 
@@ -112,7 +112,7 @@ def _let_in(caller: Caller, wish: Wish) -> Communicator:
             if "ask" in message:
                 caller.say({"here": True})
                 continue
-            if made is not None and ("in" in message or _have_gone_over(message, made, said)):
+            if made is not None and _is_in(caller, message, made, said):
                 note(made, said["n_old"], said["epoch"], message.get("resumed_from"))
                 return made
             drop(made)
@@ -127,20 +127,24 @@ def _let_in(caller: Caller, wish: Wish) -> Communicator:
         raise
 
 
-def _have_gone_over(message: dict[str, Any], made: Communicator, said: dict[str, Any]) -> bool:
-    """Return, after rank 0 was lost, whether other old ranks have gone over without it.
+def _is_in(
+    caller: Caller, message: dict[str, Any], made: Communicator, said: dict[str, Any]
+) -> bool:
+    """Return whether all old ranks have gone over to the new communicator.
 
-    Those that have not gone over close the new communicator at once. Where they have, it is broken
-    because rank 0 is lost, and this process shrinks it with them.
+    Rank 0 says so. If it was lost before that, the others show it: those that have not gone over
+    close the new communicator at once. Where they have, it is broken because rank 0 is lost, and
+    this process shrinks it with them.
     """
     if "lost" not in message:
-        return False
+        return "in" in message
+    others = range(1, said["n_old"])
     stop = time.monotonic() + _GOING_OVER_S
     while time.monotonic() < stop:
-        if any(made._group.has_closed(rank) for rank in range(1, said["n_old"])):
+        if any(made._group.has_closed(rank) for rank in others):
             return False
-        time.sleep(SLICE_S)
-    return bool(said["n_old"] > 1)
+        caller.pause()
+    return bool(others)
 
 
 def _meet_as_newcomer(caller: Caller, wish: Wish, said: dict[str, Any]) -> Communicator | None:

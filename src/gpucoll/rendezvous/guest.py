@@ -11,7 +11,7 @@ from gpucoll.errors import AuthenticationError, GpucollError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.endpoint import PeerConnection, TurnedAwayError
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError, Message
-from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
+from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, poll_once, told
 
 _RETRY_S = (0.001, 0.02)  # first and longest pause between two tries to connect
 _TURNED_AWAY = 5
@@ -103,9 +103,7 @@ class Guest(Generic[T]):
     def _hear_meanwhile(self) -> None:
         """Raise if rank 0 has reported a failure in the meantime."""
         assert self.connection is not None
-        poll = select.poll()
-        poll.register(self.connection, select.POLLIN)
-        if poll.poll(0):
+        if poll_once(self.connection, select.POLLIN, 0.0):
             self._receive()
 
     def _withdraw(self, error: BaseException) -> None:
@@ -197,6 +195,4 @@ class Guest(Generic[T]):
         rank = f"rank {self.terms.watch.number(0)}, {self.connection.peer}"
         what = f"waited {self.terms.timeout_s:g} s for an answer of {rank}"
         self._look(set(), _LONGER_S, what)
-        poll = select.poll()
-        poll.register(self.connection, events)
-        poll.poll(1000 * SLICE_S)
+        poll_once(self.connection, events)

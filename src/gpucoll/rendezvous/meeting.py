@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from gpucoll.errors import (
     RendezvousDeadlineError,
     RendezvousError,
 )
-from gpucoll.rendezvous.endpoint import Endpoint
+from gpucoll.rendezvous.endpoint import Endpoint, PeerConnection
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import Job
 from gpucoll.wording import rank_of
@@ -27,6 +28,13 @@ T = TypeVar("T")
 Decide: TypeAlias = "Callable[[list[Message]], tuple[Message, list[int]]]"
 SLICE_S = 0.02
 """How long a wait sleeps before it looks for Ctrl-C, lost ranks and its deadline."""
+
+
+def poll_once(connection: PeerConnection, events: int, wait_s: float = SLICE_S) -> bool:
+    """Wait for an event on a connection, for a moment; return whether it has come."""
+    poll = select.poll()
+    poll.register(connection, events)
+    return bool(poll.poll(1000 * wait_s))
 
 
 @dataclass

@@ -141,7 +141,7 @@ def test_who_does_not_know_the_secret_does_not_get_in(fresh):
         if seat.rank == 2:
             with (
                 mock.patch("gpucoll.rendezvous.meeting_file.FilePoint.secret", return_value=None),
-                mock.patch("gpucoll.rendezvous.door._TURNED_AWAY_S", 0.0),
+                mock.patch("gpucoll.rendezvous.door_caller._TURNED_AWAY_S", 0.0),
                 mock.patch.dict(os.environ, {config.SECRET: "another secret, as long as it is"}),
                 pytest.raises(AuthenticationError),
             ):
