@@ -41,6 +41,12 @@ def join_or_grow(seat, n_old, **given):
     return comm.grow(**where(seat), wait_s=15.0, at_most=seat.world_size - n_old, **given)
 
 
+def join_and_count(seat, **place):
+    """Be a newcomer; return how many ranks there are then."""
+    with gpucoll.join(**(place or where(seat)), timeout_s=20) as comm:
+        return comm.all_reduce(1)
+
+
 def members(comm):
     """Return what every rank of a communicator says of it, used in many ways before."""
     use(comm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gpucoll import ArgumentError, Communicator, MismatchError
+from gpucoll import ArgumentError, ArgumentTypeError, Communicator, MismatchError
 
 T = TypeVar("T")
 
@@ -39,3 +39,9 @@ def agree(
                     f"{others.get(name, 'not there')} on rank {rank}: pass the same on all ranks"
                 )
     return [item for _, _, item in found]
+
+
+def check_communicator(comm: object) -> None:
+    """Raise if an argument is no communicator."""
+    if not isinstance(comm, Communicator):
+        raise ArgumentTypeError(f"comm must be a gpucoll.Communicator; got {type(comm).__name__}")
