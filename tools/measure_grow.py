@@ -6,7 +6,8 @@
 
 Hosts are played on this machine: they connect over loopback TCP. The time is from the old ranks'
 last call before `grow` until the last old rank has its new communicator, in which all have arrived.
-Newcomers wait in `join` before that. gpucoll must be importable.
+Newcomers wait in `join` before that. The second line is the time of a call for which nobody waits.
+gpucoll must be importable.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import gpucoll
 
 BEFORE_S = 1.0
 """How long newcomers have to reach the door."""
+IN_VAIN = 100
+"""How often the ranks call `grow` when nobody waits."""
 
 
 def be_old(variables: dict[str, str], rank: int, n_old: int, n_new: int, said: int) -> None:
@@ -40,7 +43,8 @@ def be_old(variables: dict[str, str], rank: int, n_old: int, n_new: int, said: i
     with comm.grow(at_most=n_new, wait_s=30) as grown:
         took_s = time.monotonic() - start
         assert grown.all_reduce(1) == n_old + n_new
-    os.write(said, f"{took_s}\n".encode())
+        in_vain_s = grow_in_vain(grown)
+    os.write(said, f"{took_s} {in_vain_s}\n".encode())
     os._exit(0)
 
 
@@ -49,11 +53,21 @@ def be_new(variables: dict[str, str], total: int) -> None:
     os.environ.update(variables)
     with gpucoll.join(timeout_s=60) as comm:
         assert comm.all_reduce(1) == total
+        grow_in_vain(comm)
     os._exit(0)
 
 
-def run_job(old: str, new: str) -> float:
-    """Return how long the slowest old rank took."""
+def grow_in_vain(comm: gpucoll.Communicator) -> float:
+    """Return how long a call takes for which nobody waits."""
+    comm.barrier()
+    start = time.monotonic()
+    for _ in range(IN_VAIN):
+        assert comm.grow() is comm
+    return (time.monotonic() - start) / IN_VAIN
+
+
+def run_job(old: str, new: str) -> tuple[float, float]:
+    """Return how long the slowest old rank took with the newcomers, and for a call without any."""
     names = {"GPUCOLL_JOB": secrets.token_hex(8)}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as files:
         if len({*old, *new}) > 1:
@@ -68,10 +82,11 @@ def run_job(old: str, new: str) -> float:
         for letter in new:
             mine = {**names, "GPUCOLL_HOST_ID": letter}
             pids.append(fork(be_new, mine, len(old) + len(new)))
-        took = [float(line.readline()) for line in lines]
+        took = [[float(word) for word in line.readline().split()] for line in lines]
         for pid in pids:
             os.waitpid(pid, 0)
-    return max(took)
+    with_newcomers, in_vain = (max(times) for times in zip(*took, strict=True))
+    return with_newcomers, in_vain
 
 
 def main() -> None:
@@ -90,11 +105,14 @@ def main() -> None:
         parser.error("--placed needs ranks before the + and newcomers after it, as in abc+d")
     with gpucoll.init(rank=0, world_size=1) as alone:
         alone.all_reduce(np.ones(3))  # so that forked processes have everything loaded
-    n_idle, took = 0, []
+    n_idle, took, in_vain = 0, [], []
     for _ in range(given.jobs):
         n_idle += wait_for_idle(given.patience)
-        took.append(run_job(old, new))
+        with_newcomers, without = run_job(old, new)
+        took.append(with_newcomers)
+        in_vain.append(without)
     print(f"{given.placed}: until all go on with the newcomers: {spelled(took)}")
+    print(f"where nobody waits: median {1e6 * float(np.median(in_vain)):.0f} us")
     print(f"{n_idle} of {given.jobs} jobs began on idle CPUs")
 
 
