@@ -10,10 +10,11 @@ itself runs on ranks has ``@pytest.mark.ranks``; this is for tests that look at 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -72,13 +73,25 @@ _failed: list[int] = []
 """In a rank: the calls that have raised since it collected garbage."""
 
 
+@contextlib.contextmanager
+def unchanged_environment() -> Iterator[None]:
+    """Undo what a test sets: its ranks serve the next test, too."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        if os.environ != before:
+            os.environ.clear()
+            os.environ.update(before)
+
+
 def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, args: Any) -> Any:
     """Call a function in a rank; `number` is the call's, the same on all ranks."""
     if _failed:  # its traceback may have kept communicators, with threads that the next one counts
         _failed.clear()
         collect()
     try:
-        with environment(options.environment):
+        with unchanged_environment(), environment(options.environment):
             if options.gives == "seat":
                 return function(Seat(loop.rank, loop.world_size, loop.token), *args)
             job = Job(loop.rank, loop.world_size, f"{loop.token}/{number}", "tests")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,19 +46,25 @@ def run(tmp_path):
         command += ["--rootdir", str(tmp_path)]
         given = {**os.environ, "PYTEST_ADDOPTS": ""}
         given["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
-        done = subprocess.run(
+        given["PYTHONFAULTHANDLER"] = "1"
+        process = subprocess.Popen(
             [*command, *(arguments or ["."])],
             env=given,
             cwd=tmp_path,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        ran = [line for line in done.stdout.splitlines() if "PASSED" in line]
+        try:
+            output, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)  # pytest and its workers tell where they stand
+            output, _ = process.communicate(timeout=10)
+        assert process.returncode == 0, output
+        ran = [line for line in output.splitlines() if "PASSED" in line]
         names = {word.partition("::")[2] for line in ran for word in line.split() if "::" in word}
-        return names, done.stdout
+        return names, output
 
     return run_pytest
 
