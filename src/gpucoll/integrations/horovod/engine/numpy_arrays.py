@@ -1,0 +1,62 @@
+"""NumPy arrays, as the engine sees them: TensorFlow's and MXNet's host tensors are such views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.horovod.engine.request import Request
+
+__all__ = ["HALF", "NumpyArrays"]
+
+HALF = ("float16", "bfloat16")
+
+
+class NumpyArrays:
+    """An `ArrayLibrary` of host arrays."""
+
+    name = "numpy"
+
+    def dtype(self, x: Any) -> str:
+        return str(x.dtype.name)
+
+    def device(self, x: Any) -> str:
+        return "CPU"
+
+    def zeros(self, dtype: str, shape: tuple[int, ...], device: str) -> Any:
+        return np.zeros(shape, dtype_named(dtype))
+
+    def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
+        return np.empty(shape, like.dtype)
+
+    def scale(self, x: Any, factor: float, out: Any) -> None:
+        if x.dtype.name in HALF:
+            out[...] = (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
+        elif x.dtype.kind in "fc":
+            np.multiply(x, x.dtype.type(factor), out=out)
+        else:
+            out[...] = np.trunc(x.astype(np.float64) * factor).astype(x.dtype)
+
+    def submitted(self, request: Request) -> None:
+        pass
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def ended(self, requests: Sequence[Request]) -> None:
+        pass
+
+    def received(self, request: Request) -> None:
+        pass
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype; bfloat16 is that of ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
