@@ -1,1 +1,1 @@
-"""The engine below Horovod's names: tensors matched by name, in whatever order ranks submit them."""
+"""The engine below Horovod's names: it matches tensors by name, whatever order ranks submit in."""
