@@ -156,6 +156,9 @@ HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
 MPI4PY_RC: Final = "MPI4PY_RC_"
 """Prefix of the variables that set mpi4py's options (``MPI4PY_RC_INITIALIZE=no``). gpucoll's names
 of mpi4py read them, too."""
+HOROVOD: Final = "HOROVOD_"
+"""Prefix of Horovod's variables, which gpucoll's names of Horovod read and set, too:
+integrations/horovod/settings.py."""
 
 # --- vendors' libraries: read, to report their effects; two are set if the user has not ----------
 CUDA_DEVICE_MAX_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpucoll import GpucollError
+from gpucoll.integrations.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.attributes import Attribute, HasAttributes
 from gpucoll.integrations.mpi4py.collectives import Collectives
 from gpucoll.integrations.mpi4py.constants import (
@@ -39,7 +40,6 @@ from gpucoll.integrations.mpi4py.errors import (
 from gpucoll.integrations.mpi4py.groups import Core as GroupCore
 from gpucoll.integrations.mpi4py.groups import Group
 from gpucoll.integrations.mpi4py.handles import AnyHandle, Handle
-from gpucoll.integrations.mpi4py.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
 from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import job

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gpucoll import DeadlineError, GpucollError
+from gpucoll.integrations.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.attributes import Attribute, HasAttributes
 from gpucoll.integrations.mpi4py.communicator import refuses
 from gpucoll.integrations.mpi4py.constants import (
@@ -31,7 +32,6 @@ from gpucoll.integrations.mpi4py.constants import (
 )
 from gpucoll.integrations.mpi4py.errors import argument_error, as_mpis, refused
 from gpucoll.integrations.mpi4py.handles import Handle
-from gpucoll.integrations.mpi4py.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
 from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import job, waiting_s

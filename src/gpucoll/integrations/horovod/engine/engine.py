@@ -2,45 +2,306 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gpucoll import ArgumentError, ArgumentTypeError, GpucollError
+from gpucoll.integrations.horovod.engine import checks
+from gpucoll.integrations.horovod.engine.checks import Described
+from gpucoll.integrations.horovod.engine.digests import Digests
+from gpucoll.integrations.horovod.engine.exchange import Exchange
+from gpucoll.integrations.horovod.engine.execute import batches, execute
+from gpucoll.integrations.horovod.engine.helper import Helper
+from gpucoll.integrations.horovod.engine.joined import absent
+from gpucoll.integrations.horovod.engine.request import Kind, Request
+from gpucoll.integrations.horovod.engine.table import Entry, Table
+from gpucoll.integrations.horovod.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
     from gpucoll import Communicator
-    from gpucoll.integrations.horovod.engine.request import Request
+    from gpucoll.integrations.horovod.timeline import Timeline
 
-__all__ = ["Engine"]
+__all__ = ["SHUT_DOWN", "Engine", "Options"]
+
+_LONGEST_PAUSE = 8
+"""Pauses between cycles that bring nothing grow up to so many times the cycle time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an engine works."""
+
+    cycle_time_s: float = 0.001
+    """How long the helper thread leaves the program to wait itself, and between idle cycles."""
+    fusion_bytes: int = 128 << 20
+    """How much one fused call takes at most."""
+    cache_capacity: int = 1024
+    """How many digests of names and signatures are remembered."""
+    timeout_s: float | None = None
+    """Deadline for other ranks to come; None: the communicator's."""
 
 
 class Engine:
     """Matches the requests of the ranks of one process set by name, and executes them.
 
+    No rank coordinates: in a cycle all ranks tell each other what is new (`Exchange`), and each
+    computes the same list of what is ready, in the same order. Whoever waits for a request drives
+    the cycles; if nobody does, a helper thread.
+
     Parameters
     ----------
     comm : Communicator
-        Of the set's ranks; the engine has it for itself.
+        Of the set's ranks; the engine has it for itself, and closes it.
+    options : Options
+    timeline : Timeline, optional
+        Where to write what happens.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(
+        self, comm: Communicator, options: Options, timeline: Timeline | None = None
+    ) -> None:
         self.comm = comm
+        self.timeline = timeline
+        self._options = options
+        self._control = comm.duplicate()
+        self._table = Table(comm.world_size)
+        self._exchange = Exchange(self._control, self._table, options.timeout_s)
+        self._digests = Digests(options.cache_capacity)
+        self._pending: dict[int, Request] = {}
+        self._new: deque[Request] = deque()
+        self._join: Request | None = None
+        self._driving = threading.Lock()
+        self._news = threading.Event()
+        self._n_idle = 0
+        self._failure: BaseException | None = None
+        self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(
+            lambda: itertools.count(1)
+        )
+        self._helper = Helper(self, options.cycle_time_s)
 
-    def submit(self, request: Request) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending."""
+        return not self._pending and self._join is None
+
+    def submit(self, request: Request, at_once: bool = False) -> None:
         """Queue a request; a helper thread drives it if nobody waits.
+
+        Parameters
+        ----------
+        at_once : bool
+            Whether nobody of this thread's program will wait for it by `wait`: then the helper
+            thread does not leave it the cycle time to do so.
 
         Raises
         ------
         ValueError
             A request of this name is pending.
+        HorovodInternalError
+            The engine has failed: a rank was lost, for example.
         """
-        raise NotImplementedError
-
-    def wait(self, request: Request) -> None:
-        """Return when the request is done; raise its error."""
-        raise NotImplementedError
+        self._enqueue(request)
+        self._helper.wake(at_once)
 
     def run(self, request: Request) -> None:
         """Submit and wait: cheaper than one after the other, since no thread is woken."""
-        raise NotImplementedError
+        self._enqueue(request)
+        self.wait(request)
+
+    def wait(self, request: Request) -> None:
+        """Return when the request is done; raise its error.
+
+        Raises
+        ------
+        HorovodInternalError
+            The ranks asked for different things under this name, or a rank was lost.
+        """
+        while not request.is_done:
+            with self._driving:
+                if not request.is_done:
+                    self.cycle()
+        request.library.received(request)
+        if request.error is not None:
+            raise request.error
 
     def unnamed(self, kind: str) -> str:
         """Return the next name for a request without one, such as ``allreduce.noname.1``."""
-        raise NotImplementedError
+        return f"{kind}.noname.{next(self._numbers[kind])}"
+
+    def drive(self) -> None:
+        """Run one cycle if something is pending and no other thread is in one: for the helper."""
+        with self._driving:
+            if not self.is_idle:
+                self.cycle()
+
+    def _enqueue(self, request: Request) -> None:
+        if self._failure is not None:
+            raise _internal(self._failure)
+        request.since = time.monotonic()
+        if request.kind is Kind.JOIN:
+            if self._join is not None:
+                raise ValueError(checks.DUPLICATE)
+            self._join = request
+        else:
+            self._digests.give(request)
+            if self._pending.setdefault(request.key, request) is not request:
+                raise ValueError(checks.DUPLICATE)
+            request.library.submitted(request)
+            if self.timeline is not None:
+                self.timeline.submitted(request)
+            self._new.append(request)
+        if self._n_idle:
+            self._news.set()
+        self._fail_late()
+
+    def _fail_late(self) -> None:
+        """Fail what was submitted in the moment in which the engine failed."""
+        if self._failure is not None:
+            self._fail(self._failure)
+
+    def cycle(self) -> None:
+        """Exchange what is new and execute what has become ready; never raises a call's failure."""
+        self._fail_late()
+        if self._failure is not None:
+            return
+        if self._n_idle:
+            pause = min(self._n_idle, _LONGEST_PAUSE) * self._options.cycle_time_s
+            self._news.wait(pause)
+            self._news.clear()
+        try:
+            ready: list[Entry] = []
+            if self.timeline is not None:
+                self.timeline.cycle()
+            any_news = self._exchange.run(self._new, self._join is not None, ready)
+            self._n_idle = 0 if any_news else self._n_idle + 1
+            if ready:
+                self._do(ready)
+            if self._table.joined and self._table.have_all_joined():
+                self._end_join()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, GpucollError):  # Ctrl-C, or a fault of this library
+                raise
+
+    def _do(self, ready: list[Entry]) -> None:
+        if self._table.joined or any(entry.differs for entry in ready):
+            requests = self._checked(ready)
+        else:
+            requests = [self._pending[entry.key] for entry in ready]
+        for batch in batches(requests, self._options.fusion_bytes):
+            self._execute(batch)
+
+    def _execute(self, batch: list[Request]) -> None:
+        if self.timeline is not None:
+            self.timeline.begin(batch)
+        error: BaseException | None = None
+        try:
+            execute(self.comm, batch)
+        except (ArgumentError, ArgumentTypeError) as raised:  # on every rank
+            error = raised
+        except GpucollError as raised:
+            self._failure = error = raised
+        except Exception as raised:
+            error = raised
+        for request in batch:
+            self._finish(request, error)
+        if self._failure is not None:
+            raise self._failure
+
+    def _checked(self, ready: list[Entry]) -> list[Request]:
+        """Tell all ranks the details, and return what can be executed; this rank's zeros, too."""
+        mine = {
+            entry.key: Described.of(self._pending[entry.key])
+            for entry in ready
+            if entry.key in self._pending
+        }
+        everyone = self._control.all_gather_object(mine)
+        requests = []
+        for entry in ready:
+            asked = {
+                rank: told[entry.key] for rank, told in enumerate(everyone) if entry.key in told
+            }
+            first = next(iter(asked.values()))
+            text = checks.mismatch(asked) if entry.differs else None
+            if text is None and len(asked) < self.comm.world_size:
+                text = checks.not_with_join(first.kind)
+            own = self._pending.get(entry.key)
+            if text is None:
+                requests.append(own if own is not None else absent(first))
+            elif own is not None:
+                self._finish(own, HorovodInternalError(text))
+        return requests
+
+    def _end_join(self) -> None:
+        request, self._join = self._join, None
+        if request is not None:
+            request.last_joined = self._table.last_joined
+            self._done(request, None)
+
+    def _finish(self, request: Request, error: BaseException | None) -> None:
+        if self._pending.get(request.key) is request:
+            del self._pending[request.key]
+        if self.timeline is not None:
+            self.timeline.end(request)
+        self._done(request, error)
+
+    def _done(self, request: Request, error: BaseException | None) -> None:
+        if error is not None:
+            request.error = _internal(error)
+        request.is_done = True
+        if request.finished is not None:
+            request.finished(request)
+
+    def _fail(self, error: BaseException) -> None:
+        """Give an error to all that is pending, now and later."""
+        if self._failure is None:
+            self._failure = error
+        self._new.clear()
+        for request in [*self._pending.values()]:
+            self._finish(request, error)
+        if (join := self._join) is not None:
+            self._join = None
+            self._done(join, error)
+
+    def missing(self) -> dict[str, Sequence[int]]:
+        """Return the ranks that have not submitted what is pending here, by name: for warnings."""
+        pending = [*self._pending.values()]
+        return {request.name: self._table.missing(request.key) for request in pending}
+
+    def pending_since(self) -> float | None:
+        """Return when the oldest pending request was submitted; None if nothing is pending."""
+        return min((request.since for request in [*self._pending.values()]), default=None)
+
+    def close(self) -> None:
+        """End the helper thread and close the communicators; what is pending fails."""
+        if not self.is_idle and self._failure is None:
+            self.abort()
+        self._helper.stop()
+        self._fail(self._failure or GpucollError(SHUT_DOWN))
+        for comm in (self._control, self.comm):
+            comm.close()
+
+    def abort(self) -> None:
+        """Make every rank's calls raise, also those that run."""
+        for comm in (self._control, self.comm):
+            comm.abort()
+
+
+SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt "
+    "to allreduce, allgather or broadcast a tensor after one of the ranks finished execution."
+)
+
+
+def _internal(error: BaseException) -> BaseException:
+    """Return the error of a request, one of its own: tracebacks grow where it is raised."""
+    if isinstance(error, HorovodInternalError):
+        return HorovodInternalError(str(error))
+    made = HorovodInternalError(str(error) or type(error).__name__)
+    made.__cause__ = error
+    return made

@@ -33,7 +33,9 @@ class NumpyArrays:
         return np.empty(shape, like.dtype)
 
     def scale(self, x: Any, factor: float, out: Any) -> None:
-        if x.dtype.name in HALF:
+        if factor == 1.0:
+            out[...] = x
+        elif x.dtype.name in HALF:
             out[...] = (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
         elif x.dtype.kind in "fc":
             np.multiply(x, x.dtype.type(factor), out=out)
@@ -53,10 +55,10 @@ class NumpyArrays:
         pass
 
 
-def dtype_named(name: str) -> np.dtype[Any]:
+def dtype_named(name: Any) -> np.dtype[Any]:
     """Return NumPy's dtype; bfloat16 is that of ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        name = ml_dtypes.bfloat16
     return np.dtype(name)

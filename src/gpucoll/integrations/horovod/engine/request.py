@@ -57,7 +57,10 @@ class ArrayLibrary(Protocol):
         ...
 
     def scale(self, x: Any, factor: float, out: Any) -> None:
-        """Write factor x into `out`, which may be x: half types in float32, integers truncated."""
+        """Write factor x into `out`, which may be x: half types in float32, integers truncated.
+
+        A factor of 1 copies exactly.
+        """
         ...
 
     def submitted(self, request: Request) -> None:
@@ -149,4 +152,5 @@ class Request:
 
     def constants(self) -> tuple[Hashable, ...]:
         """Return what is part of the signature beside the arrays."""
-        return (int(self.kind), int(self.op), self.root, self.prescale, self.postscale)
+        factors = self.prescale, self.postscale
+        return (int(self.kind), int(self.op), self.root, *factors, self.library.name)

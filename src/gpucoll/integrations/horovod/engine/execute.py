@@ -1,0 +1,196 @@
+"""Requests that every rank has submitted become calls of gpucoll."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from gpucoll import ArgumentError
+from gpucoll.integrations.horovod.engine import adasum
+from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp
+
+if TYPE_CHECKING:
+    from gpucoll import Communicator
+    from gpucoll.integrations.horovod.engine.request import Request
+
+__all__ = ["batches", "execute"]
+
+_NAMES = {ReduceOp.SUM: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "prod"}
+_WITH_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
+_FUSED = (Kind.ALLREDUCE, Kind.BROADCAST)
+
+
+def batches(requests: Sequence[Request], limit_bytes: int) -> list[list[Request]]:
+    """Return requests in the order in which to execute them, those together that one call does.
+
+    Parameters
+    ----------
+    limit_bytes : int
+        How many bytes one call takes at most, unless a single request has more.
+    """
+    if len(requests) == 1:
+        return [list(requests)]
+    made: list[list[Request]] = []
+    for kind, like in groupby(sorted(requests, key=_order), key=_order):
+        if kind[0] not in _FUSED:
+            made += [[request] for request in like]
+            continue
+        batch: list[Request] = []
+        n_bytes = 0
+        for request in like:
+            size = sum(x.nbytes for x in request.arrays)
+            if batch and n_bytes + size > limit_bytes:
+                made.append(batch)
+                batch, n_bytes = [], 0
+            batch.append(request)
+            n_bytes += size
+        made.append(batch)
+    return made
+
+
+def _order(request: Request) -> tuple[Any, ...]:
+    """Return what must be equal in one call; ranks sort by it, so it has no names of libraries."""
+    device = request.library.device(request.arrays[0]) if request.arrays else "CPU"
+    return (*request.constants(), device)
+
+
+def execute(comm: Communicator, batch: list[Request]) -> None:
+    """Execute requests that one call does, and set their results."""
+    library = batch[0].library
+    library.begin(batch)
+    kind = batch[0].kind
+    if kind in _WITH_ROWS and any(len(x.shape) == 0 for x in batch[0].arrays):
+        raise ArgumentError(f"Process-set rank zero tried to {kind.name} a rank-zero tensor.")
+    if kind is Kind.ALLREDUCE:
+        _all_reduce(comm, batch)
+    elif kind is Kind.BROADCAST:
+        _broadcast(comm, batch)
+    else:
+        _OTHERS[kind](comm, batch[0])
+    library.ended(batch)
+
+
+def _all_reduce(comm: Communicator, batch: list[Request]) -> None:
+    first = batch[0]
+    sources, targets = first.arrays, _targets(first)
+    if len(batch) > 1:
+        sources = [x for request in batch for x in request.arrays]
+        targets = [x for request in batch for x in _targets(request)]
+    if first.prescale != 1.0:
+        for x, target in zip(sources, targets, strict=True):
+            first.library.scale(x, first.prescale, target)
+        sources = targets
+    name, factor = _reduction(comm, first)
+    if name == "avg" and any(_is_whole(first, x) for x in sources):
+        name, factor = "sum", factor / comm.world_size
+    if len(sources) == 1:
+        comm.all_reduce(sources[0], name, out=targets[0])
+    elif sources:
+        comm.all_reduce(sources, name, out=targets)
+    if factor != 1.0:
+        for target in targets:
+            first.library.scale(target, factor, target)
+
+
+def _targets(request: Request) -> list[Any]:
+    if request.outputs is None:
+        empty = request.library.empty
+        request.outputs = [empty(x, tuple(x.shape)) for x in request.arrays]
+    request.results = request.outputs
+    return request.results
+
+
+def _reduction(comm: Communicator, request: Request) -> tuple[str, float]:
+    """Return gpucoll's operation, and the factor that is left to be applied."""
+    if request.op is not ReduceOp.AVERAGE:
+        return _NAMES[request.op], request.postscale
+    if request.postscale == 1.0:
+        return "avg", 1.0
+    return "sum", request.postscale / comm.world_size
+
+
+def _is_whole(request: Request, x: Any) -> bool:
+    """Return whether the elements are integers: their sum is divided once, and truncated."""
+    return request.library.dtype(x).startswith(("int", "uint", "bool"))
+
+
+def _broadcast(comm: Communicator, batch: list[Request]) -> None:
+    is_root = batch[0].root == comm.rank
+    for request in batch:
+        targets = _targets(request)
+        if is_root:  # the root's output is its input
+            for x, target in zip(request.arrays, targets, strict=True):
+                if target is not x:
+                    request.library.scale(x, 1.0, target)
+    targets = [x for request in batch for x in request.results or ()]
+    if len(targets) == 1:
+        comm.broadcast(targets[0], batch[0].root, out=targets[0])
+    elif targets:
+        comm.broadcast(targets, batch[0].root, out=targets)
+
+
+def _all_gather(comm: Communicator, request: Request) -> None:
+    request.results = [comm.all_gather(x, counts="auto") for x in request.arrays]
+
+
+def _all_to_all(comm: Communicator, request: Request) -> None:
+    (x,) = request.arrays
+    splits = request.splits
+    if splits is None:
+        splits = [x.shape[0] // comm.world_size] * comm.world_size
+    received = comm.all_to_all(_counts(splits))
+    request.received_splits = [int(rows) for rows in received]
+    result = comm.all_to_all(x, send_counts=list(splits), recv_counts=request.received_splits)
+    request.results = [result]
+
+
+def _counts(splits: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.asarray(splits, np.int64)
+
+
+def _reduce_scatter(comm: Communicator, request: Request) -> None:
+    name, factor = _reduction(comm, request)
+    results = []
+    for x in request.arrays:
+        if request.prescale != 1.0:
+            scaled = request.library.empty(x, tuple(x.shape))
+            request.library.scale(x, request.prescale, scaled)
+            x = scaled
+        rows, left = divmod(x.shape[0], comm.world_size)
+        counts = [rows + (rank < left) for rank in range(comm.world_size)]
+        one, rest = (name, factor)
+        if name == "avg" and _is_whole(request, x):
+            one, rest = "sum", factor / comm.world_size
+        out = comm.reduce_scatter(x, one, counts=counts)
+        if rest != 1.0:
+            request.library.scale(out, rest, out)
+        results.append(out)
+    request.results = results
+
+
+def _adasum(comm: Communicator, request: Request) -> None:
+    for x, target in zip(request.arrays, _targets(request), strict=True):
+        if request.prescale != 1.0:
+            request.library.scale(x, request.prescale, target)
+            adasum.all_reduce(comm, target, target)
+        else:
+            adasum.all_reduce(comm, x, target)
+        if request.postscale != 1.0:
+            request.library.scale(target, request.postscale, target)
+
+
+def _nothing(comm: Communicator, request: Request) -> None:
+    """Do nothing: the cycle that found every rank here was the barrier."""
+    request.results = []
+
+
+_OTHERS = {
+    Kind.ALLGATHER: _all_gather,
+    Kind.ALLTOALL: _all_to_all,
+    Kind.REDUCESCATTER: _reduce_scatter,
+    Kind.ADASUM: _adasum,
+    Kind.BARRIER: _nothing,
+}

@@ -1,0 +1,77 @@
+"""The thread that drives an engine while its program does other things."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.horovod.engine.engine import Engine
+
+__all__ = ["Helper"]
+
+_ENDING_S = 5.0
+
+
+class Helper:
+    """Sleeps while nothing is pending; begins with the first call of `wake`.
+
+    Parameters
+    ----------
+    engine : Engine
+        What to drive. It is not kept alive.
+    patience_s : float
+        How long to leave the program time to wait for its requests itself, which is faster.
+    """
+
+    def __init__(self, engine: Engine, patience_s: float) -> None:
+        self._engine = weakref.ref(engine)
+        self._patience_s = patience_s
+        self._thread: threading.Thread | None = None
+        self._is_awake = False
+        self._is_stopped = False
+        self._work, self._hurry = threading.Event(), threading.Event()
+
+    def wake(self, at_once: bool) -> None:
+        """Let the thread drive, unless everything is done before its patience ends."""
+        if at_once:
+            self._hurry.set()
+        if self._is_awake:
+            return
+        self._is_awake = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gpucoll-horovod", daemon=True)
+            self._thread.start()
+        self._work.set()
+
+    def stop(self) -> None:
+        """End the thread; where a call holds it for seconds, abandon it."""
+        self._is_stopped = True
+        self._hurry.set()
+        self._work.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_ENDING_S)
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            self._work.clear()
+            self._drive()
+            self._is_awake = False
+            engine = self._engine()
+            if self._is_stopped or engine is None:
+                return
+            if not engine.is_idle:  # submitted since, and nobody was woken
+                self._is_awake = True
+                self._work.set()
+            del engine
+
+    def _drive(self) -> None:
+        while not self._is_stopped:
+            self._hurry.wait(self._patience_s)
+            engine = self._engine()
+            if self._is_stopped or engine is None or engine.is_idle:
+                self._hurry.clear()
+                return
+            engine.drive()
