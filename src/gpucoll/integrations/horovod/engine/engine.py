@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from gpucoll import ArgumentError, ArgumentTypeError, GpucollError
 from gpucoll.integrations.horovod.engine import checks
 from gpucoll.integrations.horovod.engine.checks import Described
-from gpucoll.integrations.horovod.engine.digests import Digests
 from gpucoll.integrations.horovod.engine.exchange import Exchange
 from gpucoll.integrations.horovod.engine.execute import batches, execute
+from gpucoll.integrations.horovod.engine.forms import Form, Forms
 from gpucoll.integrations.horovod.engine.helper import Helper
 from gpucoll.integrations.horovod.engine.joined import absent
 from gpucoll.integrations.horovod.engine.request import Kind, Request
@@ -71,9 +71,9 @@ class Engine:
         self._control = comm.duplicate()
         self._table = Table(comm.world_size)
         self._exchange = Exchange(self._control, self._table, options.timeout_s)
-        self._digests = Digests(options.cache_capacity)
+        self._forms = Forms(comm.world_size, options.cache_capacity)
         self._pending: dict[int, Request] = {}
-        self._new: deque[Request] = deque()
+        self._new: deque[Form] = deque()
         self._join: Request | None = None
         self._driving = threading.Lock()
         self._news = threading.Event()
@@ -148,13 +148,13 @@ class Engine:
                 raise ValueError(checks.DUPLICATE)
             self._join = request
         else:
-            self._digests.give(request)
-            if self._pending.setdefault(request.key, request) is not request:
+            form = request.form = self._forms.of(request)
+            if self._pending.setdefault(form.key, request) is not request:
                 raise ValueError(checks.DUPLICATE)
             request.library.submitted(request)
             if self.timeline is not None:
                 self.timeline.submitted(request)
-            self._new.append(request)
+            self._new.append(form)
         if self._n_idle:
             self._news.set()
         self._fail_late()
@@ -232,10 +232,16 @@ class Engine:
                 text = checks.not_with_join(first.kind)
             own = self._pending.get(entry.key)
             if text is None:
-                requests.append(own if own is not None else absent(first))
+                requests.append(own if own is not None else self._zeros(first))
             elif own is not None:
                 self._finish(own, HorovodInternalError(text))
         return requests
+
+    def _zeros(self, described: Described) -> Request:
+        """Return what this rank, which has joined, contributes to a request of others."""
+        request = absent(described)
+        request.form = self._forms.of(request)
+        return request
 
     def _end_join(self) -> None:
         request, self._join = self._join, None
@@ -244,8 +250,8 @@ class Engine:
             self._done(request, None)
 
     def _finish(self, request: Request, error: BaseException | None) -> None:
-        if self._pending.get(request.key) is request:
-            del self._pending[request.key]
+        if request.form is not None and self._pending.get(request.form.key) is request:
+            del self._pending[request.form.key]
         if self.timeline is not None:
             self.timeline.end(request)
         self._done(request, error)
@@ -271,7 +277,7 @@ class Engine:
     def missing(self) -> dict[str, Sequence[int]]:
         """Return the ranks that have not submitted what is pending here, by name: for warnings."""
         pending = [*self._pending.values()]
-        return {request.name: self._table.missing(request.key) for request in pending}
+        return {r.name: self._table.missing(r.form.key) for r in pending if r.form is not None}
 
     def pending_since(self) -> float | None:
         """Return when the oldest pending request was submitted; None if nothing is pending."""

@@ -13,7 +13,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from gpucoll import Communicator
-    from gpucoll.integrations.horovod.engine.request import Request
+    from gpucoll.integrations.horovod.engine.forms import Form
     from gpucoll.integrations.horovod.engine.table import Entry, Table
 
 __all__ = ["Exchange"]
@@ -33,12 +33,12 @@ class Exchange:
         self._rows = np.zeros(_WORDS * comm.world_size, np.int64)
         self._own, self._all = (memoryview(cast(Any, row)) for row in (self._row, self._rows))
 
-    def run(self, new: deque[Request], has_joined: bool, ready: list[Entry]) -> bool:
+    def run(self, new: deque[Form], has_joined: bool, ready: list[Entry]) -> bool:
         """Exchange all that is new; return whether anything was, on any rank.
 
         Parameters
         ----------
-        new : deque of Request
+        new : deque of Form
             What this rank has not told yet; emptied.
         has_joined : bool
             Whether this rank waits in `join`.
@@ -53,11 +53,11 @@ class Exchange:
             any_news = any_news or more or self._had_news
         return any_news
 
-    def _fill(self, new: deque[Request], has_joined: bool) -> None:
+    def _fill(self, new: deque[Form], has_joined: bool) -> None:
         row, word = self._own, _HEAD
         while new and word < _WORDS:
-            request = new.popleft()
-            row[word], row[word + 1] = request.key, request.digest
+            form = new.popleft()
+            row[word], row[word + 1] = form.key, form.digest
             word += 2
         row[0] = (word - _HEAD) // 2
         row[1] = (_MORE if new else 0) | (_JOINED if has_joined else 0)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoll import ArgumentError
 from gpucoll.integrations.horovod.engine import adasum
-from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp
+from gpucoll.integrations.horovod.engine.request import Kind
 
 if TYPE_CHECKING:
     from gpucoll import Communicator
+    from gpucoll.integrations.horovod.engine.forms import Form
     from gpucoll.integrations.horovod.engine.request import Request
 
 __all__ = ["batches", "execute"]
 
-_NAMES = {ReduceOp.SUM: "sum", ReduceOp.MIN: "min", ReduceOp.MAX: "max", ReduceOp.PRODUCT: "prod"}
 _WITH_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
 _FUSED = (Kind.ALLREDUCE, Kind.BROADCAST)
 
@@ -32,14 +32,14 @@ def batches(requests: Sequence[Request], limit_bytes: int) -> list[list[Request]
     if len(requests) == 1:
         return [list(requests)]
     made: list[list[Request]] = []
-    for kind, like in groupby(sorted(requests, key=_order), key=_order):
-        if kind[0] not in _FUSED:
+    for common, like in groupby(sorted(requests, key=_in_common), key=_in_common):
+        if common[0] not in _FUSED:
             made += [[request] for request in like]
             continue
         batch: list[Request] = []
         n_bytes = 0
         for request in like:
-            size = sum(x.nbytes for x in request.arrays)
+            size = _form(request).n_bytes
             if batch and n_bytes + size > limit_bytes:
                 made.append(batch)
                 batch, n_bytes = [], 0
@@ -49,10 +49,13 @@ def batches(requests: Sequence[Request], limit_bytes: int) -> list[list[Request]
     return made
 
 
-def _order(request: Request) -> tuple[Any, ...]:
-    """Return what must be equal in one call; ranks sort by it, so it has no names of libraries."""
-    device = request.library.device(request.arrays[0]) if request.arrays else "CPU"
-    return (*request.constants(), device)
+def _form(request: Request) -> Form:
+    assert request.form is not None
+    return request.form
+
+
+def _in_common(request: Request) -> tuple[Any, ...]:
+    return _form(request).batch
 
 
 def execute(comm: Communicator, batch: list[Request]) -> None:
@@ -81,16 +84,14 @@ def _all_reduce(comm: Communicator, batch: list[Request]) -> None:
         for x, target in zip(sources, targets, strict=True):
             first.library.scale(x, first.prescale, target)
         sources = targets
-    name, factor = _reduction(comm, first)
-    if name == "avg" and any(_is_whole(first, x) for x in sources):
-        name, factor = "sum", factor / comm.world_size
+    form = _form(first)
     if len(sources) == 1:
-        comm.all_reduce(sources[0], name, out=targets[0])
+        comm.all_reduce(sources[0], form.operation, out=targets[0])
     elif sources:
-        comm.all_reduce(sources, name, out=targets)
-    if factor != 1.0:
+        comm.all_reduce(sources, form.operation, out=targets)
+    if form.factor != 1.0:
         for target in targets:
-            first.library.scale(target, factor, target)
+            first.library.scale(target, form.factor, target)
 
 
 def _targets(request: Request) -> list[Any]:
@@ -99,20 +100,6 @@ def _targets(request: Request) -> list[Any]:
         request.outputs = [empty(x, tuple(x.shape)) for x in request.arrays]
     request.results = request.outputs
     return request.results
-
-
-def _reduction(comm: Communicator, request: Request) -> tuple[str, float]:
-    """Return gpucoll's operation, and the factor that is left to be applied."""
-    if request.op is not ReduceOp.AVERAGE:
-        return _NAMES[request.op], request.postscale
-    if request.postscale == 1.0:
-        return "avg", 1.0
-    return "sum", request.postscale / comm.world_size
-
-
-def _is_whole(request: Request, x: Any) -> bool:
-    """Return whether the elements are integers: their sum is divided once, and truncated."""
-    return request.library.dtype(x).startswith(("int", "uint", "bool"))
 
 
 def _broadcast(comm: Communicator, batch: list[Request]) -> None:
@@ -152,7 +139,7 @@ def _counts(splits: Sequence[int]) -> Any:
 
 
 def _reduce_scatter(comm: Communicator, request: Request) -> None:
-    name, factor = _reduction(comm, request)
+    form = _form(request)
     results = []
     for x in request.arrays:
         if request.prescale != 1.0:
@@ -161,12 +148,9 @@ def _reduce_scatter(comm: Communicator, request: Request) -> None:
             x = scaled
         rows, left = divmod(x.shape[0], comm.world_size)
         counts = [rows + (rank < left) for rank in range(comm.world_size)]
-        one, rest = (name, factor)
-        if name == "avg" and _is_whole(request, x):
-            one, rest = "sum", factor / comm.world_size
-        out = comm.reduce_scatter(x, one, counts=counts)
-        if rest != 1.0:
-            request.library.scale(out, rest, out)
+        out = comm.reduce_scatter(x, form.operation, counts=counts)
+        if form.factor != 1.0:
+            request.library.scale(out, form.factor, out)
         results.append(out)
     request.results = results
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,9 @@ class NumpyArrays:
 
     def dtype(self, x: Any) -> str:
         return str(x.dtype.name)
+
+    def look(self, x: Any) -> Hashable:
+        return x.dtype, x.shape
 
     def device(self, x: Any) -> str:
         return "CPU"
@@ -61,4 +64,5 @@ def dtype_named(name: Any) -> np.dtype[Any]:
         import ml_dtypes
 
         name = ml_dtypes.bfloat16
-    return np.dtype(name)
+    made: np.dtype[Any] = np.dtype(name)
+    return made

@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.horovod.engine.forms import Form
 
 __all__ = ["ArrayLibrary", "Kind", "ReduceOp", "Request"]
 
@@ -22,6 +25,8 @@ class Kind(enum.IntEnum):
     BARRIER = 6
     REDUCESCATTER = 7
 
+    __hash__ = int.__hash__  # Enum's is written in Python
+
 
 class ReduceOp(enum.IntEnum):
     """The reductions, with Horovod's numbers."""
@@ -32,6 +37,8 @@ class ReduceOp(enum.IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+
+    __hash__ = int.__hash__
 
 
 class ArrayLibrary(Protocol):
@@ -46,6 +53,10 @@ class ArrayLibrary(Protocol):
 
     def device(self, x: Any) -> str:
         """Return "CPU" or "GPU"."""
+        ...
+
+    def look(self, x: Any) -> Hashable:
+        """Return what tells arrays of different dtype, device or shape apart, in no time."""
         ...
 
     def zeros(self, dtype: str, shape: tuple[int, ...], device: str) -> Any:
@@ -131,8 +142,8 @@ class Request:
     """After a join: the rank that joined last."""
     notes: Any = None
     """For the library: events of streams."""
-    key: int = 0
-    digest: int = 0
+    form: Form | None = None
+    """Set by the engine."""
     since: float = 0.0
     """When it was submitted (`time.monotonic`)."""
 
