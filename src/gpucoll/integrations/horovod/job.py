@@ -72,18 +72,17 @@ class Job:
             The job has it for itself, and closes it.
         """
         known = settings_of()
-        self._options = Options(
-            known.cycle_time_s,
-            known.fusion_threshold_bytes,
-            timeout_s=known.stall_shutdown_s or None,
-        )
+        self._options = Options(known.cycle_time_s, known.fusion_threshold_bytes)
         if known.timeline and world.rank == 0:
             self.timeline = Timeline(known.timeline, known.timeline_mark_cycles)
         self._service = world.duplicate()
         self.engines = {0: Engine(world, self._options, self.timeline)}
         self.sets = {0: list(range(world.world_size))}
         self._place()
-        self._stalls = StallCheck(self.engines, known.stall_check_s * known.stall_check)
+        warn_s, fail_s = known.stall_check_s * known.stall_check, known.stall_shutdown_s
+        if world.world_size > 1 and (warn_s or fail_s):
+            watch = world.duplicate()
+            self._stalls = StallCheck(watch, self.engines, self.sets, warn_s, fail_s)
 
     def end(self) -> None:
         """Close everything; other ranks' calls that need this rank raise."""
@@ -93,6 +92,7 @@ class Job:
                 return
             if self._stalls is not None:
                 self._stalls.stop()
+                self._stalls = None
             for engine in reversed([*self.engines.values()]):
                 engine.close()
             service.close()

@@ -5,65 +5,134 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gpucoll import DeadlineError, GpucollError
+
 if TYPE_CHECKING:
+    from gpucoll import Communicator
     from gpucoll.integrations.horovod.engine.engine import Engine
 
 __all__ = ["StallCheck"]
 
 _log = logging.getLogger("gpucoll.horovod")
 _SHOWN = 5
+_ENDING_S = 5.0
 
 
 class StallCheck:
-    """A thread that looks now and then whether something waits for long.
+    """A thread of each rank; they tell each other now and then what has waited for long.
 
     Parameters
     ----------
+    comm : Communicator
+        Of all ranks, for these threads alone. They close it.
     engines : dict
         By the number of their process set; may change.
-    limit_s : float
-        After how long to warn, and how often; 0: never.
+    sets : dict
+        The ranks of all process sets; may change.
+    warn_s : float
+        After how long to warn.
+    fail_s : float
+        After how long what waits fails, on all ranks; 0: never.
     """
 
-    def __init__(self, engines: Mapping[int, Engine], limit_s: float) -> None:
-        self._engines, self._limit_s = engines, limit_s
+    def __init__(
+        self,
+        comm: Communicator,
+        engines: Mapping[int, Engine],
+        sets: Mapping[int, list[int]],
+        warn_s: float,
+        fail_s: float,
+    ) -> None:
+        self._comm, self._engines, self._sets = comm, engines, sets
+        self._warn_s, self._fail_s = warn_s, fail_s
+        limits = [limit for limit in (warn_s, fail_s) if limit > 0]
+        self._every_s = min(limits) / 4
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        if limit_s > 0:
-            self._thread = threading.Thread(target=self._run, name="gpucoll-stalls", daemon=True)
-            self._thread.start()
+        self._warned: dict[tuple[int, str], float] = {}
+        self._thread = threading.Thread(target=self._run, name="gpucoll-stalls", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the thread."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(5.0)
+        self._comm.abort()
+        self._thread.join(_ENDING_S)
+        self._comm.close()
 
     def _run(self) -> None:
-        warned = 0.0
-        while not self._stopped.wait(self._limit_s / 4):
-            for engine in [*self._engines.values()]:
-                since, now = engine.pending_since(), time.monotonic()
-                if since is not None and now - max(since, warned) > self._limit_s:
-                    warned = now
-                    _log.warning("%s", self._describe(engine))
+        while not self._stopped.wait(self._every_s):
+            try:
+                self._look()
+            except DeadlineError as error:
+                _log.warning("%s", error)  # it names the ranks that are stopped
+                return
+            except GpucollError:  # a rank has left the job
+                return
 
-    def _describe(self, engine: Engine) -> str:
-        lacking: dict[int, list[str]] = defaultdict(list)
-        for name, ranks in engine.missing().items():
-            for rank in ranks:
-                lacking[rank].append(name)
+    def _look(self) -> None:
+        """Exchange what is old here, then who has submitted what is old anywhere."""
+        timeout_s = 4 * self._every_s + _ENDING_S
+        now = time.monotonic()
+        old = {
+            (number, name): now - since
+            for number, engine in [*self._engines.items()]
+            for name, since in engine.pending()
+            if now - since > self._every_s
+        }
+        ages: dict[tuple[int, str], float] = {}
+        for told in self._comm.all_gather_object(old, timeout_s=timeout_s):
+            for what, age in told.items():
+                ages[what] = max(age, ages.get(what, 0.0))
+        if not ages:
+            return
+        mine = {
+            (number, name)
+            for number, engine in [*self._engines.items()]
+            for name, _ in engine.pending()
+        }
+        have = self._comm.all_gather_object(mine & ages.keys(), timeout_s=timeout_s)
+        missing = {
+            what: [rank for rank in self._sets.get(what[0], ()) if what not in have[rank]]
+            for what in ages
+        }
+        self._warn({what: age for what, age in ages.items() if missing[what]}, missing)
+
+    def _warn(
+        self, ages: dict[tuple[int, str], float], missing: dict[tuple[int, str], list[int]]
+    ) -> None:
+        now = time.monotonic()
+        failing = {number for (number, _), age in ages.items() if 0 < self._fail_s < age}
+        told = [
+            what
+            for what, age in ages.items()
+            if what[0] in failing
+            or (0 < self._warn_s < age and now - self._warned.get(what, -1e9) > self._warn_s)
+        ]
+        if not told:
+            return
+        text = self._text(told, missing)
+        if failing:
+            text += f" This is longer than {self._fail_s:g} seconds: they fail."
+        if self._comm.rank == 0:
+            _log.warning("%s", text)
+        self._warned = dict.fromkeys(told, now)
+        for number in failing:
+            if (engine := self._engines.get(number)) is not None:
+                engine.fail(DeadlineError(text))
+
+    def _text(self, told: list[tuple[int, str]], missing: dict[tuple[int, str], list[int]]) -> str:
+        lacking: dict[int, list[str]] = {}
+        for what in told:
+            for rank in missing[what]:
+                lacking.setdefault(rank, []).append(what[1])
         lines = [
             "One or more tensors were submitted to be reduced, gathered or broadcasted by subset "
             "of ranks and are waiting for remainder of ranks for more than "
-            f"{self._limit_s:g} seconds. This may indicate that different ranks are trying to "
-            "submit different tensors or that only subset of ranks is submitting tensors, which "
-            "will cause deadlock. ",
-            "Missing ranks:",
+            f"{self._warn_s or self._fail_s:g} seconds. Different ranks submit different tensors, "
+            "or a rank is slow.\nMissing ranks:"
         ]
         for rank, names in sorted(lacking.items()):
             more = " ..." if len(names) > _SHOWN else ""

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,8 +41,6 @@ class Options:
     """How much one fused call takes at most."""
     cache_capacity: int = 1024
     """How many digests of names and signatures are remembered."""
-    timeout_s: float | None = None
-    """Deadline for other ranks to come; None: the communicator's."""
 
 
 class Engine:
@@ -70,7 +67,7 @@ class Engine:
         self._options = options
         self._control = comm.duplicate()
         self._table = Table(comm.world_size)
-        self._exchange = Exchange(self._control, self._table, options.timeout_s)
+        self._exchange = Exchange(self._control, self._table)
         self._forms = Forms(comm.world_size, options.cache_capacity)
         self._pending: dict[int, Request] = {}
         self._new: deque[Form] = deque()
@@ -267,6 +264,7 @@ class Engine:
         """Give an error to all that is pending, now and later."""
         if self._failure is None:
             self._failure = error
+        error = self._failure
         self._new.clear()
         for request in [*self._pending.values()]:
             self._finish(request, error)
@@ -274,14 +272,16 @@ class Engine:
             self._join = None
             self._done(join, error)
 
-    def missing(self) -> dict[str, Sequence[int]]:
-        """Return the ranks that have not submitted what is pending here, by name: for warnings."""
-        pending = [*self._pending.values()]
-        return {r.name: self._table.missing(r.form.key) for r in pending if r.form is not None}
+    def pending(self) -> list[tuple[str, float]]:
+        """Return what is pending: the names, and when they were submitted (`time.monotonic`)."""
+        return [(request.name, request.since) for request in [*self._pending.values()]]
 
-    def pending_since(self) -> float | None:
-        """Return when the oldest pending request was submitted; None if nothing is pending."""
-        return min((request.since for request in [*self._pending.values()]), default=None)
+    def fail(self, error: BaseException) -> None:
+        """Let all that is pending fail, now and later, with this error."""
+        if self._failure is None:
+            self._failure = error
+            self.abort()
+        self._helper.wake(at_once=True)
 
     def close(self) -> None:
         """End the helper thread and close the communicators; what is pending fails."""

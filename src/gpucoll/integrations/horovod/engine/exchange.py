@@ -27,8 +27,8 @@ _MORE, _JOINED = 1, 2
 class Exchange:
     """Tells the other ranks what is new here, and enters into the table what is new there."""
 
-    def __init__(self, comm: Communicator, table: Table, timeout_s: float | None) -> None:
-        self._comm, self._table, self._timeout_s = comm, table, timeout_s
+    def __init__(self, comm: Communicator, table: Table) -> None:
+        self._comm, self._table = comm, table
         self._row = np.zeros(_WORDS, np.int64)
         self._rows = np.zeros(_WORDS * comm.world_size, np.int64)
         self._own, self._all = (memoryview(cast(Any, row)) for row in (self._row, self._rows))
@@ -48,7 +48,7 @@ class Exchange:
         any_news, more = False, True
         while more:
             self._fill(new, has_joined)
-            self._comm.all_gather(self._row, out=self._rows, timeout_s=self._timeout_s)
+            self._comm.all_gather(self._row, out=self._rows)
             more = self._read(ready)
             any_news = any_news or more or self._had_news
         return any_news

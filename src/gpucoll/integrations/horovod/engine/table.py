@@ -62,9 +62,3 @@ class Table:
             return False
         self.joined = 0
         return True
-
-    def missing(self, key: int) -> list[int]:
-        """Return the ranks that are not known to have submitted a name."""
-        entry = self.entries.get(key)
-        have = (0 if entry is None else entry.ranks) | self.joined
-        return [rank for rank in range(self._all.bit_length()) if not have >> rank & 1]
