@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -19,13 +19,7 @@ TIMEOUT_S = 60
 @pytest.fixture(scope="session")
 def packages() -> Any:
     """Return the module that fetches packages of others; this folder's name is mpi4py's."""
-    path = Path(__file__).with_name("packages.py")
-    spec = importlib.util.spec_from_file_location("packages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("tests.integrations.packages")
 
 
 @pytest.fixture
