@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 from gpucoll.integrations.aliases import Alias
+from gpucoll.integrations.horovod.settings import Place
 
 ELSEWHERE = {
     "common": "",
@@ -18,6 +21,10 @@ ELSEWHERE = {
 def install() -> None:
     """Make ``import horovod`` load this package in this process from now on.
 
-    An installed Horovod is not touched, and not found.
+    An installed Horovod is not touched, and not found. If a launcher of gpucoll has started this
+    process, ``HOROVOD_RANK`` and the like tell its place, for programs that read them before
+    `init`.
     """
+    if place := Place.from_launcher():
+        os.environ.update(place.variables())
     Alias("horovod", __name__.rpartition(".")[0], ELSEWHERE).install()
