@@ -38,6 +38,8 @@ PLACES = {
     "tests/group/world/test_floods.py": "soak",
     "tests/group/world/test_namespaces.py": "soak",
     "tests/integrations": "frameworks",
+    "tests/integrations/horovod/test_doors.py": "quick",
+    "tests/integrations/horovod/test_settings.py": "quick",
     "tests/integrations/mpi4py": "quick",
     "tests/integrations/mpi4py/test_mpi4pys_own.py": "frameworks",
     "tests/integrations/mpi4py/test_programs_of_others.py": "frameworks",

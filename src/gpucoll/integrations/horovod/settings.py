@@ -123,8 +123,8 @@ _IGNORED = {
 }
 """Variables that do nothing here, and why."""
 
-_PLAIN = ("", "0")
-"""Values that change nothing in Horovod, either."""
+_PLAIN = ("", "0", "gloo")
+"""Values that ask for nothing else than what is here."""
 
 
 def variable_of(name: str) -> str:
@@ -163,7 +163,7 @@ def warn_of_ignored(rank: int) -> None:
     found = [
         f"{variable_of(name)} ({why})"
         for name, why in _IGNORED.items()
-        if os.environ.get(variable_of(name), "") not in _PLAIN
+        if os.environ.get(variable_of(name), "").lower() not in _PLAIN
     ]
     if found and rank == 0 and not _has_warned:
         _has_warned = True

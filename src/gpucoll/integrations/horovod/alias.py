@@ -1,0 +1,30 @@
+"""Make ``import horovod`` load this package, for programs that should not be changed."""
+
+from __future__ import annotations
+
+import os
+
+from gpucoll.integrations.aliases import Alias
+from gpucoll.integrations.horovod.settings import Place
+
+ELSEWHERE = {
+    "common": "",
+    "common.basics": "basics",
+    "common.elastic": "elastic",
+    "common.exceptions": "exceptions",
+    "common.process_sets": "process_sets",
+    "common.util": "basics",
+}
+"""Modules of Horovod, and where they are here, if not under the same name."""
+
+
+def install() -> None:
+    """Make ``import horovod`` load this package in this process from now on.
+
+    An installed Horovod is not touched, and not found. If a launcher of gpucoll has started this
+    process, ``HOROVOD_RANK`` and the like tell its place, for programs that read them before
+    `init`.
+    """
+    if place := Place.from_launcher():
+        os.environ.update(place.variables())
+    Alias("horovod", __name__.rpartition(".")[0], ELSEWHERE).install()
