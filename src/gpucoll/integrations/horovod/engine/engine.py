@@ -15,7 +15,7 @@ from gpucoll.integrations.horovod.engine.checks import Described
 from gpucoll.integrations.horovod.engine.exchange import Exchange
 from gpucoll.integrations.horovod.engine.execute import batches, execute
 from gpucoll.integrations.horovod.engine.forms import Form, Forms
-from gpucoll.integrations.horovod.engine.helper import Helper
+from gpucoll.integrations.horovod.engine.driver import Driver
 from gpucoll.integrations.horovod.engine.joined import absent
 from gpucoll.integrations.horovod.engine.request import Kind, Request
 from gpucoll.integrations.horovod.engine.table import Entry, Table
@@ -36,7 +36,7 @@ class Options:
     """How an engine works."""
 
     cycle_time_s: float = 0.001
-    """How long the helper thread leaves the program to wait itself, and between idle cycles."""
+    """How long the driver thread leaves the program to wait itself, and between idle cycles."""
     fusion_bytes: int = 128 << 20
     """How much one fused call takes at most."""
     cache_capacity: int = 1024
@@ -48,7 +48,7 @@ class Engine:
 
     No rank coordinates: in a cycle all ranks tell each other what is new (`Exchange`), and each
     computes the same list of what is ready, in the same order. Whoever waits for a request drives
-    the cycles; if nobody does, a helper thread.
+    the cycles; if nobody does, a driver thread.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Engine:
         self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(
             lambda: itertools.count(1)
         )
-        self._helper = Helper(self, options.cycle_time_s)
+        self._driver = Driver(self, options.cycle_time_s)
 
     @property
     def is_idle(self) -> bool:
@@ -87,7 +87,7 @@ class Engine:
         return not self._pending and self._join is None
 
     def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queue a request; a helper thread drives it if nobody waits.
+        """Queue a request; a driver thread drives it if nobody waits.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class Engine:
             The engine has failed: a rank was lost, for example.
         """
         self._enqueue(request)
-        self._helper.wake(at_once)
+        self._driver.wake(at_once)
 
     def run(self, request: Request) -> None:
         """Submit and wait: cheaper than one after the other, since no thread is woken."""
@@ -131,7 +131,7 @@ class Engine:
         return f"{kind}.noname.{next(self._numbers[kind])}"
 
     def drive(self) -> None:
-        """Run one cycle if something is pending and no other thread is in one: for the helper."""
+        """Run one cycle if something is pending and no other thread is in one: for the driver."""
         with self._driving:
             if not self.is_idle:
                 self.cycle()
@@ -244,18 +244,18 @@ class Engine:
         request, self._join = self._join, None
         if request is not None:
             request.last_joined = self._table.last_joined
-            self._done(request, None)
+            self._done(request)
 
     def _finish(self, request: Request, error: BaseException | None) -> None:
         if request.form is not None and self._pending.get(request.form.key) is request:
             del self._pending[request.form.key]
-        if self.timeline is not None:
-            self.timeline.end(request)
-        self._done(request, error)
-
-    def _done(self, request: Request, error: BaseException | None) -> None:
         if error is not None:
             request.error = _internal(error)
+        if self.timeline is not None:
+            self.timeline.end(request)
+        self._done(request)
+
+    def _done(self, request: Request) -> None:
         request.is_done = True
         if request.finished is not None:
             request.finished(request)
@@ -270,7 +270,8 @@ class Engine:
             self._finish(request, error)
         if (join := self._join) is not None:
             self._join = None
-            self._done(join, error)
+            join.error = _internal(error)
+            self._done(join)
 
     def pending(self) -> list[tuple[str, float]]:
         """Return what is pending: the names, and when they were submitted (`time.monotonic`)."""
@@ -281,13 +282,13 @@ class Engine:
         if self._failure is None:
             self._failure = error
             self.abort()
-        self._helper.wake(at_once=True)
+        self._driver.wake(at_once=True)
 
     def close(self) -> None:
-        """End the helper thread and close the communicators; what is pending fails."""
+        """End the driver thread and close the communicators; what is pending fails."""
         if not self.is_idle and self._failure is None:
             self.abort()
-        self._helper.stop()
+        self._driver.stop()
         self._fail(self._failure or GpucollError(SHUT_DOWN))
         for comm in (self._control, self.comm):
             comm.close()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpucoll.integrations.horovod.engine.engine import Engine
 
-__all__ = ["Helper"]
+__all__ = ["Driver"]
 
 _ENDING_S = 5.0
 
 
-class Helper:
+class Driver:
     """Sleeps while nothing is pending; begins with the first call of `wake`.
 
     Parameters

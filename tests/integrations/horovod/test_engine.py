@@ -1,0 +1,480 @@
+"""The engine below Horovod's names: what it computes, in whatever order ranks submit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from tests.ranks import Ended
+
+from gpucoll.integrations.horovod.engine import adasum
+from gpucoll.integrations.horovod.engine.engine import Engine, Options
+from gpucoll.integrations.horovod.engine.execute import batches
+from gpucoll.integrations.horovod.engine.forms import Forms
+from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
+from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
+from gpucoll.integrations.horovod.exceptions import HorovodInternalError
+from gpucoll.integrations.horovod.stalls import StallCheck
+from gpucoll.integrations.horovod.timeline import Timeline
+
+LIBRARY = NumpyArrays()
+WAIT_S = 10.0
+
+
+def reduction(x, name, op=ReduceOp.SUM, **given):
+    return Request(Kind.ALLREDUCE, name, LIBRARY, [x], op=op, **given)
+
+
+def other(kind, name, *arrays, **given):
+    return Request(kind, name, LIBRARY, [*arrays], **given)
+
+
+def on_engine(function):
+    """Return a function of a communicator that gives `function` an engine, and closes it."""
+
+    def run(comm, *args):
+        engine = Engine(comm.duplicate(), Options())
+        try:
+            return function(engine, *args)
+        finally:
+            engine.close()
+
+    return run
+
+
+def run_in(engine, request):
+    engine.run(request)
+    return request.results
+
+
+def error_of(engine, request):
+    with pytest.raises(HorovodInternalError) as caught:
+        engine.run(request)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order(ranks, n_ranks, seed):
+    """100 tensors, more than fit in a cycle, in an order of each rank's own."""
+
+    @on_engine
+    def submit_shuffled(engine):
+        rank = engine.comm.rank
+        requests = [reduction(np.full(n % 7, rank + n, np.float32), f"t{n}") for n in range(100)]
+        random = np.random.default_rng((seed, rank))
+        for n in random.permutation(100):
+            engine.submit(requests[n])
+        for n in random.permutation(100):
+            engine.wait(requests[n])
+        return [request.results[0].tolist() for request in requests]
+
+    expected = [[sum(rank + n for rank in range(n_ranks))] * (n % 7) for n in range(100)]
+    assert ranks.call(n_ranks, submit_shuffled) == [expected] * n_ranks
+
+
+def test_any_order_between_hosts(hosts):
+    @on_engine
+    def submit_rotated(engine):
+        rank = engine.comm.rank
+        requests = [reduction(np.full(3, rank + n), f"t{n}") for n in range(40)]
+        for n in range(40):
+            engine.submit(requests[(n + 13 * rank) % 40])
+        for request in requests:
+            engine.wait(request)
+        return [int(request.results[0][0]) for request in requests]
+
+    assert hosts.call("aab", submit_rotated) == [[3 + 3 * n for n in range(40)]] * 3
+
+
+TYPES = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("op", [op for op in ReduceOp if op is not ReduceOp.ADASUM])
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.5, 3.0)])
+def test_reductions(ranks, name, op, factors):
+    """Scaled before and after: half types in float32, integers in float64 and truncated."""
+    prescale, postscale = factors
+
+    @on_engine
+    def reduce(engine):
+        from gpucoll.integrations.horovod.engine.numpy_arrays import dtype_named
+
+        x = np.arange(1, 6).astype(dtype_named(name)) + engine.comm.rank
+        before = x.copy()
+        (out,) = run_in(engine, reduction(x, "x", op, prescale=prescale, postscale=postscale))
+        assert (x == before).all()
+        assert out.dtype == x.dtype
+        return out.astype(np.float64).tolist()
+
+    parts = np.stack([np.arange(1.0, 6) + rank for rank in range(2)]) * prescale
+    is_whole = "int" in name
+    if is_whole:
+        parts = np.trunc(parts)
+    way = {ReduceOp.MIN: np.min, ReduceOp.MAX: np.max, ReduceOp.PRODUCT: np.prod}.get(op, np.sum)
+    expected = way(parts, axis=0) * postscale / (2 if op is ReduceOp.AVERAGE else 1)
+    if is_whole:
+        expected = np.trunc(expected)
+    # Every value is a small multiple of 1/8, or halves of such: exact in every type but bfloat16,
+    # whose 8 bits round three times at most, by 2**-9 of the value each.
+    error = 3 * 2.0**-9 if name == "bfloat16" else 0.0
+    for found in ranks.call(2, reduce):
+        np.testing.assert_allclose(found, expected, rtol=error)
+
+
+def test_movements(ranks):
+    @on_engine
+    def move(engine):
+        rank, size = engine.comm.rank, engine.comm.world_size
+        (gathered,) = run_in(engine, other(Kind.ALLGATHER, "g", np.full((rank, 2), rank)))
+        scattered = run_in(
+            engine, other(Kind.REDUCESCATTER, "s", np.arange(4.0), op=ReduceOp.AVERAGE)
+        )
+        told = run_in(engine, other(Kind.BROADCAST, "b", np.full(2, rank), root=1))
+        exchange = other(
+            Kind.ALLTOALL, "a", np.arange(3) + 10 * rank, splits=[1, 2, 0] if rank else [0, 0, 3]
+        )
+        engine.run(exchange)
+        engine.run(other(Kind.BARRIER, "wait"))
+        return (
+            gathered.tolist(),
+            scattered[0].tolist(),
+            told[0].tolist(),
+            exchange.results[0].tolist(),
+            exchange.received_splits,
+            size,
+        )
+
+    gathered = [[1, 1], [2, 2], [2, 2]]
+    assert ranks.call(3, move) == [
+        (gathered, [0.0, 1.0], [1, 1], [10, 20], [0, 1, 1], 3),
+        (gathered, [2.0], [1, 1], [11, 12, 21, 22], [0, 2, 2], 3),
+        (gathered, [3.0], [1, 1], [0, 1, 2], [3, 0, 0], 3),
+    ]
+
+
+def test_a_group_is_one_request(ranks):
+    @on_engine
+    def reduce_group(engine):
+        arrays = [np.ones(2, np.float32), np.ones(3), np.array(5)]
+        group = Request(Kind.ALLREDUCE, "g", LIBRARY, arrays, arrays, ReduceOp.SUM)
+        engine.run(group)
+        return [x.tolist() for x in arrays]
+
+    assert ranks.call(2, reduce_group) == [[[2.0] * 2, [2.0] * 3, 10]] * 2
+
+
+DIFFERENT = [
+    ({"x": "np.ones(3 + rank)"}, "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of"),
+    ({"x": "np.ones(3, [np.float32, np.float64][rank])"}, "Mismatched data types: One rank had"),
+    ({"prescale": "1.0 + rank"}, "Mismatched prescale and/or postscale factors: One rank sent"),
+    ({"op": "[ReduceOp.SUM, ReduceOp.MAX][rank]"}, "Mismatched reduction operation: One rank"),
+    ({"kind": "[Kind.ALLREDUCE, Kind.BROADCAST][rank]"}, "Mismatched operations: One rank did an"),
+    ({"kind": "Kind.BROADCAST", "root": "rank"}, "Mismatched BROADCAST root ranks: One rank"),
+    ({"kind": "Kind.ALLGATHER", "x": "np.ones((2, 3 + rank))"}, "dimension 1 equal to 3, but"),
+    ({"kind": "Kind.ALLGATHER", "x": "np.ones((2,) * (1 + rank))"}, "sent a tensor of rank 1, but"),
+    ({"n": "1 + rank"}, "Mismatched group sizes: One rank sent 1 tensors"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), DIFFERENT)
+def test_a_mismatch_fails_alone(ranks, given, text):
+    @on_engine
+    def differ(engine):
+        rank = engine.comm.rank
+        space = {"np": np, "Kind": Kind, "ReduceOp": ReduceOp, "rank": rank}
+        values = {name: eval(code, space) for name, code in given.items()}  # noqa: S307
+        kind, x = values.pop("kind", Kind.ALLREDUCE), values.pop("x", np.ones(3))
+        bad = Request(kind, "bad", LIBRARY, [x] * values.pop("n", 1), **values)
+        good = reduction(np.ones(2), "good")
+        engine.submit(good)
+        text = error_of(engine, bad)
+        engine.wait(good)
+        assert run_in(engine, reduction(np.ones(2), "bad"))[0].tolist() == [2, 2]
+        return text
+
+    for found in ranks.call(2, differ):
+        assert text in found
+        assert "Rank 0 and rank 1 differ in 'bad'." in found
+
+
+def test_a_name_that_is_pending(ranks):
+    @on_engine
+    def submit_twice(engine):
+        first = reduction(np.ones(1), "x")
+        engine.submit(first)
+        try:
+            engine.submit(reduction(np.ones(1), "x"))
+        except ValueError as error:
+            text = str(error)
+        else:
+            text = ""  # the driver thread was faster
+        engine.wait(first)
+        assert text == "" or "same name as another tensor" in text
+        return first.results[0].tolist()
+
+    assert ranks.call(2, submit_twice) == [[2.0]] * 2
+
+
+def test_a_name_that_another_rank_has_not(ranks):
+    @on_engine
+    def wait_for_it(engine):
+        if engine.comm.rank == 0:
+            first = reduction(np.ones(1), "x")
+            engine.submit(first)
+            with pytest.raises(ValueError, match="same name as another tensor"):
+                engine.submit(reduction(np.ones(1), "x"))
+            engine.run(other(Kind.BARRIER, "go on"))
+            engine.wait(first)
+        else:
+            engine.run(other(Kind.BARRIER, "go on"))
+            engine.run(reduction(np.ones(1), "x"))
+
+    ranks.call(2, wait_for_it)
+
+
+def test_join(ranks):
+    """Rank r has r tensors; a mean counts those who have joined."""
+
+    @on_engine
+    def run_out(engine):
+        rank = engine.comm.rank
+        found = []
+        for n in range(rank):
+            x = reduction(np.full(2, 6.0), f"t{n}", ReduceOp.AVERAGE)
+            found.append(float(run_in(engine, x)[0][0]))
+        if rank == 2:
+            found.append(error_of(engine, other(Kind.ALLGATHER, "g", np.ones(1))))
+            found.append(error_of(engine, other(Kind.BROADCAST, "b", np.ones(1))))
+        join = other(Kind.JOIN, "join")
+        engine.run(join)
+        assert run_in(engine, reduction(np.ones(1), "all"))[0][0] == 3
+        return join.last_joined, found
+
+    refused = [
+        "Allgather is not supported with Join at this time. Specify sparse_to_dense=True if using "
+        "DistributedOptimizer",
+        "Broadcast is not supported with Join at this time.",
+    ]
+    assert ranks.call(3, run_out) == [(2, []), (2, [4.0]), (2, [4.0, 2.0, *refused])]
+
+
+def test_nobody_waits(ranks):
+    """A driver thread drives, and calls back."""
+
+    @on_engine
+    def listen(engine):
+        came = threading.Event()
+        request = reduction(np.ones(1), "x")
+        request.finished = lambda _: came.set()
+        engine.submit(request, at_once=engine.comm.rank == 0)
+        assert came.wait(WAIT_S)
+        return request.results[0].tolist()
+
+    assert ranks.call(2, listen) == [[2.0]] * 2
+
+
+def test_nothing_is_driven_while_nothing_is_pending(ranks):
+    @on_engine
+    def count(engine):
+        cycles = []
+        before = engine.cycle
+        engine.cycle = lambda: (cycles.append(1), before())
+        request = reduction(np.ones(1), "x")
+        engine.submit(request)
+        engine.wait(request)
+        driver = engine._driver
+        asleep = threading.Event()
+        for _ in range(200):  # it looks once more, after its patience
+            if not driver._is_awake:
+                break
+            asleep.wait(0.01)
+        n_cycles = len(cycles)
+        asleep.wait(0.05)
+        return not driver._is_awake, len(cycles) - n_cycles
+
+    assert ranks.call(2, count) == [(True, 0)] * 2
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_adasum(ranks, n_ranks):
+    @on_engine
+    def sum_adaptively(engine):
+        x = np.random.default_rng(engine.comm.rank).normal(size=9)
+        return run_in(engine, other(Kind.ADASUM, "x", x))[0].tolist()
+
+    parts = [np.random.default_rng(rank).normal(size=9) for rank in range(n_ranks)]
+    while len(parts) > 1:
+        parts = [
+            (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    found = ranks.call(n_ranks, sum_adaptively)
+    assert found == [found[0]] * n_ranks  # the same bits
+    np.testing.assert_allclose(found[0], parts[0], rtol=1e-12)
+
+
+def test_adasum_of_parallel_and_orthogonal_gradients():
+    a, b = np.array([1.0, 0.0]), np.array([0.0, 2.0])
+    assert adasum.combined(a, b).tolist() == [1.0, 2.0]
+    assert adasum.combined(a, a).tolist() == [1.0, 0.0]
+    assert adasum.combined(a, 0 * a).tolist() == [1.0, 0.0]
+
+
+def test_fused_up_to_a_limit():
+    forms = Forms(2, 10)
+    requests = [reduction(np.ones(8), f"t{n}") for n in range(5)]
+    requests.insert(2, reduction(np.ones(8), "max", ReduceOp.MAX))
+    requests.append(other(Kind.ALLGATHER, "g", np.ones(1)))
+    for request in requests:
+        request.form = forms.of(request)
+    names = [[request.name for request in batch] for batch in batches(requests, 128)]
+    assert sorted(names) == [["g"], ["max"], ["t0", "t1"], ["t2", "t3"], ["t4"]]
+
+
+def test_a_rank_that_is_killed(rank_server):
+    def wait_for_it(comm):
+        engine = Engine(comm, Options())
+        if comm.rank == 1:
+            engine.run(reduction(np.ones(1), "first"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine.run(reduction(np.ones(1), "first"))
+        pending = reduction(np.ones(1), "pending")
+        engine.submit(pending)
+        text = error_of(engine, reduction(np.ones(1), "second"))
+        for _ in range(2):
+            with pytest.raises(HorovodInternalError):
+                engine.wait(pending)
+            with pytest.raises(HorovodInternalError):
+                engine.submit(reduction(np.ones(1), "third"))
+        engine.close()
+        return text
+
+    with rank_server.fork(3) as pool:
+        pool.start(wait_for_it)
+        first, lost, second = pool.collect()
+    for answer in (first, second):
+        assert answer.error is None, answer.trace
+        assert "rank 1" in answer.result
+    assert isinstance(lost, Ended)
+
+
+def test_engines_of_process_sets_do_not_wait_for_each_other(ranks):
+    def run_both(comm):
+        everybody = Engine(comm.duplicate(), Options())
+        part = comm.split(comm.rank % 2)
+        own = Engine(part, Options())
+        pending = reduction(np.ones(1), "x")
+        if comm.rank == 0:
+            everybody.submit(pending)
+        found = run_in(own, reduction(np.ones(1), "x"))[0].tolist()
+        if comm.rank:
+            everybody.submit(pending)
+        everybody.wait(pending)
+        for engine in (own, everybody):
+            engine.close()
+        return found, pending.results[0].tolist()
+
+    assert ranks.call(3, run_both) == [([2.0], [3.0]), ([1.0], [3.0]), ([2.0], [3.0])]
+
+
+def test_what_waits_for_long_is_told(ranks):
+    def warn(comm):
+        engine = Engine(comm.duplicate(), Options())
+        records = []
+        handler = logging.Handler()
+        handler.emit = records.append
+        log = logging.getLogger("gpucoll.horovod")
+        log.addHandler(handler)
+        log.propagate = False
+        sets = {0: list(range(comm.world_size))}
+        check = StallCheck(comm.duplicate(), {0: engine}, sets, 0.05, 0.2)
+        try:
+            if comm.rank != 1:
+                text = error_of(engine, reduction(np.ones(1), "lonely"))
+            else:
+                text = ""
+                while not text:
+                    try:
+                        engine.run(other(Kind.BARRIER, f"b{len(records)}"))
+                    except HorovodInternalError as error:
+                        text = str(error)
+        finally:
+            check.stop()
+            engine.close()
+            log.removeHandler(handler)
+            log.propagate = True
+        return text, [record.getMessage() for record in records]
+
+    answers = ranks.call(3, warn)
+    for text, _ in answers:
+        assert "This is longer than 0.2 seconds" in text
+    (_, told), *others = answers
+    assert "1: [lonely]" in told[0]
+    assert [warnings for _, warnings in others] == [[], []]
+
+
+def test_timeline(ranks, tmp_path):
+    @on_engine
+    def write(engine):
+        path = tmp_path / f"{engine.comm.rank}.json"
+        engine.timeline = Timeline(path, mark_cycles=True)
+        engine.run(reduction(np.ones(1), "allreduce.x"))
+        error_of(engine, reduction(np.ones(1 + engine.comm.rank), "allreduce.y"))
+        engine.timeline.close()
+
+    ranks.call(2, write)
+    events = json.loads((tmp_path / "0.json").read_text())
+    names = {event["pid"]: event["args"]["name"] for event in events if event.get("ph") == "M"}
+    assert sorted(names.values()) == ["allreduce.x", "allreduce.y", "cycles"]
+    of_x = [e for e in events if e.get("ph") in ("B", "E") and names[e["pid"]] == "allreduce.x"]
+    assert [(e["ph"], e.get("name", "")) for e in of_x] == [
+        *(("B", "NEGOTIATE_ALLREDUCE"), ("E", "")),
+        *(("B", "ALLREDUCE"), ("E", "")),
+    ]
+    times = [event["ts"] for event in of_x]
+    assert times == sorted(times)
+    assert any(event.get("name") == "CYCLE_START" for event in events)
+    assert any("Mismatched" in event.get("args", {}).get("error", "") for event in events)
+
+
+def test_random_programs(ranks):
+    """Blocking and asynchronous calls of all kinds, mixed and shuffled, agree with an oracle."""
+
+    @on_engine
+    def run_program(engine, seed):
+        rank, size = engine.comm.rank, engine.comm.world_size
+        shared = np.random.default_rng(seed)
+        ops = [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN]
+        for step in range(6):
+            made = []
+            for n in range(int(shared.integers(1, 60))):
+                rows, op = int(shared.integers(1, 9)), ops[int(shared.integers(3))]
+                values = np.arange(rows) * (rank + 1) + n
+                kind = int(shared.integers(3))
+                name = f"{step} {n}"
+                everyone = np.stack([np.arange(rows) * (r + 1) + n for r in range(size)])
+                if kind == 0:
+                    way = [np.sum, np.max, np.min][ops.index(op)]
+                    made.append((reduction(values, name, op), way(everyone, axis=0)))
+                elif kind == 1:
+                    root = int(shared.integers(size))
+                    request = other(Kind.BROADCAST, name, values, root=root)
+                    made.append((request, everyone[root]))
+                else:
+                    made.append((other(Kind.ALLGATHER, name, values), everyone.reshape(-1)))
+            for index in np.random.default_rng((seed, rank, step)).permutation(len(made)):
+                engine.submit(made[index][0])
+            for request, expected in made:
+                engine.wait(request)
+                assert request.results[0].tolist() == expected.tolist()
+
+    for n_ranks, seed in itertools.product((2, 3), range(3)):
+        ranks.call(n_ranks, run_program, seed)
