@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,8 @@ def test_reductions(ranks, name, op, factors):
     is_whole = "int" in name
     if is_whole:
         parts = np.trunc(parts)
-    way = {ReduceOp.MIN: np.min, ReduceOp.MAX: np.max, ReduceOp.PRODUCT: np.prod}.get(op, np.sum)
+    ways: dict[ReduceOp, Any] = {ReduceOp.MIN: np.min, ReduceOp.MAX: np.max}
+    way = {**ways, ReduceOp.PRODUCT: np.prod}.get(op, np.sum)
     expected = way(parts, axis=0) * postscale / (2 if op is ReduceOp.AVERAGE else 1)
     if is_whole:
         expected = np.trunc(expected)
@@ -163,7 +165,7 @@ def test_movements(ranks):
 def test_a_group_is_one_request(ranks):
     @on_engine
     def reduce_group(engine):
-        arrays = [np.ones(2, np.float32), np.ones(3), np.array(5)]
+        arrays: list[Any] = [np.ones(2, np.float32), np.ones(3), np.array(5)]
         group = Request(Kind.ALLREDUCE, "g", LIBRARY, arrays, arrays, ReduceOp.SUM)
         engine.run(group)
         return [x.tolist() for x in arrays]
@@ -286,7 +288,12 @@ def test_nothing_is_driven_while_nothing_is_pending(ranks):
     def count(engine):
         cycles = []
         before = engine.cycle
-        engine.cycle = lambda: (cycles.append(1), before())
+
+        def cycle():
+            cycles.append(1)
+            before()
+
+        engine.cycle = cycle
         request = reduction(np.ones(1), "x")
         engine.submit(request)
         engine.wait(request)
@@ -388,9 +395,13 @@ def test_engines_of_process_sets_do_not_wait_for_each_other(ranks):
 def test_what_waits_for_long_is_told(ranks):
     def warn(comm):
         engine = Engine(comm.duplicate(), Options())
-        records = []
-        handler = logging.Handler()
-        handler.emit = records.append
+        records: list[logging.LogRecord] = []
+
+        class Keeper(logging.Handler):
+            def emit(self, record):
+                records.append(record)
+
+        handler = Keeper()
         log = logging.getLogger("gpucoll.horovod")
         log.addHandler(handler)
         log.propagate = False
@@ -462,7 +473,7 @@ def test_random_programs(ranks):
                 name = f"{step} {n}"
                 everyone = np.stack([np.arange(rows) * (r + 1) + n for r in range(size)])
                 if kind == 0:
-                    way = [np.sum, np.max, np.min][ops.index(op)]
+                    way: Any = [np.sum, np.max, np.min][ops.index(op)]
                     made.append((reduction(values, name, op), way(everyone, axis=0)))
                 elif kind == 1:
                     root = int(shared.integers(size))

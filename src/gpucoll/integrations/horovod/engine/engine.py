@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from gpucoll import ArgumentError, ArgumentTypeError, GpucollError
 from gpucoll.integrations.horovod.engine import checks
 from gpucoll.integrations.horovod.engine.checks import Described
+from gpucoll.integrations.horovod.engine.driver import Driver
 from gpucoll.integrations.horovod.engine.exchange import Exchange
 from gpucoll.integrations.horovod.engine.execute import batches, execute
 from gpucoll.integrations.horovod.engine.forms import Form, Forms
-from gpucoll.integrations.horovod.engine.driver import Driver
 from gpucoll.integrations.horovod.engine.joined import absent
 from gpucoll.integrations.horovod.engine.request import Kind, Request
 from gpucoll.integrations.horovod.engine.table import Entry, Table
@@ -92,7 +92,7 @@ class Engine:
         Parameters
         ----------
         at_once : bool
-            Whether nobody of this thread's program will wait for it by `wait`: then the helper
+            Whether nobody of this thread's program will wait for it by `wait`: then the driver
             thread does not leave it the cycle time to do so.
 
         Raises
