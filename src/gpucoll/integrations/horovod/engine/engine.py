@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHUT_DOWN", "Engine", "Options"]
 
-_LONGEST_PAUSE = 8
+_LONGEST_PAUSE = 2
 """Pauses between cycles that bring nothing grow up to so many times the cycle time."""
 
 
@@ -39,7 +39,7 @@ class Options:
     """How long the driver thread leaves the program to wait itself, and between idle cycles."""
     fusion_bytes: int = 128 << 20
     """How much one fused call takes at most."""
-    cache_capacity: int = 1024
+    cache_capacity: int = 8192
     """How many digests of names and signatures are remembered."""
 
 

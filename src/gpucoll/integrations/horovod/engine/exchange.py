@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from gpucoll.integrations.horovod.engine.forms import Form
     from gpucoll.integrations.horovod.engine.table import Entry, Table
 
-__all__ = ["Exchange"]
+__all__ = ["WAIT_S", "Exchange"]
 
+WAIT_S = 86_400.0
+"""How long a rank waits for the others: Horovod's programs expect no limit; see `StallCheck`."""
 _WORDS = 56
 _HEAD = 2
 _FIT = (_WORDS - _HEAD) // 2
@@ -48,7 +50,7 @@ class Exchange:
         any_news, more = False, True
         while more:
             self._fill(new, has_joined)
-            self._comm.all_gather(self._row, out=self._rows)
+            self._comm.all_gather(self._row, out=self._rows, timeout_s=WAIT_S)
             more = self._read(ready)
             any_news = any_news or more or self._had_news
         return any_news

@@ -103,18 +103,12 @@ def _targets(request: Request) -> list[Any]:
 
 
 def _broadcast(comm: Communicator, batch: list[Request]) -> None:
-    is_root = batch[0].root == comm.rank
-    for request in batch:
-        targets = _targets(request)
-        if is_root:  # the root's output is its input
-            for x, target in zip(request.arrays, targets, strict=True):
-                if target is not x:
-                    request.library.scale(x, 1.0, target)
-    targets = [x for request in batch for x in request.results or ()]
+    sources = [x for request in batch for x in request.arrays]
+    targets = [x for request in batch for x in _targets(request)]
     if len(targets) == 1:
-        comm.broadcast(targets[0], batch[0].root, out=targets[0])
+        comm.broadcast(sources[0], batch[0].root, out=targets[0])
     elif targets:
-        comm.broadcast(targets, batch[0].root, out=targets)
+        comm.broadcast(sources, batch[0].root, out=targets)
 
 
 def _all_gather(comm: Communicator, request: Request) -> None:
