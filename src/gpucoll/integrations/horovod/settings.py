@@ -201,5 +201,10 @@ class Place:
             return None
         rank, size, local_rank, local_size = (int(text or 0) for text in texts)
         hosts = -(-size // local_size)
-        name = os.environ.get(variable_of("HOSTNAME")) or os.uname().nodename
+        name = Place.hostname_here()
         return Place(rank, size, local_rank, local_size, rank // local_size, hosts, name)
+
+    @staticmethod
+    def hostname_here() -> str:
+        """Return this host's name: the one by which its launcher knows it, or its own."""
+        return os.environ.get(variable_of("HOSTNAME")) or os.uname().nodename
