@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import gpucoll
 from gpucoll import GpucollError
 from gpucoll.integrations.horovod.engine.engine import Engine, Options
+from gpucoll.integrations.horovod.engine.exchange import WAIT_S
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.settings import settings_of
+from gpucoll.integrations.horovod.settings import Place, settings_of, warn_of_ignored
 from gpucoll.integrations.horovod.stalls import StallCheck
 from gpucoll.integrations.horovod.timeline import Timeline
 from gpucoll.integrations.hosts import colour_of_host
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "job"]
 
-_IDLE_S = 86_400.0
-"""The deadline of a call, in seconds: programs of Horovod expect to wait without limit."""
 _NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 
@@ -54,7 +53,8 @@ class Job:
     def begin(self, comm: Sequence[int] = ()) -> None:
         """Meet the other ranks."""
         self._n_begun += 1
-        world = gpucoll.init(name=f"horovod {self._n_begun}", timeout_s=_IDLE_S)
+        limit = settings_of().start_timeout_s or None
+        world = gpucoll.init(name=f"horovod {self._n_begun}", timeout_s=limit)
         if comm and len(comm) < world.world_size:
             part = world.split(min(comm) if world.rank in comm else None)
             world.close()
@@ -69,36 +69,50 @@ class Job:
         Parameters
         ----------
         world : Communicator
-            The job has it for itself, and closes it.
+            The job has it for itself, and closes it. The engine works on a duplicate: whatever
+            ranks were doing when one was lost, all of them shrink this one.
         """
         known = settings_of()
         self._options = Options(known.cycle_time_s, known.fusion_threshold_bytes)
-        if known.timeline and world.rank == 0:
+        if known.timeline not in ("", "DYNAMIC") and world.rank == 0:
             self.timeline = Timeline(known.timeline, known.timeline_mark_cycles)
-        self._service = world.duplicate()
-        self.engines = {0: Engine(world, self._options, self.timeline)}
+        self._service = world
+        self.engines = {0: Engine(world.duplicate(), self._options, self.timeline)}
         self.sets = {0: list(range(world.world_size))}
         self._place()
         warn_s, fail_s = known.stall_check_s * known.stall_check, known.stall_shutdown_s
         if world.world_size > 1 and (warn_s or fail_s):
             watch = world.duplicate()
             self._stalls = StallCheck(watch, self.engines, self.sets, warn_s, fail_s)
+        name = Place.hostname_here()
+        place = Place(world.rank, world.world_size, *self.local(), *self.cross(), name)
+        os.environ.update(place.variables())
+        warn_of_ignored(world.rank)
 
     def end(self) -> None:
         """Close everything; other ranks' calls that need this rank raise."""
         with self._lock:
+            if self._service is not None:
+                self.release().close()
+
+    def release(self) -> Communicator:
+        """Close everything but `world`, and return that, for `adopt`.
+
+        What is pending fails. Other ranks' calls that need this rank raise; they may still run.
+        """
+        with self._lock:
+            self.check()
             service, self._service = self._service, None
-            if service is None:
-                return
+            assert service is not None
             if self._stalls is not None:
                 self._stalls.stop()
                 self._stalls = None
             for engine in reversed([*self.engines.values()]):
                 engine.close()
-            service.close()
             if self.timeline is not None:
                 self.timeline.close()
             self.engines, self.sets, self.timeline = {}, {}, None
+            return service
 
     def _end_at_exit(self) -> None:
         if self._service is None or os.getpid() != _process:
@@ -127,9 +141,10 @@ class Job:
 
     @property
     def world(self) -> Communicator:
-        """All ranks; its calls belong to the engine."""
+        """All ranks. Every rank makes the same calls on it, in the same order."""
         self.check()
-        return self.engines[0].comm
+        assert self._service is not None
+        return self._service
 
     @property
     def rank(self) -> int:
@@ -233,7 +248,7 @@ class Job:
         self.check()
         assert self._service is not None
         try:
-            everyone = self._service.all_gather_object((call, given))
+            everyone = self._service.all_gather_object((call, given), timeout_s=WAIT_S)
         except GpucollError as error:
             raise HorovodInternalError(str(error)) from error
         if any(other != everyone[0] for other in everyone):

@@ -58,7 +58,7 @@ class Settings:
     fusion_threshold_bytes: int = 128 * _MEBI
     """The most bytes that one call reduces together. 0: each tensor has a call of its own."""
     timeline: str = ""
-    """The file of the timeline; empty: none."""
+    """The file of the timeline; empty: none. "DYNAMIC": none until `start_timeline`."""
     timeline_mark_cycles: bool = False
     stall_check: bool = True
     """Whether a warning names the tensors that not all ranks have submitted."""
@@ -71,8 +71,8 @@ class Settings:
     """Whether a launcher says that the job is elastic."""
     elastic_timeout_s: float = 600.0
     """How long an elastic job waits for enough ranks."""
-    start_timeout_s: float = 30.0
-    """How long the ranks wait for each other at the start."""
+    start_timeout_s: float = 0.0
+    """The deadline for ranks to meet and for calls that have begun. 0: gpucoll's own."""
     log_level: str = "WARNING"
 
 
@@ -201,5 +201,10 @@ class Place:
             return None
         rank, size, local_rank, local_size = (int(text or 0) for text in texts)
         hosts = -(-size // local_size)
-        name = os.environ.get(variable_of("HOSTNAME")) or os.uname().nodename
+        name = Place.hostname_here()
         return Place(rank, size, local_rank, local_size, rank // local_size, hosts, name)
+
+    @staticmethod
+    def hostname_here() -> str:
+        """Return this host's name: the one by which its launcher knows it, or its own."""
+        return os.environ.get(variable_of("HOSTNAME")) or os.uname().nodename

@@ -1,0 +1,107 @@
+"""Which processes are ranks: losses are left out, newcomers let in, and some leave.
+
+A job's launcher is ``horovodrun``, whose news say how many ranks there shall be and who leaves; or
+``gpucoll-run --elastic``, which only starts processes in the place of lost ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import gpucoll
+from gpucoll import config
+from gpucoll.integrations.horovod import process_sets
+from gpucoll.integrations.horovod.elastic.news import NEWS, PLACE, News, read_news
+from gpucoll.integrations.horovod.exceptions import HorovodInternalError
+from gpucoll.integrations.horovod.job import job
+from gpucoll.integrations.horovod.settings import settings_of
+
+__all__ = ["lets_newcomers_in", "reset"]
+
+_LOSSES = (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError)
+_DOOR = "horovod 1"
+"""Where newcomers wait: in their first `init`."""
+_LEFT = 0
+"""The exit code of a rank that was to leave."""
+
+_grown: list[gpucoll.Communicator] = []
+"""The communicator that newcomers were let into, until `reset` takes it."""
+
+
+def lets_newcomers_in() -> bool:
+    """Let processes in that wait to join; return whether any came.
+
+    Every rank calls it at the same place. If any came, `reset` is to be called next.
+
+    Raises
+    ------
+    HorovodInternalError
+        A rank is lost.
+    """
+    if not job.is_initialized or not (config.variable(config.JOB) or config.variable(config.MEET)):
+        return False
+    world = job.world
+    try:
+        grown = world.grow(name=_DOOR)
+    except _LOSSES as error:
+        raise HorovodInternalError(str(error)) from error
+    if grown is world:
+        return False
+    _grown.append(grown)
+    return True
+
+
+def reset() -> None:
+    """Go on with the ranks that there are now. Every one of them calls it.
+
+    Raises
+    ------
+    HorovodInternalError
+        A rank is lost meanwhile: call it again.
+    RuntimeError
+        Too few ranks are left, and not enough have come in time.
+    """
+    world = job.release()
+    try:
+        job.adopt(_grown.pop() if _grown else _renewed(world))
+        process_sets.begin(())
+    except _LOSSES as error:
+        raise HorovodInternalError(str(error)) from error
+
+
+def _renewed(comm: gpucoll.Communicator) -> gpucoll.Communicator:
+    """Return the communicator of the ranks that are left and wanted, and of those that come."""
+    settings = settings_of()
+    while True:
+        try:
+            comm = comm.shrink(timeout_s=settings.elastic_timeout_s)
+            news = comm.broadcast_object(read_news(os.environ.get(NEWS)), 0)
+            comm = _without_leaving(comm, news)
+            lacking = news.least - comm.world_size
+            if lacking > 0:
+                comm = comm.grow(name=_DOOR, at_most=lacking, wait_s=settings.elastic_timeout_s)
+            elif (coming := news.size - comm.world_size) > 0:
+                comm = comm.grow(name=_DOOR, at_most=coming, wait_s=settings.start_timeout_s)
+        except _LOSSES:
+            continue
+        if comm.world_size < news.least:
+            raise RuntimeError(
+                f"{comm.world_size} ranks are left, of at least {news.least}, and not enough have "
+                f"come within {settings.elastic_timeout_s:g} s (HOROVOD_ELASTIC_TIMEOUT)"
+            )
+        return comm
+
+
+def _without_leaving(comm: gpucoll.Communicator, news: News) -> gpucoll.Communicator:
+    """Return the communicator of the ranks that stay; end this process if it is to leave."""
+    leaves = os.environ.get(PLACE, "") in map(str, news.leaving)
+    if not news.leaving or True not in (leaving := comm.all_gather_object(leaves)):
+        return comm
+    if all(leaving):
+        raise RuntimeError("the launcher wants every rank to leave: the state would be lost")
+    staying = comm.split(None if leaves else 0)
+    comm.close()
+    if staying is None:
+        sys.exit(_LEFT)
+    return staying
