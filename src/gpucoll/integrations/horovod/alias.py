@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from gpucoll.integrations.aliases import Alias
+from gpucoll.integrations.horovod.old_numpy import BeforeMXNet
 from gpucoll.integrations.horovod.settings import Place
 
 ELSEWHERE = {
@@ -27,4 +29,5 @@ def install() -> None:
     """
     if place := Place.from_launcher():
         os.environ.update(place.variables())
+    sys.meta_path.insert(0, BeforeMXNet())
     Alias("horovod", __name__.rpartition(".")[0], ELSEWHERE).install()
