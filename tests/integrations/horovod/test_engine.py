@@ -489,3 +489,33 @@ def test_random_programs(ranks):
 
     for n_ranks, seed in itertools.product((2, 3), range(3)):
         ranks.call(n_ranks, run_program, seed)
+
+
+def test_threads(ranks):
+    """Each thread of a rank calls under names of its own, and none waits for another's turn."""
+
+    @on_engine
+    def call_from_threads(engine):
+        found: dict[int, list[float]] = {}
+
+        def call(thread):
+            found[thread] = []
+            for n in range(50):
+                request = reduction(np.full(1, n + thread), f"{thread} {n}")
+                if n % 3:
+                    engine.run(request)
+                else:
+                    engine.submit(request)
+                    engine.wait(request)
+                found[thread].append(float(request.results[0][0]))
+
+        order = [*range(4)] if engine.comm.rank else [3, 1, 0, 2]
+        threads = [threading.Thread(target=call, args=(thread,), daemon=True) for thread in order]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        return found
+
+    expected = {thread: [2.0 * (n + thread) for n in range(50)] for thread in range(4)}
+    assert ranks.call(2, call_from_threads) == [expected] * 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoll import ArgumentError
@@ -32,30 +31,24 @@ def batches(requests: Sequence[Request], limit_bytes: int) -> list[list[Request]
     if len(requests) == 1:
         return [list(requests)]
     made: list[list[Request]] = []
-    for common, like in groupby(sorted(requests, key=_in_common), key=_in_common):
-        if common[0] not in _FUSED:
-            made += [[request] for request in like]
-            continue
-        batch: list[Request] = []
-        n_bytes = 0
-        for request in like:
-            size = _form(request).n_bytes
-            if batch and n_bytes + size > limit_bytes:
-                made.append(batch)
-                batch, n_bytes = [], 0
-            batch.append(request)
-            n_bytes += size
-        made.append(batch)
+    filling: dict[Hashable, list[Request]] = {}
+    n_bytes: dict[Hashable, int] = {}
+    for request in requests:
+        form = _form(request)
+        kind = form.batch
+        batch = filling.get(kind)
+        if batch is None or form.kind not in _FUSED or n_bytes[kind] + form.n_bytes > limit_bytes:
+            batch = filling[kind] = []
+            n_bytes[kind] = 0
+            made.append(batch)
+        batch.append(request)
+        n_bytes[kind] += form.n_bytes
     return made
 
 
 def _form(request: Request) -> Form:
     assert request.form is not None
     return request.form
-
-
-def _in_common(request: Request) -> tuple[Any, ...]:
-    return _form(request).batch
 
 
 def execute(comm: Communicator, batch: list[Request]) -> None:

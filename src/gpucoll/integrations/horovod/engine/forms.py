@@ -37,7 +37,7 @@ class Form:
     factor: float
     """What is left to multiply its result with."""
     batch: tuple[Any, ...]
-    """What requests that one call does have in common; ranks sort by it."""
+    """What requests that one call does have in common."""
     n_bytes: int
 
 
