@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gpucoll.integrations.horovod.basics import engine_of, rank, size
-from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
+from gpucoll.integrations.horovod.basics import rank
+from gpucoll.integrations.horovod.objects import allgather_object, broadcast_object
 from gpucoll.integrations.horovod.torch.handles import synchronize
-from gpucoll.integrations.horovod.torch.movements import allgather, broadcast_, broadcast_async_
+from gpucoll.integrations.horovod.torch.movements import broadcast_async_
 
 __all__ = [
-    *("allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters")
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
 ]
+
+_STATE = "optimizer_state"
 
 
 def broadcast_parameters(
@@ -80,11 +83,11 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     if rank() == root_rank:
         described = _described(optimizer, parameters, tensors)
-        broadcast_object(described, root_rank)
+        broadcast_object(described, root_rank, _STATE)
     else:
-        described = broadcast_object(None, root_rank)
+        described = broadcast_object(None, root_rank, _STATE)
         _adopt(optimizer, parameters, described, tensors)
-    names = [f"optimizer_state.{i}" for i in range(len(tensors))]
+    names = [f"{_STATE}.{i}" for i in range(len(tensors))]
     broadcast_parameters(list(zip(names, tensors, strict=True)), root_rank)
 
 
@@ -97,10 +100,10 @@ class _Tensor:
     def made(self, like: torch.Tensor, before: object) -> torch.Tensor:
         """Return the tensor that was there before if it fits, otherwise an empty one."""
         device = like.device if self.is_on_gpu else torch.device("cpu")
-        fits = isinstance(before, torch.Tensor) and before.is_contiguous()
-        wanted = self.shape, self.dtype, device
-        if fits and (tuple(before.shape), before.dtype, before.device) == wanted:
-            return before
+        if isinstance(before, torch.Tensor):
+            found = tuple(before.shape), before.dtype, before.device
+            if found == (self.shape, self.dtype, device):
+                return before
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
@@ -154,35 +157,3 @@ def _adopt(
         before = optimizer.state.pop(p, {})
         if state is not None:
             optimizer.state[p] = with_tensors(state, before, p)
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the root's object, pickled (by cloudpickle, if it is installed) and loaded again."""
-    name = name or engine_of(process_set).unnamed("broadcast_object")
-    is_root = rank() == root_rank
-    data = _tensor_of(obj) if is_root else torch.empty(0, dtype=torch.uint8)
-    n_bytes = broadcast_(torch.tensor([data.numel()]), root_rank, f"{name}.sz", process_set)
-    if not is_root:
-        data = torch.empty(int(n_bytes), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.t", process_set)
-    return obj if is_root else pickle.loads(data.numpy())
-
-
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """Return the objects of all ranks."""
-    name = name or engine_of(global_process_set).unnamed("allgather_object")
-    every = io.BytesIO(allgather(_tensor_of(obj), name).numpy())
-    return [pickle.load(every) for _ in range(size())]
-
-
-def _tensor_of(obj: Any) -> torch.Tensor:
-    try:
-        import cloudpickle as pickling
-    except ImportError:
-        pickling = pickle
-    return torch.frombuffer(bytearray(pickling.dumps(obj)), dtype=torch.uint8)

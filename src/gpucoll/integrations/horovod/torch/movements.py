@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from gpucoll.integrations.horovod.arguments import root_of, rows_for_each
 from gpucoll.integrations.horovod.basics import engine_of, rank
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
@@ -19,7 +20,7 @@ __all__ = [
     *("grouped_allgather", "grouped_allgather_async", "join"),
 ]
 
-_Splits = torch.Tensor | Sequence[int] | None
+_Splits: TypeAlias = torch.Tensor | Sequence[int] | None
 
 
 def first(request: Request) -> torch.Tensor:
@@ -223,12 +224,8 @@ def _broadcast(
     result: Callable[[Request], Any],
 ) -> Call:
     """Return the call; `given` is the tensor to write into."""
-    made = call(Kind.BROADCAST, [tensor], name, process_set, result)
-    ranks = process_set.ranks
-    if ranks is None or root_rank not in ranks:
-        text = f"broadcast received invalid root rank {root_rank} for provided process set"
-        raise ValueError(text)
-    made.request.root = ranks.index(root_rank)
+    root = root_of(root_rank, process_set)
+    made = call(Kind.BROADCAST, [tensor], name, process_set, result, root=root)
     if given is not None:
         made.request.outputs = made.request.arrays
     return made
@@ -240,31 +237,21 @@ def _all_to_all(
     def result(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
         return _both(request, splits)
 
-    made = call(Kind.ALLTOALL, [tensor], name, process_set, result)
-    if tensor.dim() == 0:
-        return made  # the engine refuses it on every rank
-    n_ranks = made.engine.comm.world_size
-    if splits is None or len(splits) == 0:
-        if tensor.shape[0] % n_ranks:
-            text = "splits not provided, but first dimension of tensor is not an even multiple of "
-            raise ValueError(text + "the number of workers.")
-        return made
+    given: Sequence[int] | None
     if isinstance(splits, torch.Tensor):
         if splits.dtype is not torch.int32:
             raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
         if splits.dim() != 1:
             raise ValueError("alltoall expects a 1D splits tensor")
-        splits = splits.tolist()
-    counts = [int(rows) for rows in splits]
-    if len(counts) != n_ranks:
-        raise ValueError("Number of entries in splits does not equal number of workers.")
-    n_rows = sum(counts)
-    if n_rows > tensor.shape[0]:
-        text = "Sum of splits entries is greater than the first dimension of tensor."
-        raise ValueError(text)
-    made.request.splits = counts
-    if n_rows < tensor.shape[0]:
-        made.request.arrays = [made.request.arrays[0][:n_rows]]
+        given = splits.tolist()
+    else:
+        given = splits
+    made = call(Kind.ALLTOALL, [tensor], name, process_set, result)
+    if tensor.dim() == 0:
+        return made  # the engine refuses it on every rank
+    rows = made.request.splits = rows_for_each(given, tensor.shape[0], process_set)
+    if rows is not None and sum(rows) < tensor.shape[0]:
+        made.request.arrays = [x[: sum(rows)] for x in made.request.arrays]
     return made
 
 

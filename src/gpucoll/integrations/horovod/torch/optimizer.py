@@ -8,14 +8,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from gpucoll.integrations.horovod.basics import Adasum, Average, rocm_built, size
+from gpucoll.integrations.horovod.objects import broadcast_object
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
 from gpucoll.integrations.horovod.torch.compression import Compression, Compressor
-from gpucoll.integrations.horovod.torch.functions import broadcast_object
 from gpucoll.integrations.horovod.torch.handles import synchronize
 from gpucoll.integrations.horovod.torch.reductions import (
     allreduce_async_,
@@ -24,8 +24,6 @@ from gpucoll.integrations.horovod.torch.reductions import (
 )
 
 __all__ = ["DistributedOptimizer"]
-
-_Base = torch.optim.Optimizer if TYPE_CHECKING else object
 
 
 def DistributedOptimizer(
@@ -122,7 +120,7 @@ class _Options:
             self.factors = {}
 
 
-class _Distributed(_Base):
+class _Distributed(torch.optim.Optimizer):
     """What both kinds share; combined with the class of the wrapped optimizer.
 
     A unit is what one call reduces: a parameter, or a tuple of those of a group.
@@ -171,7 +169,7 @@ class _Distributed(_Base):
         order = {
             name: place
             for place, name in enumerate(
-                broadcast_object(names, root, process_set=self.process_set)
+                broadcast_object(names, root, "groups of gradients", self.process_set)
             )
         }
         in_order = sorted(trained, key=lambda p: order[self._parameter_names[p]])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from gpucoll.integrations.horovod.arguments import reduction
 from gpucoll.integrations.horovod.basics import size
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
@@ -52,7 +52,7 @@ def allreduce(
 
     Gradients are reduced in the same way.
     """
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     sent, how = compression.compress(tensor)
     begun = _all_reduce([sent], name, *options, given=None, result=first)
 
@@ -73,7 +73,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start an `allreduce`; return its handle."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     return submit(_all_reduce([tensor], name, *options, given=None, result=first))
 
 
@@ -87,7 +87,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce `tensor` in place; return it."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     run(_all_reduce([tensor], name, *options, given=[tensor], result=first))
     return tensor
 
@@ -102,7 +102,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start an `allreduce_`; return its handle."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     return submit(
         _all_reduce([tensor], name, *options, given=[tensor], result=lambda request: tensor)
     )
@@ -119,11 +119,11 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Reduce several tensors in one call, like `allreduce` does one."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     sent, how = _compressed(compression, tensors)
     begun = _all_reduce(sent, name, *options, given=None, result=whole)
 
-    def reverse(*gradients: torch.Tensor) -> Sequence[torch.Tensor]:
+    def reverse(*gradients: torch.Tensor) -> Any:
         return run(_all_reduce(gradients, None, *options, given=None, result=whole))
 
     results = differentiable(begun, sent, reverse)
@@ -140,7 +140,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start a `grouped_allreduce`; return its handle."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     return submit(_all_reduce(tensors, name, *options, given=None, result=whole))
 
 
@@ -171,7 +171,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start a `grouped_allreduce_`; return its handle."""
-    options = _op(op, average), prescale_factor, postscale_factor, process_set
+    options = reduction(op, average), prescale_factor, postscale_factor, process_set
     given = tuple(tensors)
     return submit(_all_reduce(given, name, *options, given=given, result=lambda request: given))
 
@@ -268,19 +268,6 @@ def sparse_allreduce_async(
         return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.size())
 
     return result
-
-
-def _op(op: int | None, average: bool | None) -> ReduceOp:
-    """Return the reduction that the arguments ask for; `average` is an old one."""
-    if average is None:
-        if op is None:
-            return ReduceOp.AVERAGE
-        return op if type(op) is ReduceOp else ReduceOp(op)
-    if op is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    text = "Parameter `average` has been replaced with `op` and will be removed in v1.0"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
-    return ReduceOp.AVERAGE if average else ReduceOp.SUM
 
 
 def _all_reduce(
