@@ -14,7 +14,9 @@ __all__ = ["reduction", "root_of", "rows_for_each"]
 def reduction(op: int | None, average: bool | None) -> ReduceOp:
     """Return the reduction; `average` is what programs before Horovod 0.19 passed."""
     if average is None:
-        return ReduceOp.AVERAGE if op is None else ReduceOp(op)
+        if op is None:
+            return ReduceOp.AVERAGE
+        return op if type(op) is ReduceOp else ReduceOp(op)  # a call of an Enum takes 0.3 us
     if op is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     warnings.warn(

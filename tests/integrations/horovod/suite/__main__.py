@@ -12,11 +12,16 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import unittest.mock
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from gpucoll.integrations.horovod.alias import install
 
 
 class Outcomes:
@@ -38,23 +43,43 @@ class Outcomes:
                 reason = reason[2]
             self.write(test, report.outcome, str(reason or ""))
 
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Hide torch's Muon from tests that try every class of torch.optim, whatever it wants.
+
+        It is newer than Horovod, and refuses the parameters of these tests: no matrices.
+        """
+        if (torch := sys.modules.get("torch")) and hasattr(torch.optim, "Muon"):
+            torch.optim.Muon.__module__ = "hidden"
+
     def pytest_collectreport(self, report: Any) -> None:
         """Write why a file was not read."""
         if report.outcome != "passed":
             self.write("collection", report.outcome, str(report.longrepr))
 
 
-def main(outcomes: str, file: str, arguments: list[str]) -> int:
-    try:
-        alias = importlib.import_module("gpucoll.integrations.horovod.alias")
-    except ModuleNotFoundError:
-        alias = importlib.import_module("alias_for_now")
-    alias.install()
+def stand_in() -> None:
+    """Provide what Horovod's tests import beside Horovod's API: mock, and a thread's start."""
     if importlib.util.find_spec("mock") is None:
         sys.modules["mock"] = unittest.mock
+    for name in ("horovod.runner", "horovod.runner.util", "horovod.runner.util.threads"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            sys.modules[name] = ModuleType(name)
+    vars(sys.modules["horovod.runner.util.threads"]).setdefault("in_thread", in_thread)
+
+
+def in_thread(target: Callable[..., object], args: Sequence[object] = ()) -> threading.Thread:
+    """Start a daemon thread, as the runner's function of this name does."""
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
+def main(outcomes: str, file: str, arguments: list[str]) -> int:
+    install()
+    stand_in()
     rank = os.environ["GPUCOLL_RANK"]
-    os.environ.setdefault("HOROVOD_RANK", rank)
-    os.environ.setdefault("HOROVOD_SIZE", os.environ["GPUCOLL_WORLD_SIZE"])
     sys.path.pop(0)  # this folder
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:gpucoll", "-p", "no:xdist"]
     options += ["--rootdir", str(Path(file).parents[1]), "-c", os.devnull, "--tb=short"]

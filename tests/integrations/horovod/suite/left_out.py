@@ -6,10 +6,4 @@ passes is taken off the list. What Horovod's tests skip themselves need not be l
 
 from __future__ import annotations
 
-MUON = "the test tries every class of torch.optim, and Muon refuses parameters that are no matrix"
-
-TORCH: dict[str, str] = {
-    "TorchTests::test_broadcast_state": MUON,
-    "TorchTests::test_broadcast_state_no_grad": MUON,
-    "TorchTests::test_broadcast_state_options": MUON,
-}
+TORCH: dict[str, str] = {}

@@ -91,14 +91,18 @@ def run(
                 **(environment or {}),
             },
             timeout_s,
+            folder,
         )
         ranks = [_read(Path(f"{begin}{rank}")) for rank in range(n_ranks)]
     return _together(ranks, output)
 
 
-def _output_of(command: Sequence[str], environment: dict[str, str], timeout_s: float) -> str:
+def _output_of(
+    command: Sequence[str], environment: dict[str, str], timeout_s: float, folder: str
+) -> str:
     process = subprocess.Popen(
         command,
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

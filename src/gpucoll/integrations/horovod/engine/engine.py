@@ -242,6 +242,7 @@ class Engine:
 
     def _end_join(self) -> None:
         request, self._join = self._join, None
+        self._numbers.clear()  # ranks that joined earlier have given fewer names
         if request is not None:
             request.last_joined = self._table.last_joined
             self._done(request)
