@@ -40,6 +40,7 @@ PLACES = {
     "tests/integrations": "frameworks",
     "tests/integrations/horovod/test_doors.py": "quick",
     "tests/integrations/horovod/test_elastic.py": "quick",
+    "tests/integrations/horovod/test_runner.py": "quick",
     "tests/integrations/horovod/test_settings.py": "quick",
     "tests/integrations/horovod/test_engine.py": "quick",
     "tests/integrations/mpi4py": "quick",

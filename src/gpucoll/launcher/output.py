@@ -73,17 +73,24 @@ class OutputRelay:
     """
 
     def __init__(self, ranks: int, *, prefix: bool, first: int = 0) -> None:
-        streams, numbers = (STDOUT, STDERR), range(first, first + ranks)
-        self._assemblers = {
-            (rank, stream): LineAssembler() for rank in numbers for stream in streams
-        }
-        self._holds = {rank: TracebackHold() for rank in numbers}
-        self._prefixes = {rank: b"[%d] " % rank if prefix else b"" for rank in numbers}
+        self._has_prefix = prefix
+        self._assemblers: dict[tuple[int, int], LineAssembler] = {}
+        self._holds: dict[int, TracebackHold] = {}
+        self._prefixes: dict[int, bytes] = {}
+        for rank in range(first, first + ranks):
+            self.admit(rank)
         self._last_note = ""
-        self._terminals = {stream: is_terminal(stream) for stream in streams}
+        self._terminals = {stream: is_terminal(stream) for stream in (STDOUT, STDERR)}
         self._unfinished: dict[tuple[int, int], None] = {}
         """(rank, stream) of unfinished lines on terminals, ordered by their last write."""
         self._drawn_on: int | None = None
+
+    def admit(self, rank: int) -> None:
+        """Relay the output of another rank, too."""
+        for stream in (STDOUT, STDERR):
+            self._assemblers[rank, stream] = LineAssembler()
+        self._holds[rank] = TracebackHold()
+        self._prefixes[rank] = b"[%d] " % rank if self._has_prefix else b""
 
     def feed(self, rank: int, stream: int, data: bytes) -> list[bytes]:
         """Take a piece of a rank's output, or b"" at its end; write the lines that it completes.

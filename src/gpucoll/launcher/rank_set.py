@@ -142,6 +142,17 @@ class RankSet:
         for stream, descriptor in process.outputs.items():
             self.loop.add_reader(descriptor, partial(self._readable, process, stream))
 
+    def add(self, rank: int, world_size: int, command: RankCommand) -> None:
+        """Start a process in a place that no other one has had.
+
+        Raises
+        ------
+        LaunchError
+            It cannot be started.
+        """
+        with deferred_signals():
+            self._start_one(rank, world_size, command)
+
     def start_again(
         self, end: RankEnd, make_command: Callable[[], RankCommand], pause_s: float
     ) -> None:
@@ -203,6 +214,11 @@ class RankSet:
         """Send a signal to every running rank, or to their whole process groups."""
         for process in list(self._running.values()):
             process.send(number, group=group)
+
+    def send_to(self, rank: int, number: int) -> None:
+        """Send a signal to one rank, unless it has ended."""
+        if process := self._running.get(rank):
+            process.send(number)
 
     def end_soon(self) -> None:
         """Give the ranks the grace time to end by themselves; then terminate, then kill them."""

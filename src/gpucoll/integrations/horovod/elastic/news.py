@@ -7,7 +7,7 @@ import enum
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from gpucoll.integrations.horovod.settings import variable_of
 
@@ -28,8 +28,7 @@ class HostUpdateResult(enum.IntFlag):
     mixed = 3
 
 
-@dataclass(frozen=True)
-class News:
+class News(NamedTuple):
     """What the launcher wants the job to be."""
 
     serial: int = 0
@@ -37,7 +36,7 @@ class News:
     update: int = 0
     """A `HostUpdateResult`: what the last change was."""
     size: int = 0
-    """The number of ranks that there will be. 0: there is no launcher that says so."""
+    """The number of ranks to wait for. 0: newcomers are let in when they are here."""
     least: int = 1
     """The job waits if fewer are left."""
     leaving: Sequence[int] = ()
@@ -47,7 +46,7 @@ class News:
 def write_news(path: str, news: News) -> None:
     """Replace the file."""
     with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(asdict(news), file)
+        json.dump(news._asdict(), file)
     os.replace(f"{path}.new", path)
 
 
