@@ -129,14 +129,15 @@ class _Api:
                     break
             else:
                 raise ImportError(
-                    f"TensorFlow {tensorflow.__version__} has no TF_{name} in {' or '.join(names)}; "
-                    "gpucoll's ops need TensorFlow's C API for ops and kernels (2.13 or later)"
+                    f"TensorFlow {tensorflow.__version__} has no TF_{name} in "
+                    f"{' or '.join(names)}; gpucoll's ops need its C API for ops and kernels"
                 )
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)  # for type checkers: the names come from the table
+        """Tell type checkers that the table has names."""
+        raise AttributeError(f"TF_{name} is not in the table")
 
 
 api = _Api()
@@ -151,12 +152,12 @@ class Status:
         self.address = api.NewStatus()
 
     def check(self) -> None:
+        """Raise what it says, if that is an error."""
         if api.GetCode(self.address):
-            raise OperationError(
-                Code.INTERNAL, api.Message(self.address).decode(errors="replace")
-            )
+            raise OperationError(Code.INTERNAL, api.Message(self.address).decode(errors="replace"))
 
     def set(self, code: Code, message: str) -> None:
+        """Make it an error."""
         api.SetStatus(self.address, code, message.encode())
 
     def __del__(self) -> None:
@@ -182,9 +183,11 @@ class Done:
         self._words = (c_uint64 * 4)()
         self._manager = _MANAGER(there[2])
         self._manager(ctypes.addressof(self._words), callback, _CLONE)
-        self._words[2:4] = there[2:4]
+        for word in (2, 3):
+            self._words[word] = there[word]
 
     def __call__(self) -> None:
+        """Call it, once."""
         address = ctypes.addressof(self._words)
         api.RunAsyncOpKernelDoneCallback(address)
         self._manager(address, address, _DESTROY)

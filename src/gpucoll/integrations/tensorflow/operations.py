@@ -71,9 +71,7 @@ class Call:
         self._context, self._status = context, Status()
         self._kept: list[int] = []
         self._done: Callable[[], None] = (
-            (lambda: api.RunAsyncOpKernelDoneCallback(callback))
-            if self.is_here
-            else Done(callback)
+            (lambda: api.RunAsyncOpKernelDoneCallback(callback)) if self.is_here else Done(callback)
         )
 
     def inputs(self) -> list[np.ndarray[Any, Any]]:
@@ -153,7 +151,8 @@ def register(operations: Sequence[Operation]) -> ModuleType:
     ).decode()
     name = f"gpucoll_ops_{operations[0].name}"
     spec = importlib.util.spec_from_loader(name, _Source(source))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]  # AutoGraph lets it be

@@ -30,31 +30,33 @@ class Shapes:
         return int(api.ShapeInferenceContextNumInputs(self._context))
 
     def scalars(self) -> None:
-        """The only output is a scalar."""
+        """Say that the only output is a scalar."""
         shape = api.ShapeInferenceContextScalar(self._context)
         self._set(0, shape)
         api.DeleteShapeHandle(shape)
 
     def same(self) -> None:
-        """Outputs have the shapes of the inputs."""
+        """Say that outputs have the shapes of the inputs."""
         for index in range(len(self)):
             with self._input(index) as shape:
                 self._set(index, shape)
 
     def rows(self) -> None:
-        """Outputs have the shapes of the inputs, but nobody knows how many rows."""
+        """Say that outputs have the shapes of the inputs, with any number of rows."""
         for index in range(len(self)):
             self.free_rows(index)
 
     def free_rows(self, index: int) -> None:
-        """An output has the shape of the input, but nobody knows how many rows."""
+        """Say that an output has the shape of its input, with any number of rows."""
         with self._input(index) as shape, self._new() as rest, self._new() as result:
             status = self._status.address
             if not api.ShapeInferenceContextRankKnown(self._context, shape):
                 self._set(index, shape)
                 return
             if api.ShapeInferenceContextRank(self._context, shape) == 0:
-                raise OperationError(Code.INVALID_ARGUMENT, "Shape must be at least rank 1 but is rank 0")
+                raise OperationError(
+                    Code.INVALID_ARGUMENT, "Shape must be at least rank 1 but is rank 0"
+                )
             api.ShapeInferenceContextSubshape(self._context, shape, 1, _ALL, rest, status)
             rows = api.ShapeInferenceContextVectorFromSize(self._context, _ANY)
             api.ShapeInferenceContextConcatenateShapes(self._context, rows, rest, result, status)
@@ -69,7 +71,7 @@ class Shapes:
             return bool(known and api.ShapeInferenceContextRank(self._context, shape) == 0)
 
     def keep(self, index: int) -> None:
-        """An output has the shape of the input of the same number."""
+        """Say that an output has the shape of the input of the same number."""
         with self._input(index) as shape:
             self._set(index, shape)
 

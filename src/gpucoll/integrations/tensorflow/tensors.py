@@ -17,7 +17,8 @@ __all__ = ["dtype_number", "output", "view"]
 
 @functools.cache
 def _dtype(number: int) -> np.dtype[Any]:
-    return np.dtype(tf.dtypes.as_dtype(number).as_numpy_dtype)
+    dtype: np.dtype[Any] = np.dtype(tf.dtypes.as_dtype(number).as_numpy_dtype)
+    return dtype
 
 
 @functools.cache

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from gpucoll.integrations.horovod.basics import rank, size
 from gpucoll.integrations.horovod._keras.optimizer import variables_of
+from gpucoll.integrations.horovod.basics import rank, size
 from gpucoll.integrations.horovod.tensorflow.functions import (
     broadcast_global_variables,
     broadcast_variables,
@@ -130,7 +130,9 @@ class LearningRateSchedule(_Implementation):
         self.staircase, self.momentum_correction = staircase, momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.multiplier: Callable[[float], float] = (
-            multiplier if callable(multiplier) else lambda epoch: multiplier ** (epoch - start_epoch)
+            multiplier
+            if callable(multiplier)
+            else lambda epoch: multiplier ** (epoch - start_epoch)
         )
         self.current_epoch = 0
         self.restore_momentum: Any = None
@@ -238,7 +240,7 @@ def _set(optimizer: Any, name: str, value: float) -> None:
 def checkpoint(keras: Any, module: str) -> type:
     """Return the class of checkpoints that keep the best model."""
 
-    class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         """Saves the best model; who trains sets its ``filepath`` first.
 
         The parameters are those of Keras' ``ModelCheckpoint``.

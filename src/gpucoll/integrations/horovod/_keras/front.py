@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -12,16 +14,19 @@ from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process
 from gpucoll.integrations.horovod.tensorflow import functions, mpi_ops, reductions
 from gpucoll.integrations.horovod.tensorflow.compression import Compression
 from gpucoll.integrations.horovod.tensorflow.gradients import checked_groups
+from gpucoll.integrations.horovod.tensorflow.tape import checked_layers
 from gpucoll.integrations.horovod.tensorflow.util import _executing_eagerly
 
 __all__ = [
+    *mpi_ops.__all__,
+    "Compression",
     "DistributedOptimizer",
-    "allgather",
+    "PartialDistributedOptimizer",
     "allreduce",
-    "broadcast",
     "broadcast_global_variables",
     "reducescatter",
 ]
+globals().update({name: getattr(mpi_ops, name) for name in mpi_ops.__all__})
 
 
 def DistributedOptimizer(
@@ -69,6 +74,17 @@ def DistributedOptimizer(
     return reducing_optimizer(optimizer, Reducing(name, how, scale_local_gradients, *passes))
 
 
+def PartialDistributedOptimizer(
+    optimizer: Any, *options: Any, local_layers: Any = None, **named: Any
+) -> Any:
+    """Return a `DistributedOptimizer` that leaves the gradients of some layers on this rank."""
+    made = DistributedOptimizer(optimizer, *options, **named)
+    for layer in checked_layers(local_layers):
+        for variable in layer.trainable_weights:
+            made.register_local_var(variable)
+    return made
+
+
 def broadcast_global_variables(root_rank: int) -> Any:
     """Broadcast all variables of the session's graph."""
     return _result(functions.broadcast_global_variables(root_rank))
@@ -108,6 +124,39 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
     """Reduce a value over the ranks and return this rank's part of the rows."""
     return _result(reductions.reducescatter(tf.constant(value, name=name), op=op))
+
+
+def load_model(
+    keras: ModuleType,
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """Load a saved model, with an optimizer that reduces gradients.
+
+    Parameters
+    ----------
+    keras : module
+        The Keras of the model; not a parameter in `horovod.keras` and `horovod.tensorflow.keras`.
+    filepath : str or file of h5py
+    custom_optimizers : list of classes, optional
+        Optimizers that are not Keras' own.
+    custom_objects : dict, optional
+        As for Keras' ``load_model``.
+    compression : Compressor
+    legacy_opts : bool
+        Whether the model has an optimizer of ``keras.optimizers.legacy``.
+    """
+
+    def wrap(of: type) -> Any:
+        return lambda **kwargs: DistributedOptimizer(of(**kwargs), compression=compression)
+
+    optimizers = keras.optimizers.legacy if legacy_opts else keras.optimizers
+    known = {of.__name__.lower(): wrap(of) for of in optimizers.Optimizer.__subclasses__()}
+    known |= {of.__name__: wrap(of) for of in custom_optimizers or ()}
+    return keras.models.load_model(filepath, custom_objects=known | (custom_objects or {}))
 
 
 def _result(op_or_result: Any) -> Any:

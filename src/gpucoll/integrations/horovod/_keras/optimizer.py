@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from gpucoll.integrations.horovod.tensorflow.gradients import (
     make_allreduce_grads_fn,
 )
 
-__all__ = ["Reducing", "load_model", "reducing_optimizer", "variables_of"]
+__all__ = ["Reducing", "reducing_optimizer", "variables_of"]
 
 
 @dataclass(frozen=True)
@@ -170,25 +170,3 @@ def variables_of(optimizer: Any) -> list[Any]:
     """Return an optimizer's variables: a list in some versions of Keras, a method in others."""
     variables = optimizer.variables
     return list(variables() if callable(variables) else variables)
-
-
-def load_model(
-    keras: Any,
-    wrap: Callable[[type], Any],
-    filepath: Any,
-    custom_optimizers: Sequence[type] | None,
-    custom_objects: dict[str, Any] | None,
-    legacy_opts: bool = False,
-) -> Any:
-    """Load a model whose optimizer reduces.
-
-    Parameters
-    ----------
-    keras : module
-    wrap : callable
-        Given a class of optimizers, returns what makes reducing ones of the same parameters.
-    """
-    optimizers = keras.optimizers.legacy if legacy_opts else keras.optimizers
-    known = {of.__name__.lower(): wrap(of) for of in optimizers.Optimizer.__subclasses__()}
-    known |= {of.__name__: wrap(of) for of in custom_optimizers or ()}
-    return keras.models.load_model(filepath, custom_objects=known | (custom_objects or {}))

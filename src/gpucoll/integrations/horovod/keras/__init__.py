@@ -1,75 +1,15 @@
 """`horovod.keras`: training of models of the package `keras` on several ranks."""
 
-# ruff: noqa: F401  # the names are the package
+# ruff: noqa: F401, F403  # the names are the package
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-from typing import Any
+from functools import partial
 
 import keras
 
-from gpucoll.integrations.horovod._keras import optimizer as _impl
-from gpucoll.integrations.horovod._keras.front import (
-    DistributedOptimizer,
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    reducescatter,
-)
-from gpucoll.integrations.horovod.basics import *  # noqa: F403
-from gpucoll.integrations.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from gpucoll.integrations.horovod.tensorflow.compression import Compression
-from gpucoll.integrations.horovod.tensorflow.tape import checked_layers
-from gpucoll.integrations.horovod.keras import callbacks
+from gpucoll.integrations.horovod._keras import front as _front
+from gpucoll.integrations.horovod._keras.front import *
+from gpucoll.integrations.horovod.keras import callbacks, elastic
 
-
-def load_model(
-    filepath: Any,
-    custom_optimizers: Any = None,
-    custom_objects: Any = None,
-    compression: Any = Compression.none,
-    legacy_opts: bool = False,
-) -> Any:
-    """Load a saved model, with an optimizer that reduces gradients.
-
-    Parameters
-    ----------
-    filepath : str or file of h5py
-    custom_optimizers : list of classes, optional
-        Optimizers that are not Keras' own.
-    custom_objects : dict, optional
-        As for Keras' ``load_model``.
-    legacy_opts : bool
-        Whether the model has an optimizer of ``keras.optimizers.legacy``.
-    """
-
-    def wrap(of: type) -> Any:
-        return lambda **kwargs: DistributedOptimizer(of(**kwargs), compression=compression)
-
-    return _impl.load_model(
-        keras, wrap, filepath, custom_optimizers, custom_objects, legacy_opts
-    )
-
-
-def PartialDistributedOptimizer(optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any) -> Any:
-    """Return a `DistributedOptimizer` that leaves the gradients of some layers on this rank."""
-    made = DistributedOptimizer(optimizer, *args, **kwargs)
-    for layer in checked_layers(local_layers):
-        for variable in layer.trainable_weights:
-            made.register_local_var(variable)
-    return made
-
-
-def __getattr__(name: str) -> ModuleType:
-    """Load `elastic` when it is asked for."""
-    if name == "elastic":
-        return importlib.import_module(f"{__name__}.elastic")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+load_model = partial(_front.load_model, keras)

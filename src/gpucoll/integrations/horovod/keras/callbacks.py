@@ -14,9 +14,7 @@ __all__ = [
     "MetricAverageCallback",
 ]
 
-BroadcastGlobalVariablesCallback = _impl.callback(
-    keras, _impl.BroadcastGlobalVariables, __name__
-)
+BroadcastGlobalVariablesCallback = _impl.callback(keras, _impl.BroadcastGlobalVariables, __name__)
 MetricAverageCallback = _impl.callback(keras, _impl.MetricAverage, __name__)
 LearningRateScheduleCallback = _impl.callback(keras, _impl.LearningRateSchedule, __name__)
 LearningRateWarmupCallback = _impl.callback(keras, _impl.LearningRateWarmup, __name__)

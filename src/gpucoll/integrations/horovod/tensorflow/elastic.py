@@ -12,11 +12,8 @@ from gpucoll.integrations.horovod import elastic
 from gpucoll.integrations.horovod.basics import rank
 from gpucoll.integrations.horovod.elastic import ObjectState
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.tensorflow.functions import (
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
+from gpucoll.integrations.horovod.objects import broadcast_object
+from gpucoll.integrations.horovod.tensorflow.functions import broadcast_variables
 from gpucoll.integrations.horovod.tensorflow.util import _executing_eagerly
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
@@ -54,13 +51,11 @@ class TensorFlowState(ObjectState):
         self.variables = variables or tf.compat.v1.global_variables()
         if _executing_eagerly():
             self.session = None
-            bcast_object: Callable[[Any], Any] = broadcast_object
         else:
             self.session = session or tf.compat.v1.get_default_session()
             self._bcast_op = broadcast_variables(self.variables, root_rank=0)
-            bcast_object = broadcast_object_fn(session=self.session)
         self._keep()
-        super().__init__(bcast_object=bcast_object, get_rank=rank, **kwargs)
+        super().__init__(bcast_object=broadcast_object, get_rank=rank, **kwargs)
 
     def save(self) -> None:
         """Keep the values."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-import numpy as np
 import tensorflow as tf
 
-from gpucoll.integrations.horovod.basics import rank
+from gpucoll.integrations.horovod import objects
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
-from gpucoll.integrations.horovod.tensorflow.mpi_ops import allgather, broadcast, broadcast_
+from gpucoll.integrations.horovod.tensorflow.mpi_ops import broadcast_
 from gpucoll.integrations.horovod.tensorflow.util import _executing_eagerly
 
 __all__ = [
+    "BroadcastGlobalVariablesHook",
     "allgather_object",
     "broadcast_global_variables",
     "broadcast_object",
@@ -81,19 +80,8 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the object of one rank; it is pickled."""
-    label = name if name is not None else type(obj).__name__
-    is_root = rank() == root_rank
-    data = _pickled(obj) if is_root else np.empty(0, np.uint8)
-    size = broadcast(
-        tf.constant([data.size], tf.int64), root_rank, f"{label}.sz", process_set=process_set
-    )
-    n_bytes = int(_value(size, session)[0])
-    sent = tf.constant(data) if is_root else tf.zeros([n_bytes], tf.uint8)
-    got = _value(
-        broadcast(sent, root_rank, f"{label}.t", process_set=process_set), session
-    )
-    return obj if is_root else cloudpickle.loads(got.tobytes())
+    """Return the object of one rank, which is pickled; no session is needed, also for graphs."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
@@ -102,23 +90,9 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function that broadcasts objects, with ops that are made once: for graphs."""
+    """Return a function that broadcasts objects."""
     label = name or "broadcast_object_fn"
-    size = tf.compat.v1.placeholder(tf.int64, [1])
-    data = tf.compat.v1.placeholder(tf.uint8, [None])
-    got_size = broadcast(size, root_rank, f"{label}.sz", process_set=process_set)
-    got_data = broadcast(data, root_rank, f"{label}.t", process_set=process_set)
-    session = session or tf.compat.v1.get_default_session()
-
-    def broadcast_one(obj: Any) -> Any:
-        is_root = rank() == root_rank
-        mine = _pickled(obj) if is_root else np.empty(0, np.uint8)
-        (n_bytes,) = session.run(got_size, {size: [mine.size]})
-        sent = mine if is_root else np.zeros(n_bytes, np.uint8)
-        got = session.run(got_data, {data: sent})
-        return obj if is_root else cloudpickle.loads(got.tobytes())
-
-    return broadcast_one
+    return lambda obj: objects.broadcast_object(obj, root_rank, label, process_set)
 
 
 def allgather_object(
@@ -127,21 +101,5 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return the objects of all ranks; they are pickled."""
-    label = name if name is not None else type(obj).__name__
-    data = _pickled(obj)
-    mine = tf.constant([data.size], tf.int64)
-    sizes = _value(allgather(mine, f"{label}.sz", process_set=process_set), session)
-    all_data = allgather(tf.constant(data), f"{label}.t", process_set=process_set)
-    parts = np.split(_value(all_data, session), np.cumsum(sizes)[:-1])
-    return [cloudpickle.loads(part.tobytes()) for part in parts]
-
-
-def _pickled(obj: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(cloudpickle.dumps(obj), np.uint8)
-
-
-def _value(tensor: Any, session: Any) -> Any:
-    if _executing_eagerly():
-        return tensor.numpy()
-    return (session or tf.compat.v1.get_default_session()).run(tensor)
+    """Return the objects of all ranks, which are pickled."""
+    return objects.allgather_object(obj, name, process_set)

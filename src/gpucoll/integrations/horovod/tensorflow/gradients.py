@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -59,7 +60,7 @@ def make_allreduce_grads_fn(
 
     Equal parameters give the same function, so that a new tape in each step traces nothing anew.
     """
-    made = _make_cached(
+    return _make_cached(  # type: ignore[no-any-return]
         name,
         device_dense,
         device_sparse,
@@ -70,7 +71,6 @@ def make_allreduce_grads_fn(
         vars_to_refs(groups) if isinstance(groups, list) else groups,
         process_set,
     )
-    return made  # type: ignore[no-any-return]
 
 
 @_cache
@@ -145,7 +145,7 @@ def _grouped(grads: Sequence[Any], variables: Any, groups: Any) -> list[list[int
     if isinstance(groups, int):
         each, more = divmod(len(there), groups)
         starts = [n * each + min(n, more) for n in range(groups + 1)]
-        made = [there[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        made = [there[a:b] for a, b in pairwise(starts)]
     else:
         left = {variables[i].name: i for i in there}
         named = [[x.name for x in group] for group in refs_to_vars(groups)]
@@ -164,9 +164,7 @@ class LocalVariables:
         Whether their gradients are divided by the number of ranks, as if the others had none.
     """
 
-    def __init__(
-        self, process_set: ProcessSet = global_process_set, scale: bool = True
-    ) -> None:
+    def __init__(self, process_set: ProcessSet = global_process_set, scale: bool = True) -> None:
         self._process_set, self._scale = process_set, scale
         self._refs: set[Any] = set()
 
@@ -187,9 +185,7 @@ class LocalVariables:
         """Return the gradients of all variables: the reduced ones, and the local ones scaled."""
         results = list(grads)
         shared = [i for i, x in enumerate(variables) if x not in self]
-        reduced = allreduce_grads(
-            [grads[i] for i in shared], [variables[i] for i in shared], *rest
-        )
+        reduced = allreduce_grads([grads[i] for i in shared], [variables[i] for i in shared], *rest)
         for i, grad in zip(shared, reduced, strict=True):
             results[i] = grad
         if self._refs and self._scale:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from gpucoll import ArgumentError, ArgumentTypeError
 from gpucoll.integrations.horovod import basics, process_sets
+from gpucoll.integrations.horovod.arguments import root_of, rows_for_each
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
@@ -25,11 +26,175 @@ __all__ = ["registered"]
 _ARRAYS = NumpyArrays()
 _REDUCED = "T: {uint8, int8, int32, int64, bfloat16, float16, float32, float64}"
 _SCATTERED = "T: {int32, int64, bfloat16, float16, float32, float64}"
-_MOVED = (
-    "T: {uint8, int8, uint16, int16, int32, int64, bfloat16, float16, float32, float64, bool}"
-)
+_MOVED = "T: {uint8, int8, uint16, int16, int32, int64, bfloat16, float16, float32, float64, bool}"
 _NAMED = ("ignore_name_scope: bool = False", "process_set_id: int = 0")
 _FACTORS = ("reduce_op: int", "prescale_factor: float = 1", "postscale_factor: float = 1")
+
+
+def _scattered(shapes: Shapes) -> None:
+    for index in range(len(shapes)):
+        if shapes.is_scalar(index):
+            raise OperationError(
+                Code.INVALID_ARGUMENT, "HorovodReducescatter does not support scalar inputs."
+            )
+    shapes.rows()
+
+
+def _exchanged(shapes: Shapes) -> None:
+    shapes.free_rows(0)
+    shapes.keep(1)
+
+
+def _set_id(node: Any) -> int:
+    return int(node.attr["process_set_id"].i)
+
+
+def _collective(compute: Callable[[Call, Engine], None]) -> Callable[[Call], None]:
+    """Return the computation of an op, with errors of the classes that programs expect."""
+
+    def computed(call: Call) -> None:
+        if not basics.is_initialized():
+            raise OperationError(
+                Code.FAILED_PRECONDITION, "Horovod has not been initialized; use hvd.init()."
+            )
+        try:
+            compute(call, basics.engine_of(_set_id(call.node)))
+        except ValueError as e:  # a bad argument, or the same name twice
+            raise OperationError(Code.INVALID_ARGUMENT, str(e)) from e
+        except HorovodInternalError as e:
+            raise _as_tensorflow(e) from e
+
+    return computed
+
+
+def _request(call: Call, kind: Kind, arrays: list[Any], **fields: Any) -> Request:
+    """Return a request, named after the node."""
+    name, attributes = call.node.name, call.node.attr
+    if attributes["ignore_name_scope"].b:
+        name = name.rpartition("/")[2]
+    if "reduce_op" in attributes:
+        fields["op"] = ReduceOp(attributes["reduce_op"].i)
+        fields["prescale"] = attributes["prescale_factor"].f
+        fields["postscale"] = attributes["postscale_factor"].f
+    return Request(kind, name, _ARRAYS, arrays, **fields)
+
+
+def _run(
+    call: Call, engine: Engine, request: Request, end: Callable[[Request], None] | None = None
+) -> None:
+    """Have a request done: at once if the program waits for it, else by the engine's thread.
+
+    Parameters
+    ----------
+    end : callable, optional
+        Copies the results to the op's outputs.
+    """
+
+    def finished(request: Request) -> None:
+        error = request.error
+        try:
+            if error is None and end is not None:
+                end(request)
+        except Exception as e:
+            error = e
+        call.finish(None if error is None else _as_tensorflow(error))
+
+    if call.is_here:
+        engine.run(request)
+        finished(request)
+    else:
+        request.finished = finished
+        engine.submit(request, at_once=True)
+
+
+def _as_tensorflow(error: BaseException) -> BaseException:
+    """Return an error whose class in `tf.errors` is the one that Horovod's programs expect."""
+    if not isinstance(error, HorovodInternalError):
+        return error
+    differs = error.__cause__ is None or isinstance(
+        error.__cause__, (ArgumentError, ArgumentTypeError)
+    )
+    return OperationError(Code.FAILED_PRECONDITION if differs else Code.UNKNOWN, str(error))
+
+
+@_collective
+def _all_reduce(call: Call, engine: Engine) -> None:
+    arrays = call.inputs()
+    outputs = [call.output(index, x.shape, x.dtype) for index, x in enumerate(arrays)]
+    is_adasum = call.node.attr["reduce_op"].i == ReduceOp.ADASUM
+    kind = Kind.ADASUM if is_adasum else Kind.ALLREDUCE
+    _run(call, engine, _request(call, kind, arrays, outputs=outputs))
+
+
+def _give_results(call: Call) -> Callable[[Request], None]:
+    def give(request: Request) -> None:
+        for index, x in enumerate(request.results or ()):
+            call.give(index, x)
+
+    return give
+
+
+@_collective
+def _all_gather(call: Call, engine: Engine) -> None:
+    _run(call, engine, _request(call, Kind.ALLGATHER, call.inputs()), _give_results(call))
+
+
+@_collective
+def _reduce_scatter(call: Call, engine: Engine) -> None:
+    arrays = call.inputs()
+    if any(x.ndim == 0 for x in arrays):
+        raise ValueError("Reducescatter does not support scalar inputs")
+    _run(call, engine, _request(call, Kind.REDUCESCATTER, arrays), _give_results(call))
+
+
+@_collective
+def _broadcast(call: Call, engine: Engine) -> None:
+    (x,) = call.inputs()
+    root_rank = call.node.attr["root_rank"].i
+    root = root_of(root_rank, process_sets.of(_set_id(call.node)))
+    if root == engine.comm.rank:
+        call.pass_on(0, 0)
+        y = x
+    else:
+        y = call.output(0, x.shape, x.dtype)
+    _run(call, engine, _request(call, Kind.BROADCAST, [x], outputs=[y], root=root))
+
+
+@_collective
+def _all_to_all(call: Call, engine: Engine) -> None:
+    x, splits = call.inputs()
+    if splits.ndim > 1:
+        raise ValueError("alltoall expects a 1D splits tensor")
+    n_rows = x.shape[0] if x.ndim else 0
+    rows = rows_for_each(splits.tolist(), n_rows, process_sets.of(_set_id(call.node)))
+
+    def end(request: Request) -> None:
+        assert request.results is not None
+        call.give(0, request.results[0])
+        call.give(1, np.array(request.received_splits, np.int32))
+
+    if rows is not None:
+        x = x[: sum(rows)]
+    _run(call, engine, _request(call, Kind.ALLTOALL, [x], splits=rows), end)
+
+
+@_collective
+def _join(call: Call, engine: Engine) -> None:
+    def end(request: Request) -> None:
+        call.give(0, np.array(request.last_joined, np.int32))
+
+    _run(call, engine, Request(Kind.JOIN, "join", _ARRAYS), end)
+
+
+def _answer(answer: Callable[[Any], int]) -> Callable[[Call], None]:
+    def compute(call: Call) -> None:
+        try:
+            call.give(0, np.array(answer(call.node), np.int32))
+        except ValueError as e:
+            raise OperationError(Code.FAILED_PRECONDITION, str(e)) from e
+        call.finish()
+
+    return compute
 
 
 def registered() -> ModuleType:
@@ -79,198 +244,3 @@ def _questions() -> list[Operation]:
             ("HorovodLocalRank", "local_rank", (), lambda node: basics.local_rank()),
         )
     ]
-
-
-def _scattered(shapes: Shapes) -> None:
-    for index in range(len(shapes)):
-        if shapes.is_scalar(index):
-            raise OperationError(
-                Code.INVALID_ARGUMENT, "HorovodReducescatter does not support scalar inputs."
-            )
-    shapes.rows()
-
-
-def _exchanged(shapes: Shapes) -> None:
-    shapes.free_rows(0)
-    shapes.keep(1)
-
-
-def _set_id(node: Any) -> int:
-    return int(node.attr["process_set_id"].i)
-
-
-def _engine(node: Any) -> Engine:
-    if not basics.is_initialized():
-        raise OperationError(
-            Code.FAILED_PRECONDITION, "Horovod has not been initialized; use hvd.init()."
-        )
-    try:
-        return basics.engine_of(_set_id(node))
-    except ValueError as e:
-        raise OperationError(Code.INVALID_ARGUMENT, str(e)) from e
-
-
-def _request(call: Call, kind: Kind, arrays: list[Any], **fields: Any) -> Request:
-    """Return a request, named after the node."""
-    name, attributes = call.node.name, call.node.attr
-    if attributes["ignore_name_scope"].b:
-        name = name.rpartition("/")[2]
-    if "reduce_op" in attributes:
-        fields["op"] = ReduceOp(attributes["reduce_op"].i)
-        fields["prescale"] = attributes["prescale_factor"].f
-        fields["postscale"] = attributes["postscale_factor"].f
-    return Request(kind, name, _ARRAYS, arrays, **fields)
-
-
-def _run(
-    call: Call, engine: Engine, request: Request, end: Callable[[Request], None] | None = None
-) -> None:
-    """Have a request done: at once if the program waits for it, else by the engine's thread.
-
-    Parameters
-    ----------
-    end : callable, optional
-        Copies the results to the op's outputs.
-    """
-
-    def finished(request: Request) -> None:
-        error = request.error
-        try:
-            if error is None and end is not None:
-                end(request)
-        except Exception as e:
-            error = e
-        call.finish(None if error is None else _as_tensorflow(error))
-
-    try:
-        if call.is_here:
-            engine.run(request)
-        else:
-            request.finished = finished
-            engine.submit(request, at_once=True)
-            return
-    except ValueError as e:  # the same name twice
-        raise OperationError(Code.INVALID_ARGUMENT, str(e)) from e
-    except HorovodInternalError as e:
-        raise _as_tensorflow(e) from e
-    finished(request)
-
-
-def _as_tensorflow(error: BaseException) -> BaseException:
-    """Return an error whose class in `tf.errors` is the one that Horovod's programs expect."""
-    if not isinstance(error, HorovodInternalError):
-        return error
-    differs = error.__cause__ is None or isinstance(
-        error.__cause__, (ArgumentError, ArgumentTypeError)
-    )
-    return OperationError(Code.FAILED_PRECONDITION if differs else Code.UNKNOWN, str(error))
-
-
-def _all_reduce(call: Call) -> None:
-    engine, arrays = _engine(call.node), call.inputs()
-    outputs = [call.output(index, x.shape, x.dtype) for index, x in enumerate(arrays)]
-    is_adasum = call.node.attr["reduce_op"].i == ReduceOp.ADASUM
-    kind = Kind.ADASUM if is_adasum else Kind.ALLREDUCE
-    _run(call, engine, _request(call, kind, arrays, outputs=outputs))
-
-
-def _give_results(call: Call) -> Callable[[Request], None]:
-    def give(request: Request) -> None:
-        for index, x in enumerate(request.results or ()):
-            call.give(index, x)
-
-    return give
-
-
-def _all_gather(call: Call) -> None:
-    request = _request(call, Kind.ALLGATHER, call.inputs())
-    _run(call, _engine(call.node), request, _give_results(call))
-
-
-def _reduce_scatter(call: Call) -> None:
-    request = _request(call, Kind.REDUCESCATTER, call.inputs())
-    if any(x.ndim == 0 for x in request.arrays):
-        raise OperationError(
-            Code.INVALID_ARGUMENT, "Reducescatter does not support scalar inputs"
-        )
-    _run(call, _engine(call.node), request, _give_results(call))
-
-
-def _broadcast(call: Call) -> None:
-    engine, (x,) = _engine(call.node), call.inputs()
-    global_root = call.node.attr["root_rank"].i
-    try:
-        root = process_sets.of(_set_id(call.node)).ranks.index(global_root)
-    except ValueError:
-        raise OperationError(
-            Code.INVALID_ARGUMENT,
-            f"broadcast received invalid root rank {global_root} for provided process set",
-        ) from None
-    if global_root == basics.rank():
-        call.pass_on(0, 0)
-        y = x
-    else:
-        y = call.output(0, x.shape, x.dtype)
-    _run(call, engine, _request(call, Kind.BROADCAST, [x], outputs=[y], root=root))
-
-
-def _all_to_all(call: Call) -> None:
-    engine, (x, splits) = _engine(call.node), call.inputs()
-    rows = _checked_splits(x, splits, engine.comm.world_size)
-
-    def end(request: Request) -> None:
-        assert request.results is not None
-        call.give(0, request.results[0])
-        call.give(1, np.array(request.received_splits, np.int32))
-
-    request = _request(call, Kind.ALLTOALL, [x[: sum(rows)]], splits=rows)
-    _run(call, engine, request, end)
-
-
-def _checked_splits(
-    x: np.ndarray[Any, Any], splits: np.ndarray[Any, Any], n_ranks: int
-) -> Sequence[int]:
-    """Return the rows for each rank.
-
-    Raises
-    ------
-    OperationError
-        The splits do not fit, in Horovod's words.
-    """
-    text = None
-    n_rows = x.shape[0] if x.ndim else 0
-    rows = splits.ravel().tolist()
-    if splits.ndim > 1:
-        text = "alltoall expects a 1D splits tensor"
-    elif not rows:
-        rows = [n_rows // n_ranks] * n_ranks
-        if n_rows % n_ranks:
-            text = (
-                "splits not provided, but first dimension of tensor is not an even multiple of "
-                "the number of workers."
-            )
-    elif len(rows) != n_ranks:
-        text = "Number of entries in splits does not equal number of workers."
-    elif sum(rows) > n_rows:
-        text = "Sum of splits entries is greater than the first dimension of tensor."
-    if text is not None:
-        raise OperationError(Code.INVALID_ARGUMENT, text)
-    return rows
-
-
-def _join(call: Call) -> None:
-    def end(request: Request) -> None:
-        call.give(0, np.array(request.last_joined, np.int32))
-
-    _run(call, _engine(call.node), Request(Kind.JOIN, "join", _ARRAYS), end)
-
-
-def _answer(answer: Callable[[Any], int]) -> Callable[[Call], None]:
-    def compute(call: Call) -> None:
-        try:
-            call.give(0, np.array(answer(call.node), np.int32))
-        except ValueError as e:
-            raise OperationError(Code.FAILED_PRECONDITION, str(e)) from e
-        call.finish()
-
-    return compute

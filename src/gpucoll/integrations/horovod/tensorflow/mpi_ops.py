@@ -1,18 +1,52 @@
 """Horovod's ops in Python, and their gradients; the names are those of Horovod's module."""
 
+# ruff: noqa: F401  # the names of `basics` belong to the module
+
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from gpucoll.integrations.horovod import basics as _basics
 from gpucoll.integrations.horovod import process_sets
-from gpucoll.integrations.horovod.basics import *  # noqa: F403
-from gpucoll.integrations.horovod.basics import Average, Sum, rank
+from gpucoll.integrations.horovod.arguments import (
+    reduction as handle_average_backwards_compatibility,
+)
+from gpucoll.integrations.horovod.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from gpucoll.integrations.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -26,24 +60,6 @@ from gpucoll.integrations.tensorflow.operations import running_here
 _OPS = registered()
 
 
-def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """Return the reduction that the parameters ``op`` and, of old, ``average`` ask for."""
-    if op is not None:
-        if average is not None:
-            raise ValueError(
-                "The op parameter supersedes average. Please provide only one of them."
-            )
-        return op
-    if average is not None:
-        warnings.warn(
-            "Parameter `average` has been replaced with `op` and will be removed in v1.0",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        return Average if average else Sum
-    return Average
-
-
 def check_num_rank_power_of_2(num_rank: int) -> bool:
     """Return whether Adasum can serve this number of ranks."""
     return num_rank != 0 and num_rank & (num_rank - 1) == 0
@@ -53,28 +69,37 @@ def _normalize_name(name: str) -> str:
     return re.sub("[^a-zA-Z0-9_]", "_", name)
 
 
-def _call(op: str, *inputs: Any, name: str | None, **attributes: Any) -> Any:
+def _call(
+    op: str,
+    inputs: Sequence[Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+    **attributes: Any,
+) -> Any:
     """Call an op: eagerly on this thread, or into the graph, named after its tensors."""
     function = getattr(_OPS, f"horovod_{op}")
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set().")
+    if process_set is not global_process_set:
+        process_set.size()  # raises if nobody knows it
+    attributes |= {
+        "ignore_name_scope": ignore_name_scope,
+        "process_set_id": process_set.process_set_id,
+    }
     if _executing_eagerly():
         with running_here():
             return function(*inputs, name=name, **attributes)
     if name is None:
-        of = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs[:1]
-        names = "_".join(dict.fromkeys((of[0].name, of[-1].name)))
-        grouped = "".join(part.capitalize() for part in op.split("_"))
-        name = _normalize_name(f"Horovod{grouped}_{names}")
+        tensors = inputs[0] if isinstance(inputs[0], list) else inputs[:1]
+        names = dict.fromkeys((tensors[0].name, tensors[-1].name))
+        name = _normalize_name("_".join((f"Horovod{op.title().replace('_', '')}", *names)))
     return function(*inputs, name=name, **attributes)
 
 
-def _number(process_set: ProcessSet) -> int:
-    if process_set.process_set_id is None:
-        raise ValueError(f"{process_set} is not registered; use hvd.add_process_set().")
-    return int(process_set.process_set_id)
-
-
-def _allreduce(
-    tensor: Any,
+def _reduce(
+    kind: str,
+    tensors: Any,
     name: str | None = None,
     op: Any = Sum,
     prescale_factor: float = 1.0,
@@ -82,39 +107,23 @@ def _allreduce(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Reduce a tensor over the ranks; all have the same shape, and get the result."""
+    """Reduce a tensor, or a list of tensors of one dtype, over the ranks."""
     return _call(
-        "allreduce",
-        tensor,
-        name=name,
+        kind,
+        [list(tensors) if kind.startswith("grouped") else tensors],
+        name,
+        ignore_name_scope,
+        process_set,
         reduce_op=int(op),
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
     )
 
 
-def _grouped_allreduce(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: Any = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Reduce several tensors of one dtype, in one operation."""
-    return _call(
-        "grouped_allreduce",
-        list(tensors),
-        name=name,
-        reduce_op=int(op),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
+_allreduce = partial(_reduce, "allreduce")
+_grouped_allreduce = partial(_reduce, "grouped_allreduce")
+_reducescatter = partial(_reduce, "reducescatter")
+_grouped_reducescatter = partial(_reduce, "grouped_reducescatter")
 
 
 def allgather(
@@ -127,13 +136,7 @@ def allgather(
 
     Ranks may have different numbers of rows; the other dimensions must be equal.
     """
-    return _call(
-        "allgather",
-        tensor,
-        name=name,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
+    return _call("allgather", [tensor], name, ignore_name_scope, process_set)
 
 
 def grouped_allgather(
@@ -143,13 +146,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Gather several tensors of one dtype, in one operation."""
-    return _call(
-        "grouped_allgather",
-        list(tensors),
-        name=name,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
+    return _call("grouped_allgather", [list(tensors)], name, ignore_name_scope, process_set)
 
 
 def broadcast(
@@ -160,14 +157,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the tensor of one rank, a number in the job; all have the same shape."""
-    return _call(
-        "broadcast",
-        tensor,
-        name=name,
-        root_rank=root_rank,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
+    return _call("broadcast", [tensor], name, ignore_name_scope, process_set, root_rank=root_rank)
 
 
 def broadcast_(
@@ -177,17 +167,10 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Assign the variables of one rank to those of the others; return their values."""
-    label = f"{name}_" if name is not None else ""
+    begin = f"{name or ''}HorovodBroadcast_"
     return [
-        variable.assign(
-            broadcast(
-                variable.read_value() if hasattr(variable, "read_value") else variable,
-                root_rank,
-                name=f"{label}HorovodBroadcast_{_normalize_name(variable.name)}",
-                process_set=process_set,
-            )
-        )
-        for variable in variables
+        x.assign(broadcast(x, root_rank, begin + _normalize_name(x.name), process_set=process_set))
+        for x in variables
     ]
 
 
@@ -210,59 +193,8 @@ def alltoall(
     tensor, or with splits (tensor, received_splits)
     """
     rows = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)
-    received = _call(
-        "alltoall",
-        tensor,
-        rows,
-        name=name,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
+    received = _call("alltoall", [tensor, rows], name, ignore_name_scope, process_set)
     return received[0] if splits is None else tuple(received)
-
-
-def _reducescatter(
-    tensor: Any,
-    name: str | None = None,
-    op: Any = Sum,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
-    """Reduce a tensor over the ranks; each gets its part of the rows."""
-    return _call(
-        "reducescatter",
-        tensor,
-        name=name,
-        reduce_op=int(op),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
-
-
-def _grouped_reducescatter(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    op: Any = Sum,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
-    """Reduce and scatter several tensors of one dtype, in one operation."""
-    return _call(
-        "grouped_reducescatter",
-        list(tensors),
-        name=name,
-        reduce_op=int(op),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        ignore_name_scope=ignore_name_scope,
-        process_set_id=_number(process_set),
-    )
 
 
 def join() -> Any:
@@ -270,15 +202,16 @@ def join() -> Any:
 
     Until then this rank takes part in the others' reductions with zeros.
     """
-    return _call("join", name="HorovodJoin")
+    with running_here() if _executing_eagerly() else nullcontext():
+        return _OPS.horovod_join()
 
 
-def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def size_op(process_set_id: int | None = 0, name: str | None = None) -> Any:
     """Return an op that gives the number of ranks when the graph runs."""
     return _OPS.horovod_size(process_set_id=process_set_id, name=name)
 
 
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+def process_set_included_op(process_set_id: int | None = 0, name: str | None = None) -> Any:
     """Return an op that gives 1 if this rank is in the set, 0 if not, and less for an error."""
     return _OPS.horovod_process_set_included(process_set_id=process_set_id, name=name)
 
@@ -384,3 +317,8 @@ def _scaled(op: Any, like: dict[str, Any], grad: Any) -> Any:
     if op.get_attr("reduce_op") == Sum:
         factor *= like["process_set"].size()
     return grad if factor == 1.0 else grad * factor
+
+
+_OTHERS = "Any Callable Sequence annotations nullcontext partial process_sets re registered"
+_OTHERS += " running_here tf"
+__all__ = [name for name in globals() if not name.startswith("_") and name not in _OTHERS.split()]

@@ -21,7 +21,7 @@ from gpucoll.integrations.horovod.tensorflow.util import _executing_eagerly
 
 __all__ = ["DistributedOptimizer"]
 
-_Optimizer = tf.compat.v1.train.Optimizer
+_OPTIMIZER = tf.compat.v1.train.Optimizer
 
 
 def DistributedOptimizer(
@@ -61,7 +61,7 @@ def DistributedOptimizer(
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     groups = checked_groups(num_groups, groups)
     devices = {"device_dense": device_dense, "device_sparse": device_sparse}
-    if isinstance(optimizer, _Optimizer) and op == Adasum:
+    if isinstance(optimizer, _OPTIMIZER) and op == Adasum:
         if process_set.process_set_id != 0:
             raise NotImplementedError("Adasum does not support process sets yet")
         options = {**devices, "compression": compression}
@@ -78,7 +78,7 @@ def DistributedOptimizer(
         "process_set": process_set,
     }
     passes = backward_passes_per_step, average_aggregated_gradients
-    if isinstance(optimizer, _Optimizer):
+    if isinstance(optimizer, _OPTIMIZER):
         local = LocalVariables(process_set, scale_local_gradients)
         return _ReducingOptimizer(optimizer, name, use_locking, reducing, local, passes)
     from gpucoll.integrations.horovod._keras.optimizer import Reducing, reducing_optimizer
@@ -86,7 +86,7 @@ def DistributedOptimizer(
     return reducing_optimizer(optimizer, Reducing(name, reducing, scale_local_gradients, *passes))
 
 
-class _Around(_Optimizer):
+class _Around(tf.compat.v1.train.Optimizer):
     """An optimizer that another one does the work for."""
 
     _optimizer: Any

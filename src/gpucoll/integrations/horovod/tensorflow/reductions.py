@@ -7,24 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpucoll.integrations.horovod.arguments import reduction
 from gpucoll.integrations.horovod.basics import Adasum, Average, Sum, size
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
+from gpucoll.integrations.horovod.tensorflow import mpi_ops
 from gpucoll.integrations.horovod.tensorflow.compression import Compression
-from gpucoll.integrations.horovod.tensorflow.mpi_ops import (
-    _allreduce,
-    _grouped_allreduce,
-    _grouped_reducescatter,
-    _reducescatter,
-    allgather,
-    check_num_rank_power_of_2,
-    grouped_allgather,
-    handle_average_backwards_compatibility,
-    process_set_included_op,
-    size_op,
-)
 from gpucoll.integrations.horovod.tensorflow.util import is_elastic
 
-__all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter", "size_of"]
+__all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
 
 def allreduce(
@@ -57,25 +47,19 @@ def allreduce(
     ignore_name_scope : bool
         Whether ranks are matched by the last part of the op's name alone.
     """
-    op = handle_average_backwards_compatibility(op, average)
+    op = reduction(op, average)
+    scope: dict[str, Any] = {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
+    factors = prescale_factor, postscale_factor
     if isinstance(tensor, tf.IndexedSlices):
-        _check_slices(op, prescale_factor, postscale_factor)
+        _check_slices(op, factors)
         with tf.device(device_sparse):
-            like = {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
-            values, indices = allgather(tensor.values, **like), allgather(tensor.indices, **like)
+            values = mpi_ops.allgather(tensor.values, **scope)
+            indices = mpi_ops.allgather(tensor.indices, **scope)
             return _slices(tensor, values, indices, op, process_set)
     _check_adasum(op, process_set)
     with tf.device(device_dense):
         small, context = compression.compress(tensor)
-        reduced = _allreduce(
-            small,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            name=name,
-            process_set=process_set,
-            ignore_name_scope=ignore_name_scope,
-        )
+        reduced = mpi_ops._allreduce(small, name, op, *factors, **scope)
         return compression.decompress(reduced, context)
 
 
@@ -96,33 +80,24 @@ def grouped_allreduce(
 
     Tensors are of one dtype; IndexedSlices may be among them.
     """
-    if not tensors:
-        return list(tensors)
-    op = handle_average_backwards_compatibility(op, average)
-    results: list[Any] = [None] * len(tensors)
+    op = reduction(op, average)
+    scope: dict[str, Any] = {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
+    factors = prescale_factor, postscale_factor
+    results = list(tensors)
     sparse = [i for i, x in enumerate(tensors) if isinstance(x, tf.IndexedSlices)]
     dense = [i for i in range(len(tensors)) if i not in sparse]
     if sparse:
-        _check_slices(op, prescale_factor, postscale_factor)
+        _check_slices(op, factors)
         with tf.device(device_sparse):
-            like = {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
-            values = grouped_allgather([tensors[i].values for i in sparse], **like)
-            indices = grouped_allgather([tensors[i].indices for i in sparse], **like)
+            values = mpi_ops.grouped_allgather([tensors[i].values for i in sparse], **scope)
+            indices = mpi_ops.grouped_allgather([tensors[i].indices for i in sparse], **scope)
             for i, v, k in zip(sparse, values, indices, strict=True):
                 results[i] = _slices(tensors[i], v, k, op, process_set)
     if dense:
         _check_adasum(op, process_set)
         with tf.device(device_dense):
             small, contexts = zip(*[compression.compress(tensors[i]) for i in dense], strict=True)
-            reduced = _grouped_allreduce(
-                small,
-                op=op,
-                prescale_factor=prescale_factor,
-                postscale_factor=postscale_factor,
-                process_set=process_set,
-                name=name,
-                ignore_name_scope=ignore_name_scope,
-            )
+            reduced = mpi_ops._grouped_allreduce(small, name, op, *factors, **scope)
             for i, x, context in zip(dense, reduced, contexts, strict=True):
                 results[i] = compression.decompress(x, context)
     return results
@@ -143,17 +118,10 @@ def reducescatter(
 
     The first ranks get a row more if the rows cannot be divided.
     """
+    factors = prescale_factor, postscale_factor
     with tf.device(device_dense):
         small, context = compression.compress(tensor)
-        part = _reducescatter(
-            small,
-            op=op,
-            name=name,
-            process_set=process_set,
-            ignore_name_scope=ignore_name_scope,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
+        part = mpi_ops._reducescatter(small, name, op, *factors, ignore_name_scope, process_set)
         return compression.decompress(part, context)
 
 
@@ -169,22 +137,17 @@ def grouped_reducescatter(
     """Reduce and scatter several tensors of one dtype, in one operation."""
     if not tensors:
         return list(tensors)
+    factors = prescale_factor, postscale_factor
     with tf.device(device_dense):
         small, contexts = zip(*[compression.compress(x) for x in tensors], strict=True)
-        parts = _grouped_reducescatter(
-            small,
-            op=op,
-            process_set=process_set,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-        )
+        parts = mpi_ops._grouped_reducescatter(small, None, op, *factors, False, process_set)
         pairs = zip(parts, contexts, strict=True)
         return [compression.decompress(x, context) for x, context in pairs]
 
 
 def size_of(process_set: ProcessSet) -> Any:
     """Return the number of ranks of a set; in elastic training the one when the graph runs."""
-    return size_op(process_set.process_set_id or 0) if is_elastic() else process_set.size()
+    return mpi_ops.size_op(process_set.process_set_id) if is_elastic() else process_set.size()
 
 
 def if_useful(
@@ -193,16 +156,12 @@ def if_useful(
     """Reduce unless this rank is alone in the set, or not in it: then return what was given."""
     with tf.device("cpu"):
         if is_elastic():
-            number = process_set.process_set_id or 0
-            useful = tf.logical_and(
-                tf.equal(process_set_included_op(number), 1), tf.greater(size_op(number), 1)
-            )
+            included = mpi_ops.process_set_included_op(process_set.process_set_id)
+            useful = tf.logical_and(tf.equal(included, 1), tf.greater(size_of(process_set), 1))
         else:
-            useful = tf.constant(bool(process_set.included() and (process_set.size() or 1) > 1))
+            useful = tf.constant(bool(process_set.included() and process_set.size() != 1))
     return tf.cond(
-        useful,
-        lambda: reduce(tensors, process_set=process_set, **options),
-        lambda: tensors,
+        useful, lambda: reduce(tensors, process_set=process_set, **options), lambda: tensors
     )
 
 
@@ -212,7 +171,7 @@ def _slices(tensor: Any, values: Any, indices: Any, op: Any, process_set: Proces
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
 
 
-def _check_slices(op: Any, prescale_factor: float, postscale_factor: float) -> None:
+def _check_slices(op: Any, factors: tuple[float, float]) -> None:
     if op == Adasum:
         raise NotImplementedError(
             "The Adasum reduction does not currently support sparse tensors. As a workaround "
@@ -220,16 +179,12 @@ def _check_slices(op: Any, prescale_factor: float, postscale_factor: float) -> N
         )
     if op not in (Sum, Average):
         raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
-    if prescale_factor != 1.0 or postscale_factor != 1.0:
+    if any(factor != 1.0 for factor in factors):
         raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
 
 
 def _check_adasum(op: Any, process_set: ProcessSet) -> None:
-    if op != Adasum:
-        return
-    if process_set != global_process_set:
+    if op == Adasum and process_set != global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
-    if not check_num_rank_power_of_2(size()):
-        raise NotImplementedError(
-            "Running Adasum with non-power of 2 ranks is not supported yet."
-        )
+    if op == Adasum and not mpi_ops.check_num_rank_power_of_2(size()):
+        raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")

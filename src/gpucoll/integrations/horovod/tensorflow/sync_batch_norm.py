@@ -11,10 +11,8 @@ from gpucoll.integrations.horovod.tensorflow.mpi_ops import _allreduce
 
 __all__ = ["SyncBatchNormalization"]
 
-_Layer = tf.keras.layers.BatchNormalization
 
-
-class SyncBatchNormalization(_Layer):
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
     """Normalizes by the mean and variance of the whole batch: that of all ranks together.
 
     Parameters
@@ -42,4 +40,4 @@ class SyncBatchNormalization(_Layer):
         return mean, mean_of_squares - tf.math.square(mean)
 
 
-_IS_KERAS_2 = not hasattr(_Layer, "quantize")
+_IS_KERAS_2 = not hasattr(tf.keras.layers.BatchNormalization, "quantize")

@@ -66,7 +66,7 @@ class _Reducing:
 
 
 @functools.cache
-def _reducing(of: type) -> type[Any]:
+def _reducing(of: Any) -> type[Any]:
     return type(of.__name__, (_Reducing, of), {})
 
 
@@ -100,7 +100,7 @@ def DistributedGradientTape(
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
-    tape = object.__new__(_reducing(type(gradtape)))
+    tape = object.__new__(_reducing(gradtape.__class__))
     tape.__dict__.update(gradtape.__dict__)
     tape._local = LocalVariables(process_set, scale_local_gradients)
     tape._allreduce_grads = make_allreduce_grads_fn(
