@@ -13,3 +13,6 @@ TORCH: dict[str, str] = {
     "TorchTests::test_broadcast_state_no_grad": MUON,
     "TorchTests::test_broadcast_state_options": MUON,
 }
+
+MXNET: dict[str, str] = {}
+"""Five tests skip themselves without a GPU."""

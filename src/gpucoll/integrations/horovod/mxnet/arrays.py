@@ -64,7 +64,8 @@ def _memory(
     if not size:
         return np.empty(shape, dtype)
     assert address is not None
-    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(address))
+    block: Any = (ctypes.c_char * size).from_address(address)
+    return np.ndarray(shape, dtype, block)
 
 
 def empty_like(tensor: mx.nd.NDArray, shape: Sequence[int]) -> mx.nd.NDArray:

@@ -68,6 +68,8 @@ class Operation:
         self.engine, self.request = engine, request
         self.reads, self.writes = reads, writes
         self.is_submitted = False
+        self.complete: Sequence[int] = ()
+        """MXNet's function to call at the end, and its arguments."""
 
     def push(self, priority: int = 0) -> None:
         """Give it to MXNet's engine."""
