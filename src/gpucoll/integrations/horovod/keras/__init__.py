@@ -8,8 +8,8 @@ from functools import partial
 
 import keras
 
-from gpucoll.integrations.horovod._keras import front as _front
-from gpucoll.integrations.horovod._keras.front import *
 from gpucoll.integrations.horovod.keras import callbacks, elastic
+from gpucoll.integrations.horovod.tensorflow._keras import front as _front
+from gpucoll.integrations.horovod.tensorflow._keras.front import *
 
 load_model = partial(_front.load_model, keras)

@@ -127,6 +127,6 @@ class TensorFlowKerasState(TensorFlowState):
         super().sync()
 
     def _all(self) -> Sequence[Any]:
-        from gpucoll.integrations.horovod._keras.optimizer import variables_of
+        from gpucoll.integrations.horovod.tensorflow._keras.optimizer import variables_of
 
         return [*self.model.variables, *variables_of(self.optimizer)]

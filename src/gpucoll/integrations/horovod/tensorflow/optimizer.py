@@ -81,7 +81,10 @@ def DistributedOptimizer(
     if isinstance(optimizer, _OPTIMIZER):
         local = LocalVariables(process_set, scale_local_gradients)
         return _ReducingOptimizer(optimizer, name, use_locking, reducing, local, passes)
-    from gpucoll.integrations.horovod._keras.optimizer import Reducing, reducing_optimizer
+    from gpucoll.integrations.horovod.tensorflow._keras.optimizer import (
+        Reducing,
+        reducing_optimizer,
+    )
 
     return reducing_optimizer(optimizer, Reducing(name, reducing, scale_local_gradients, *passes))
 

@@ -8,8 +8,8 @@ from functools import partial
 
 import tensorflow as tf
 
-from gpucoll.integrations.horovod._keras import front as _front
-from gpucoll.integrations.horovod._keras.front import *
+from gpucoll.integrations.horovod.tensorflow._keras import front as _front
+from gpucoll.integrations.horovod.tensorflow._keras.front import *
 from gpucoll.integrations.horovod.tensorflow.keras import callbacks, elastic
 
 load_model = partial(_front.load_model, tf.keras)

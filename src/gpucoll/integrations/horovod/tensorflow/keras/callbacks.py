@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from gpucoll.integrations.horovod._keras import callbacks as _impl
+from gpucoll.integrations.horovod.tensorflow._keras import callbacks as _impl
 
 __all__ = [
     "BestModelCheckpoint",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from gpucoll.integrations.horovod._keras import elastic as _impl
-from gpucoll.integrations.horovod._keras.callbacks import callback as _callback
+from gpucoll.integrations.horovod.tensorflow._keras import elastic as _impl
+from gpucoll.integrations.horovod.tensorflow._keras.callbacks import callback as _callback
 from gpucoll.integrations.horovod.tensorflow.elastic import TensorFlowKerasState, run
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpucoll.integrations.horovod._keras.optimizer import variables_of
 from gpucoll.integrations.horovod.basics import rank, size
+from gpucoll.integrations.horovod.tensorflow._keras.optimizer import variables_of
 from gpucoll.integrations.horovod.tensorflow.functions import (
     broadcast_global_variables,
     broadcast_variables,

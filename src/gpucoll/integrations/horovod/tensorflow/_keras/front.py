@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpucoll.integrations.horovod._keras.optimizer import Reducing, reducing_optimizer
 from gpucoll.integrations.horovod.basics import Average, Sum
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
 from gpucoll.integrations.horovod.tensorflow import functions, mpi_ops, reductions
+from gpucoll.integrations.horovod.tensorflow._keras.optimizer import Reducing, reducing_optimizer
 from gpucoll.integrations.horovod.tensorflow.compression import Compression
 from gpucoll.integrations.horovod.tensorflow.gradients import checked_groups
 from gpucoll.integrations.horovod.tensorflow.tape import checked_layers
