@@ -33,9 +33,18 @@ def source_of(requirement: str, folder: Path) -> Path:
     return archive.with_suffix("").with_suffix("")
 
 
+def repository_of(address: str, tag: str, folder: Path) -> Path:
+    """Return a clone of a repository at a tag; skip where it cannot be had."""
+    clone = ["git", "clone", "-q", "--depth", "1", "--branch", tag, address, str(folder / "clone")]
+    _run(clone, f"{address} {tag}")
+    return folder / "clone"
+
+
 def _run(command: list[str], requirement: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"{requirement} cannot be fetched: {error}")
     except subprocess.TimeoutExpired:
         pytest.skip(f"{requirement} could not be fetched within {FETCH_S} s")
     if done.returncode:

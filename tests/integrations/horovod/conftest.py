@@ -1,4 +1,4 @@
-"""Horovod's source distribution, and programs of Horovod on ranks, as users start them."""
+"""Horovod's repository, and programs of Horovod on ranks, as users start them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ def packages() -> Any:
 
 @pytest.fixture(scope="session")
 def horovod_source(packages, tmp_path_factory) -> Path:
-    """Return Horovod's source distribution, unpacked: ``test/`` and ``examples/`` are in it."""
-    return packages.source_of(f"horovod=={VERSION}", tmp_path_factory.mktemp("horovod"))
+    """Return Horovod's repository, which ``GPUCOLL_TEST_HOROVOD`` names or which is cloned.
+
+    Its source distribution has no tests.
+    """
+    if named := os.environ.get("GPUCOLL_TEST_HOROVOD"):
+        return Path(named)
+    address = "https://github.com/horovod/horovod"
+    return packages.repository_of(address, f"v{VERSION}", tmp_path_factory.mktemp("horovod"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -272,7 +273,7 @@ class TestElastic:
 
 def test_run():
     def function(x, *, y):
-        from horovod.common import basics as hvd
+        hvd = importlib.import_module("horovod.common.basics")
 
         hvd.init()
         return hvd.rank(), hvd.size(), x + y

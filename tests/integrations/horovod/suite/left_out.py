@@ -7,3 +7,6 @@ passes is taken off the list. What Horovod's tests skip themselves need not be l
 from __future__ import annotations
 
 TORCH: dict[str, str] = {}
+
+MXNET: dict[str, str] = {}
+"""Five tests skip themselves without a GPU."""

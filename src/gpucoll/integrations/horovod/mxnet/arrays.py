@@ -9,54 +9,63 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
-from mxnet.ndarray.sparse import BaseSparseNDArray
 
 __all__ = ["copy_of", "empty_like", "view"]
 
+_DENSE = (mx.nd.NDArray, mx.np.ndarray)
 _VIEWS_KEPT = 4096
 _views: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
-_address = ctypes.c_void_p()
+
+_library = ctypes.PyDLL(None, handle=_LIB._handle)
+_get_data, _get_shape = _library.MXNDArrayGetData, _library.MXNDArrayGetShapeEx64
+_get_dtype = _library.MXNDArrayGetDType
+_Sizes = ctypes.POINTER(ctypes.c_int64)
+
+
+def check(tensor: Any) -> None:
+    """Raise a TypeError for what is no dense array."""
+    if type(tensor) in _DENSE:
+        return
+    if not isinstance(tensor, mx.nd.NDArray):
+        raise TypeError(f"expected an NDArray of MXNet, not {type(tensor).__name__}")
+    if tensor.stype != "default":
+        raise TypeError(f"expected a dense NDArray, not {tensor.stype}: use tostype('default')")
 
 
 def view(tensor: mx.nd.NDArray) -> np.ndarray[Any, Any]:
-    """Return the memory of an array on the host; nothing may be pending that writes it.
+    """Return the memory of a dense array; nothing may be pending that writes it.
 
     Raises
     ------
     TypeError
-        The array is sparse, or in a GPU's memory.
+        The array is in a GPU's memory.
     """
-    address = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
-    what = address.value, tensor.shape, tensor.dtype
-    found = _views.get(what)  # a view only says where, so that it never becomes wrong
+    handle, word, n, sizes = tensor.handle, ctypes.c_void_p(), ctypes.c_int(), _Sizes()
+    failed = _get_data(handle, ctypes.byref(word))
+    failed = failed or _get_shape(handle, ctypes.byref(n), ctypes.byref(sizes))
+    shape = tuple(sizes[: n.value])
+    failed = failed or _get_dtype(handle, ctypes.byref(n))
+    check_call(failed)
+    what = word.value, shape, n.value
+    found = _views.get(what)  # a view only says where: it never becomes wrong
     if found is None:
-        found = _new_view(tensor, *what)
+        if not tensor.context.device_type.startswith("cpu"):
+            raise TypeError(f"expected an NDArray on the CPU, not on {tensor.context}")
         if len(_views) >= _VIEWS_KEPT:
             _views.clear()
-        _views[what] = found
+        found = _views[what] = _memory(word.value, shape, np.dtype(tensor.dtype))
     return found
 
 
-def _new_view(
-    tensor: mx.nd.NDArray, address: int | None, shape: tuple[int, ...], dtype: Any
+def _memory(
+    address: int | None, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
-    check(tensor)
-    dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(address))
-
-
-def check(tensor: Any) -> None:
-    """Raise a TypeError for what is no dense array on the host."""
-    if not isinstance(tensor, mx.nd.NDArray):
-        raise TypeError(f"expected an NDArray of MXNet, not {type(tensor).__name__}")
-    if isinstance(tensor, BaseSparseNDArray):
-        raise TypeError(f"expected a dense NDArray, not {tensor.stype}: use tostype('default')")
-    if not tensor.context.device_type.startswith("cpu"):
-        raise TypeError(f"expected an NDArray on the CPU, not on {tensor.context}: copy it there")
+    assert address is not None
+    block: Any = (ctypes.c_char * size).from_address(address)
+    return np.ndarray(shape, dtype, block)
 
 
 def empty_like(tensor: mx.nd.NDArray, shape: Sequence[int]) -> mx.nd.NDArray:

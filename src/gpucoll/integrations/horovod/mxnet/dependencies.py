@@ -9,9 +9,7 @@ waits for an array, by ``wait_to_read()``, ``asnumpy()`` or ``waitall()``, does 
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -29,19 +27,18 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _FUNCTION = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
 _SHORT_FUNCTION = ctypes.PYFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
 """A function that is too short to release Python's lock for it."""
-_THREE_WORDS = ctypes.c_void_p * 3
+_THREE_WORDS = ctypes.c_uint64 * 3
 
 _push = ctypes.PyDLL(None, handle=_LIB._handle).MXEnginePushAsyncND
 _push.argtypes = [_FUNCTION, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER]
 _push.argtypes += [_INT, ctypes.c_char_p, ctypes.c_bool]
 
-_CPU = (ctypes.c_int32 * 2)(1, 0)
+_CPU = ctypes.byref((ctypes.c_int32 * 2)(1, 0))
 """MXNet's context cpu(0)."""
-_ASYNC = ctypes.c_int32(4)
+_ASYNC = ctypes.byref(ctypes.c_int32(4))
 """The property of calls that do not block: the pushing thread begins them if they can begin."""
 
 _pushed: dict[int, Operation] = {}
-_numbers = itertools.count(1)
 _writers: dict[int | None, Operation] = {}
 """What writes an array, by its handle. An operation keeps its arrays, and so their handles."""
 
@@ -59,7 +56,7 @@ class Operation:
         Its arrays and outputs. An array that is both is among `writes` only.
     """
 
-    __slots__ = ("_complete", "engine", "is_submitted", "reads", "request", "writes")
+    __slots__ = ("complete", "engine", "is_submitted", "reads", "request", "writes")
 
     def __init__(
         self,
@@ -71,43 +68,43 @@ class Operation:
         self.engine, self.request = engine, request
         self.reads, self.writes = reads, writes
         self.is_submitted = False
+        self.complete: Sequence[int] = ()
+        """MXNet's function to call at the end, and its arguments."""
 
     def push(self, priority: int = 0) -> None:
         """Give it to MXNet's engine."""
-        number = next(_numbers)
+        number = id(self)
         _pushed[number] = self
         for tensor in self.writes:
             _writers[tensor.handle.value] = self
-        n_reads, n_writes = len(self.reads), len(self.writes)
-        reads = (_POINTER * n_reads)(*[x.handle for x in self.reads]) if n_reads else None
-        writes = (_POINTER * n_writes)(*[x.handle for x in self.writes])
-        context, kind = ctypes.byref(_CPU), ctypes.byref(_ASYNC)
-        check_call(
-            _push(
-                *(_begin, number, None, context, reads, n_reads, writes, n_writes),
-                *(kind, priority, b"horovod", False),
-            )
+        failed = _push(
+            *(_begin, number, None, _CPU, _handles(self.reads), len(self.reads)),
+            *(_handles(self.writes), len(self.writes), _ASYNC, priority, b"horovod", False),
         )
+        if failed:
+            check_call(failed)
 
-    def begin(self, complete: Sequence[int]) -> None:
+    def begin(self) -> None:
         """Submit the request: its arrays are ready. Called by MXNet; raises nothing."""
-        self._complete = complete
+        request = self.request
         try:
-            self.request.outputs = outputs = [view(x) for x in self.writes]
-            self.request.arrays = [view(x) for x in self.reads] if self.reads else outputs
-            self.request.finished = self._finish
-            self.engine.submit(self.request)
+            request.outputs = request.arrays = [view(x) for x in self.writes]
+            if self.reads:
+                request.arrays = [view(x) for x in self.reads]
+            request.finished = self._finish
+            self.engine.submit(request)
             self.is_submitted = True
         except BaseException as error:
-            self.request.error = error
-            self._finish(self.request)
+            request.error = error
+            self._finish(request)
 
     def _finish(self, request: Request) -> None:
         """Tell MXNet that the request is done. Called by the thread that did it."""
         for tensor in self.writes:
-            if _writers.get(tensor.handle.value) is self:
-                del _writers[tensor.handle.value]
-        function, engine, argument = self._complete
+            handle = tensor.handle.value
+            if _writers.get(handle) is self:
+                del _writers[handle]
+        function, engine, argument = self.complete
         if request.error is None:
             _function_at(function)(engine, argument, None)
         else:
@@ -115,8 +112,16 @@ class Operation:
                 _function_at(function)(engine, argument, error)
 
 
+def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
+    if len(tensors) == 1:
+        return ctypes.byref(tensors[0].handle)
+    return (_POINTER * len(tensors))(*[x.handle for x in tensors])
+
+
 def _begin_pushed(run_context: int, complete: int, number: int) -> None:
-    _pushed.pop(number).begin(tuple(_THREE_WORDS.from_address(complete)))
+    operation = _pushed.pop(number)
+    operation.complete = _THREE_WORDS.from_address(complete)[:]
+    operation.begin()
 
 
 _begin = _FUNCTION(_begin_pushed)
@@ -132,8 +137,10 @@ _copy_to_host = _LIB.MXNDArraySyncCopyToCPU
 def _drive(operation: Operation | None) -> None:
     """Do a request whose end this thread waits for: faster than the engine's helper thread."""
     if operation is not None and operation.is_submitted:
-        with suppress(HorovodInternalError):  # MXNet raises it
+        try:
             operation.engine.wait(operation.request)
+        except HorovodInternalError:
+            pass  # MXNet raises it
 
 
 def _drive_and_wait(handle: ctypes.c_void_p) -> Any:

@@ -47,6 +47,7 @@ from gpucoll.integrations.horovod.basics import (
     start_timeline,
     stop_timeline,
 )
+from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.mxnet.arrays import check, copy_of, empty_like, view
@@ -277,9 +278,11 @@ def _reduce(
     postscale: float,
     process_set: ProcessSet,
 ) -> None:
+    engine = engine_of(process_set)
     kind = Kind.ADASUM if op is Adasum else Kind.ALLREDUCE
-    options = {"op": op, "prescale": prescale, "postscale": postscale}
-    _push(kind, reads, writes, name, priority, process_set, options)
+    name = engine.unnamed("allreduce") if name is None else f"allreduce.{name}"
+    request = Request(kind, name, _ARRAYS, [], None, op, 0, prescale, postscale)
+    _push(engine, request, reads, writes, priority)
 
 
 def _broadcast(
@@ -290,24 +293,24 @@ def _broadcast(
     priority: int,
     process_set: ProcessSet,
 ) -> None:
-    options = {"root": root_of(root_rank, process_set)}
-    _push(Kind.BROADCAST, reads, [output], name, priority, process_set, options)
+    engine = engine_of(process_set)
+    name = engine.unnamed("broadcast") if name is None else f"broadcast.{name}"
+    root = root_of(root_rank, process_set)
+    request = Request(Kind.BROADCAST, name, _ARRAYS, root=root)
+    _push(engine, request, reads, [output], priority)
 
 
 def _push(
-    kind: Kind,
+    engine: Engine,
+    request: Request,
     reads: Sequence[NDArray],
     writes: Sequence[NDArray],
-    name: str | None,
     priority: int,
-    process_set: ProcessSet,
-    options: dict[str, Any],
 ) -> None:
-    """Start a call in MXNet's engine."""
-    for tensor in (*reads, *writes):
+    for tensor in reads:
         check(tensor)
-    engine = engine_of(process_set)
-    request = Request(kind, _name(engine, kind, name), _ARRAYS, **options)
+    for tensor in writes:
+        check(tensor)
     Operation(engine, request, reads, writes).push(priority)
 
 
@@ -323,19 +326,16 @@ def _run(
         check(tensor)
         tensor.wait_to_read()
     engine = engine_of(process_set)
+    word = kind.name.lower()
+    name = engine.unnamed(word) if name is None else f"{word}.{name}"
     views = [view(tensor) for tensor in tensors]
-    request = Request(kind, _name(engine, kind, name), _ARRAYS, views, **options)
+    request = Request(kind, name, _ARRAYS, views, **options)
     try:
         engine.run(request)
     except RuntimeError as error:
         raise MXNetError(str(error)) from error
     results = zip(request.results or (), tensors, strict=True)
     return [copy_of(result, like) for result, like in results], request
-
-
-def _name(engine: Any, kind: Kind, name: str | None) -> str:
-    word = kind.name.lower()
-    return engine.unnamed(word) if name is None else f"{word}.{name}"
 
 
 __all__ = [name for name in globals() if not name.startswith("_")]

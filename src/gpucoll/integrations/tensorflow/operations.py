@@ -1,0 +1,227 @@
+"""Ops and kernels of TensorFlow whose code is Python: described once, registered by `register`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.util
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from tensorflow.core.framework import node_def_pb2, op_def_pb2
+from tensorflow.python.framework import _pywrap_python_op_gen, op_def_registry
+
+from gpucoll.integrations.tensorflow import c_api, tensors
+from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
+from gpucoll.integrations.tensorflow.shapes import Shapes
+
+__all__ = ["Call", "Operation", "register", "running_here"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An op of TensorFlow.
+
+    Parameters
+    ----------
+    name : str
+        In CamelCase; must be new to TensorFlow.
+    compute : callable
+        Given a `Call`, sees to it that `Call.finish` is called: before it returns, or later, from
+        any thread. An exception is the op's error: `OperationError` with its code.
+    inputs, outputs, attributes : sequence of str
+        As TensorFlow's REGISTER_OP has them: ``"x: T"``, ``"T: {float, double}"``.
+    shapes : callable
+        Given a `Shapes`, sets the shapes of the outputs.
+    stateful : bool
+        Whether TensorFlow must neither fold nor merge calls; inside a tf.function it also runs
+        such ops one at a time, in the order of the program.
+    """
+
+    name: str
+    compute: Callable[[Call], None]
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    attributes: Sequence[str] = ()
+    shapes: Callable[[Shapes], None] = Shapes.scalars
+    stateful: bool = False
+
+
+class Call:
+    """One execution of an op: its inputs, and places for its outputs.
+
+    Attributes
+    ----------
+    node : NodeDef
+        The node of the graph: its name, and its attributes.
+    is_here : bool
+        Whether the thread that called the op waits for it (see `running_here`).
+    """
+
+    __slots__ = ("_context", "_done", "_kept", "_status", "is_here", "node")
+
+    def __init__(self, node: Any, context: int, callback: int) -> None:
+        self.node = node
+        self.is_here = getattr(_caller, "waits", False)
+        self._context, self._status = context, Status()
+        self._kept: list[int] = []
+        self._done: Callable[[], None] = (
+            (lambda: api.RunAsyncOpKernelDoneCallback(callback)) if self.is_here else Done(callback)
+        )
+
+    def inputs(self) -> list[np.ndarray[Any, Any]]:
+        """Return the inputs: views that live until `finish`."""
+        return [tensors.view(self._input(x)) for x in range(api.NumInputs(self._context))]
+
+    def output(
+        self, index: int, shape: Sequence[int], dtype: np.dtype[Any]
+    ) -> np.ndarray[Any, Any]:
+        """Allocate an output and return it, to be written before `finish`."""
+        tensor = tensors.output(self._context, index, shape, dtype, self._status)
+        self._kept.append(tensor)
+        return tensors.view(tensor)
+
+    def give(self, index: int, array: np.ndarray[Any, Any]) -> None:
+        """Copy an array into an output."""
+        self.output(index, array.shape, array.dtype)[...] = array
+
+    def pass_on(self, source: int, index: int) -> None:
+        """Make an input an output, without a copy."""
+        api.SetOutput(self._context, index, self._input(source), self._status.address)
+        self._status.check()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """End the execution; nothing of it may be used afterwards."""
+        for tensor in self._kept:
+            api.DeleteTensor(tensor)
+        self._kept.clear()
+        if error is not None:
+            code = error.code if isinstance(error, OperationError) else Code.INTERNAL
+            text = str(error) if isinstance(error, OperationError) else repr(error)
+            self._status.set(code, text)
+            api.OpKernelContext_Failure(self._context, self._status.address)
+        self._done()
+
+    def _input(self, index: int) -> int:
+        tensor = ctypes.c_void_p()
+        api.GetInput(self._context, index, ctypes.byref(tensor), self._status.address)
+        self._status.check()
+        assert tensor.value is not None
+        self._kept.append(tensor.value)
+        return tensor.value
+
+
+class running_here:  # noqa: N801 - a context manager
+    """Says that this thread waits for the ops that it calls, as it does in eager mode.
+
+    TensorFlow then runs the kernel on this thread, too, and the kernel may wait itself.
+    """
+
+    def __enter__(self) -> None:
+        _caller.waits = True
+
+    def __exit__(self, *_: object) -> None:
+        _caller.waits = False
+
+
+_caller = threading.local()
+_nodes: dict[int, Any] = {}
+_keys = itertools.count(1)
+_callbacks: list[Any] = []
+"""What TensorFlow calls: never freed, since ops stay registered until the process ends."""
+
+
+def register(operations: Sequence[Operation]) -> ModuleType:
+    """Register ops and their CPU kernels; return a module with a function for each.
+
+    The functions are those that TensorFlow's `load_op_library` makes: ``GpucollSum`` is called as
+    ``module.gpucoll_sum(x, name=None)``, eagerly and in graphs, and tapes see it.
+    """
+    for operation in operations:
+        _register_definition(operation)
+        _register_kernel(operation)
+    found = [op_def_registry.get(x.name) for x in operations]
+    source = _pywrap_python_op_gen.GetPythonWrappers(
+        op_def_pb2.OpList(op=found).SerializeToString()
+    ).decode()
+    name = f"gpucoll_ops_{operations[0].name}"
+    spec = importlib.util.spec_from_loader(name, _Source(source))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]  # AutoGraph lets it be
+    return module
+
+
+class _Source(importlib.abc.InspectLoader):
+    """A module whose source TensorFlow writes."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, fullname: str) -> str:
+        return self._source
+
+
+def _register_definition(operation: Operation) -> None:
+    @c_api.SHAPES
+    def shapes(context: int, status: int) -> None:
+        try:
+            operation.shapes(Shapes(context))
+        except OperationError as e:
+            api.SetStatus(status, e.code, e.message.encode())
+        except Exception as e:
+            api.SetStatus(status, Code.INTERNAL, repr(e).encode())
+
+    builder = api.NewOpDefinitionBuilder(operation.name.encode())
+    for attribute in operation.attributes:
+        api.OpDefinitionBuilderAddAttr(builder, attribute.encode())
+    for x in operation.inputs:
+        api.OpDefinitionBuilderAddInput(builder, x.encode())
+    for x in operation.outputs:
+        api.OpDefinitionBuilderAddOutput(builder, x.encode())
+    api.OpDefinitionBuilderSetIsStateful(builder, operation.stateful)
+    api.OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes)
+    _callbacks.append(shapes)
+    status = Status()
+    api.RegisterOpDefinition(builder, status.address)
+    status.check()
+
+
+def _register_kernel(operation: Operation) -> None:
+    @c_api.CREATE
+    def create(construction: int) -> int:
+        status = Status()
+        buffer = api.OpKernelConstruction_GetNodeDef(construction, status.address)
+        node = node_def_pb2.NodeDef.FromString(
+            ctypes.string_at(buffer.contents.data, buffer.contents.length)
+        )
+        api.DeleteBuffer(buffer)
+        key = next(_keys)
+        _nodes[key] = node
+        return key
+
+    @c_api.ASYNC_COMPUTE
+    def compute(kernel: int, context: int, callback: int) -> None:
+        call = Call(_nodes[kernel], context, callback)
+        try:
+            operation.compute(call)
+        except BaseException as e:
+            call.finish(e)
+
+    @c_api.DELETE
+    def delete(kernel: int) -> None:
+        _nodes.pop(kernel, None)
+
+    name = operation.name.encode()
+    builder = api.NewAsyncKernelBuilder(name, b"CPU", create, compute, delete)
+    _callbacks.extend((create, compute, delete))
+    status = Status()
+    api.RegisterKernelBuilder(name, builder, status.address)
+    status.check()
