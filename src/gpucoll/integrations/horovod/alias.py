@@ -15,7 +15,7 @@ ELSEWHERE = {
     "common.elastic": "elastic",
     "common.exceptions": "exceptions",
     "common.process_sets": "process_sets",
-    "common.util": "basics",
+    "common.util": "util",
     "runner.common": "runner",
     "runner.common.util": "runner",
     "runner.common.util.config_parser": "runner.flags",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "call", "differentiable", "forget", "poll", "run", "submit", "synchronize"]
 
+_STRIDED = torch.strided
 _PREFIX = {kind: kind.name.lower() for kind in Kind}
 
 
-class Call(NamedTuple):
-    """A request, its engine, and what to return when it is done."""
-
-    engine: Engine
-    request: Request
-    result: Callable[[Request], Any]
-
+Call: TypeAlias = "tuple[Engine, Request, Callable[[Request], Any]]"
+"""An engine, a request of it, and what makes the result out of the finished request."""
 
 _begun: dict[int, Call] = {}
 _numbers = itertools.count()
@@ -39,7 +35,7 @@ def call(
     name: str | None,
     process_set: ProcessSet,
     result: Callable[[Request], Any],
-    **options: Any,
+    *options: Any,
 ) -> Call:
     """Return a request of tensors, not submitted yet.
 
@@ -53,24 +49,25 @@ def call(
     process_set : ProcessSet
     result : callable
         Makes what `synchronize` returns out of the finished request.
-    **options
-        Further fields of `Request`.
+    *options
+        `op`, `root`, `prescale` and `postscale` of the request.
 
     Raises
     ------
     ValueError
         A tensor cannot be taken, or this rank is not in the process set.
     """
+    arrays = []
     for x in tensors:
-        if x.dtype not in DTYPES or x.layout is not torch.strided:
+        if x.dtype not in DTYPES or x.layout is not _STRIDED:
             raise ValueError(f"Tensor type {x.type()} is not supported.")
         if not x.is_contiguous():
             raise ValueError("Tensor is required to be contiguous.")
+        arrays.append(x.detach() if x.requires_grad else x)
     engine = engine_of(process_set)
     prefix = _PREFIX[kind]
-    whole = engine.unnamed(prefix) if name is None else f"{prefix}.{name}"
-    arrays = [x.detach() if x.requires_grad else x for x in tensors]
-    return Call(engine, Request(kind, whole, TORCH, arrays, **options), result)
+    whole = f"{prefix}.{name}" if name is not None else engine.unnamed(prefix)
+    return engine, Request(kind, whole, TORCH, arrays, None, *options), result
 
 
 def run(call: Call) -> Any:
@@ -82,7 +79,7 @@ def run(call: Call) -> Any:
 
 def submit(call: Call) -> int:
     """Submit a call; return the handle for `poll` and `synchronize`."""
-    call.engine.submit(call.request)
+    call[0].submit(call[1])
     handle = next(_numbers)
     _begun[handle] = call
     return handle
@@ -93,7 +90,7 @@ def poll(handle: int) -> bool:
     begun = _begun.get(handle)
     if begun is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
-    return begun.request.is_done
+    return begun[1].is_done
 
 
 def synchronize(handle: int) -> Any:

@@ -94,7 +94,7 @@ def broadcast(
         reduced = _average([gradient], process_set)
         return reduced if rank() == root_rank else [x.zero_() for x in reduced]
 
-    begun = _broadcast(tensor, root_rank, name, process_set, None, first)
+    begun = _broadcast(tensor, root_rank, name, process_set, False, first)
     result: torch.Tensor = differentiable(begun, [tensor], reverse)
     return result
 
@@ -106,7 +106,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start a `broadcast`; return its handle."""
-    return submit(_broadcast(tensor, root_rank, name, process_set, None, first))
+    return submit(_broadcast(tensor, root_rank, name, process_set, False, first))
 
 
 def broadcast_(
@@ -116,7 +116,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Overwrite `tensor` with the root's; return it."""
-    run(_broadcast(tensor, root_rank, name, process_set, tensor, first))
+    run(_broadcast(tensor, root_rank, name, process_set, True, first))
     return tensor
 
 
@@ -127,7 +127,7 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start a `broadcast_`; return its handle."""
-    return submit(_broadcast(tensor, root_rank, name, process_set, tensor, lambda request: tensor))
+    return submit(_broadcast(tensor, root_rank, name, process_set, True, lambda request: tensor))
 
 
 def alltoall(
@@ -147,7 +147,7 @@ def alltoall(
     received: list[int] = []
 
     def reverse(gradient: torch.Tensor, *_: torch.Tensor) -> list[torch.Tensor]:
-        back = run(_all_to_all(gradient, received, None, process_set))[0]
+        back = run(_all_to_all(gradient, received, None, process_set, first))
         missing = tensor.shape[0] - back.shape[0]  # rows that no rank was sent
         return [torch.cat([back, back.new_zeros(missing, *back.shape[1:])]) if missing else back]
 
@@ -156,7 +156,7 @@ def alltoall(
         both = _both(request, splits)
         return both[0] if splits is None else both
 
-    begun = _all_to_all(tensor, splits, name, process_set)._replace(result=result)
+    begun = _all_to_all(tensor, splits, name, process_set, result)
     results: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     results = differentiable(begun, [tensor], reverse)
     return results
@@ -169,7 +169,9 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start an `alltoall`; return its handle, whose result always has both parts."""
-    return submit(_all_to_all(tensor, splits, name, process_set))
+    return submit(
+        _all_to_all(tensor, splits, name, process_set, lambda request: _both(request, splits))
+    )
 
 
 def join(device: int = -1) -> int:
@@ -199,8 +201,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def _average(tensors: Sequence[torch.Tensor], process_set: ProcessSet) -> list[torch.Tensor]:
-    options = {"op": ReduceOp.AVERAGE}
-    return list(run(call(Kind.ALLREDUCE, tensors, None, process_set, whole, **options)))
+    begun = call(Kind.ALLREDUCE, tensors, None, process_set, whole, ReduceOp.AVERAGE)
+    return list(run(begun))
 
 
 def _own_rows(
@@ -220,23 +222,23 @@ def _broadcast(
     root_rank: int,
     name: str | None,
     process_set: ProcessSet,
-    given: torch.Tensor | None,
+    in_place: bool,
     result: Callable[[Request], Any],
 ) -> Call:
-    """Return the call; `given` is the tensor to write into."""
     root = root_of(root_rank, process_set)
-    made = call(Kind.BROADCAST, [tensor], name, process_set, result, root=root)
-    if given is not None:
-        made.request.outputs = made.request.arrays
+    made = call(Kind.BROADCAST, [tensor], name, process_set, result, ReduceOp.SUM, root)
+    if in_place:
+        made[1].outputs = made[1].arrays
     return made
 
 
 def _all_to_all(
-    tensor: torch.Tensor, splits: _Splits, name: str | None, process_set: ProcessSet
+    tensor: torch.Tensor,
+    splits: _Splits,
+    name: str | None,
+    process_set: ProcessSet,
+    result: Callable[[Request], Any],
 ) -> Call:
-    def result(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-        return _both(request, splits)
-
     given: Sequence[int] | None
     if isinstance(splits, torch.Tensor):
         if splits.dtype is not torch.int32:
@@ -249,9 +251,9 @@ def _all_to_all(
     made = call(Kind.ALLTOALL, [tensor], name, process_set, result)
     if tensor.dim() == 0:
         return made  # the engine refuses it on every rank
-    rows = made.request.splits = rows_for_each(given, tensor.shape[0], process_set)
+    rows = made[1].splits = rows_for_each(given, tensor.shape[0], process_set)
     if rows is not None and sum(rows) < tensor.shape[0]:
-        made.request.arrays = [x[: sum(rows)] for x in made.request.arrays]
+        made[1].arrays = [x[: sum(rows)] for x in made[1].arrays]
     return made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
 from collections import Counter
@@ -22,6 +21,7 @@ from gpucoll.integrations.horovod.torch.reductions import (
     grouped_allreduce_async_,
     sparse_allreduce_async,
 )
+from gpucoll.integrations.horovod.util import split_list
 
 __all__ = ["DistributedOptimizer"]
 
@@ -162,7 +162,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def _grouped(
         self, trained: list[torch.Tensor], groups: int | list[list[torch.Tensor]]
-    ) -> list[list[torch.Tensor]]:
+    ) -> list[Sequence[torch.Tensor]]:
         """Return groups in an order that is the same on all ranks: that of the first one."""
         names = [self._parameter_names[p] for p in trained]
         root = self.process_set.ranks[0]
@@ -175,12 +175,11 @@ class _Distributed(torch.optim.Optimizer):
         in_order = sorted(trained, key=lambda p: order[self._parameter_names[p]])
         if isinstance(groups, list):
             known = set(in_order)
+            units: list[Sequence[torch.Tensor]]
             units = [[p for p in group if p in known] for group in groups]
             together = {p for unit in units for p in unit}
             return [unit for unit in units if unit] + [[p] for p in in_order if p not in together]
-        size_of, longer = divmod(len(in_order), groups)
-        ends = [place * size_of + min(place, longer) for place in range(groups + 1)]
-        parts = [in_order[begin:end] for begin, end in itertools.pairwise(ends)]
+        parts = split_list(in_order, groups)
         return [part for part in parts if part]
 
     def _accumulated(self, p: torch.Tensor) -> None:

@@ -54,10 +54,10 @@ def allreduce(
     """
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
     sent, how = compression.compress(tensor)
-    begun = _all_reduce([sent], name, *options, given=None, result=first)
+    begun = _all_reduce([sent], name, *options, in_place=False, result=first)
 
     def reverse(gradient: torch.Tensor) -> list[torch.Tensor]:
-        return [run(_all_reduce([gradient], None, *options, given=None, result=first))]
+        return [run(_all_reduce([gradient], None, *options, in_place=False, result=first))]
 
     result: torch.Tensor = differentiable(begun, [sent], reverse)
     return compression.decompress(result, how)
@@ -74,7 +74,7 @@ def allreduce_async(
 ) -> int:
     """Start an `allreduce`; return its handle."""
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
-    return submit(_all_reduce([tensor], name, *options, given=None, result=first))
+    return submit(_all_reduce([tensor], name, *options, in_place=False, result=first))
 
 
 def allreduce_(
@@ -88,7 +88,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce `tensor` in place; return it."""
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
-    run(_all_reduce([tensor], name, *options, given=[tensor], result=first))
+    run(_all_reduce([tensor], name, *options, in_place=True, result=first))
     return tensor
 
 
@@ -104,7 +104,7 @@ def allreduce_async_(
     """Start an `allreduce_`; return its handle."""
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
     return submit(
-        _all_reduce([tensor], name, *options, given=[tensor], result=lambda request: tensor)
+        _all_reduce([tensor], name, *options, in_place=True, result=lambda request: tensor)
     )
 
 
@@ -121,10 +121,10 @@ def grouped_allreduce(
     """Reduce several tensors in one call, like `allreduce` does one."""
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
     sent, how = _compressed(compression, tensors)
-    begun = _all_reduce(sent, name, *options, given=None, result=whole)
+    begun = _all_reduce(sent, name, *options, in_place=False, result=whole)
 
     def reverse(*gradients: torch.Tensor) -> Any:
-        return run(_all_reduce(gradients, None, *options, given=None, result=whole))
+        return run(_all_reduce(gradients, None, *options, in_place=False, result=whole))
 
     results = differentiable(begun, sent, reverse)
     return _decompressed(compression, results, how)
@@ -141,7 +141,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Start a `grouped_allreduce`; return its handle."""
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
-    return submit(_all_reduce(tensors, name, *options, given=None, result=whole))
+    return submit(_all_reduce(tensors, name, *options, in_place=False, result=whole))
 
 
 def grouped_allreduce_(
@@ -173,7 +173,7 @@ def grouped_allreduce_async_(
     """Start a `grouped_allreduce_`; return its handle."""
     options = reduction(op, average), prescale_factor, postscale_factor, process_set
     given = tuple(tensors)
-    return submit(_all_reduce(given, name, *options, given=given, result=lambda request: given))
+    return submit(_all_reduce(given, name, *options, in_place=True, result=lambda request: given))
 
 
 def reducescatter(
@@ -277,18 +277,18 @@ def _all_reduce(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    given: Sequence[torch.Tensor] | None,
+    in_place: bool,
     result: Callable[[Request], Any],
 ) -> Call:
-    """Return the call; `given` are the tensors to write into."""
+    """Return the call."""
     kind = Kind.ALLREDUCE
     if op is ReduceOp.ADASUM:
         kind = Kind.ADASUM
         _check_adasum(process_set)
-    factors = {"prescale": float(prescale), "postscale": float(postscale)}
-    made = call(kind, tensors, name, process_set, result, op=op, **factors)
-    if given is not None:
-        made.request.outputs = made.request.arrays
+    factors = float(prescale), float(postscale)
+    made = call(kind, tensors, name, process_set, result, op, 0, *factors)
+    if in_place:
+        made[1].outputs = made[1].arrays
     return made
 
 
@@ -310,8 +310,8 @@ def _reduce_scatter(
 ) -> Call:
     if op == ReduceOp.ADASUM:
         raise HorovodInternalError("Reducescatter does not support Adasum.")
-    factors = {"prescale": float(prescale), "postscale": float(postscale)}
-    return call(Kind.REDUCESCATTER, tensors, name, process_set, result, op=ReduceOp(op), **factors)
+    factors = float(prescale), float(postscale)
+    return call(Kind.REDUCESCATTER, tensors, name, process_set, result, ReduceOp(op), 0, *factors)
 
 
 def _scaled(

@@ -1,0 +1,91 @@
+"""What programs import from ``horovod.common.util``."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from gpucoll.integrations.horovod import basics
+
+__all__ = [
+    "check_extension",
+    "env",
+    "extension_available",
+    "gloo_built",
+    "is_iterable",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+_Item = TypeVar("_Item")
+_MODULES = {"pytorch": "torch"}
+
+
+def _cache(function: Callable[[], Any]) -> Callable[[], Any]:
+    return functools.cache(function)
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Return whether a framework, such as "torch", is installed: nothing is built for it."""
+    return importlib.util.find_spec(_MODULES.get(ext_base_name, ext_base_name)) is not None
+
+
+def check_extension(ext_name: str, *_: object) -> None:
+    """Raise ImportError if the framework of ``horovod.torch``, say, is not installed."""
+    framework = ext_name.rpartition(".")[2]
+    if not extension_available(framework):
+        raise ImportError(f"{ext_name} needs {framework}, which is not installed")
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Return True; see `basics.gloo_enabled`."""
+    return basics.gloo_built()
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Return False."""
+    return basics.mpi_built()
+
+
+def nccl_built(verbose: bool = False) -> bool:
+    """Return whether there is an NCCL or RCCL in use."""
+    return basics.nccl_built() > 0
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set environment variables for a while; None leaves one as it is."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Return whether it is 1, 2, 4, 8, ..."""
+    return num_rank.bit_count() == 1
+
+
+def split_list(items: Sequence[_Item], n: int) -> list[Sequence[_Item]]:
+    """Return n parts, the first of which are longer by one if need be."""
+    length, longer = divmod(len(items), n)
+    ends = [place * length + min(place, longer) for place in range(n + 1)]
+    return [items[ends[place] : ends[place + 1]] for place in range(n)]
+
+
+def is_iterable(x: object) -> bool:
+    """Return whether one can iterate over x."""
+    return isinstance(x, Iterable)
