@@ -50,3 +50,18 @@ def test_lost_ranks_are_replaced(killed):
     assert result["right"]
     assert [size for size, _ in result["sizes"]] == [4, *[3, 4] * len(killed)]
     assert result["resets"] == 2 * len(killed)
+
+
+@pytest.mark.soak
+def test_random_kills():
+    """A share of the 500 that `random_kills.py` makes: half of them of ranks that come back."""
+    program = Path(__file__).with_name("random_kills.py")
+    done = subprocess.run(
+        [sys.executable, str(program), "11"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "11 kills; the last 6 of 4 ranks: right" in done.stdout

@@ -2,6 +2,9 @@
 
     gpucoll-run --elastic 2:4 -m gpucoll.integrations.horovod elastic_training.py STEPS RANK:STEP...
 
+Each rank prints its process, the number of changes of ranks until then, and how many ranks there
+are. If a file named by STOP exists, all ranks stop after the same step.
+
 In each step every rank gives its part of a sum that depends on the step and not on the number of
 ranks. So the weights at the end are those of one process, whoever was lost on the way. Rank RANK
 of those that were started first kills itself in step STEP. The last line of rank 0 is a JSON
@@ -16,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from horovod.common import basics as hvd
@@ -25,6 +29,7 @@ from horovod.common.exceptions import HorovodInternalError
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, Request
 from gpucoll.integrations.horovod.job import job
+from gpucoll.integrations.horovod.objects import broadcast_object
 
 PARTS = 12
 LIBRARY = NumpyArrays()
@@ -35,10 +40,6 @@ def allreduce(x, name):
     request = Request(Kind.ALLREDUCE, name, LIBRARY, [x])
     hvd.engine_of(0).run(request)
     return request.results[0]
-
-
-def broadcast_object(value):
-    return job.world.broadcast_object(value, 0)
 
 
 def gradient(weights, step, part):
@@ -67,12 +68,15 @@ def main():
     state = ObjectState(broadcast_object, hvd.rank, step=0, weights=np.arange(8.0), sizes=())
     resets = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    stop = Path(os.environ.get("STOP", "/nonexistent"))
 
     @run
     def train(state):
+        print("member", os.getpid(), job.world.epoch, hvd.size(), flush=True)
         while state.step < steps:
             mine = range(hvd.rank(), PARTS, hvd.size())
             part = sum((gradient(state.weights, state.step, p) for p in mine), np.zeros(8))
+            part = np.append(part, hvd.rank() == 0 and stop.exists())
             if state.step == dies_in:
                 print(f"killed {time.time()}", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -81,10 +85,12 @@ def main():
             except HorovodInternalError as error:
                 print(f"noticed {time.time()} {error}", flush=True)
                 raise
-            state.weights = updated(state.weights, total)
+            state.weights = updated(state.weights, total[:8])
             state.sizes = (*state.sizes, hvd.size())
             state.step += 1
             state.commit()
+            if total[8]:
+                break
             pause = float(os.environ.get("PAUSE_S", "0"))
             if pause:
                 time.sleep(pause)
@@ -94,7 +100,7 @@ def main():
     everyone = job.world.all_gather_object(weights.tolist())
     if hvd.rank() == 0:
         same = all(each == everyone[0] for each in everyone)
-        right = same and everyone[0] == alone(steps).tolist()
+        right = same and everyone[0] == alone(state.step).tolist()
         sizes = [(size, len([*same])) for size, same in itertools.groupby(state.sizes)]
         print(json.dumps({"right": right, "sizes": sizes, "resets": len(resets)}))
     hvd.shutdown()

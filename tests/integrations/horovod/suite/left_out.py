@@ -10,3 +10,11 @@ TORCH: dict[str, str] = {}
 
 MXNET: dict[str, str] = {}
 """Five tests skip themselves without a GPU."""
+
+ELASTIC_JOBS = {
+    "test_resurrecting_blacklisted_hosts_exponential_backoff": (
+        "after a failure the others go on at once, with the failed rank's neighbour on its host, "
+        "which leaves as soon as the launcher has seen the failed process end; Horovod waits"
+    )
+}
+"""May fail, by timing. Four tests skip themselves: Horovod's issues 2030 and 2908."""
