@@ -38,6 +38,7 @@ PLACES = {
     "tests/group/world/test_floods.py": "soak",
     "tests/group/world/test_namespaces.py": "soak",
     "tests/integrations": "frameworks",
+    "tests/integrations/horovod/test_distribution.py": "quick",
     "tests/integrations/horovod/test_doors.py": "quick",
     "tests/integrations/horovod/test_elastic.py": "quick",
     "tests/integrations/horovod/test_runner.py": "quick",

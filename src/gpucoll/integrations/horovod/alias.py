@@ -16,14 +16,6 @@ ELSEWHERE = {
     "common.exceptions": "exceptions",
     "common.process_sets": "process_sets",
     "common.util": "util",
-    "runner.common": "runner",
-    "runner.common.util": "runner",
-    "runner.common.util.config_parser": "runner.flags",
-    "runner.elastic": "runner",
-    "runner.elastic.constants": "runner.driver",
-    "runner.elastic.discovery": "runner.discovery",
-    "runner.elastic.driver": "runner.driver",
-    "runner.elastic.worker": "elastic.notification",
 }
 """Modules of Horovod, and where they are here, if not under the same name."""
 

@@ -22,6 +22,8 @@ __all__ = ["lets_newcomers_in", "reset"]
 _LOSSES = (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError)
 _DOOR = "horovod 1"
 """Where newcomers wait: in their first `init`."""
+_COMING_S = 30.0
+"""How long to wait for newcomers that a launcher announces; HOROVOD_START_TIMEOUT changes it."""
 _LEFT = 0
 """The exit code of a rank that was to leave."""
 
@@ -82,7 +84,8 @@ def _renewed(comm: gpucoll.Communicator) -> gpucoll.Communicator:
             if lacking > 0:
                 comm = comm.grow(name=_DOOR, at_most=lacking, wait_s=settings.elastic_timeout_s)
             elif (coming := news.size - comm.world_size) > 0:
-                comm = comm.grow(name=_DOOR, at_most=coming, wait_s=settings.start_timeout_s)
+                wait_s = settings.start_timeout_s or _COMING_S
+                comm = comm.grow(name=_DOOR, at_most=coming, wait_s=wait_s)
         except _LOSSES:
             continue
         if comm.world_size < news.least:

@@ -23,7 +23,7 @@ from gpucoll.integrations.horovod.elastic.news import (
 )
 from gpucoll.integrations.horovod.runner.discovery import Discovery
 from gpucoll.integrations.horovod.runner.ranks import LocalJob, Slot, assigned, places
-from gpucoll.integrations.horovod.settings import settings_of
+from gpucoll.integrations.horovod.settings import settings_of, variable_of
 from gpucoll.launcher.arguments import Options
 from gpucoll.launcher.job import joining_environment
 from gpucoll.launcher.rank_process import RankCommand, RankEnd, label_of
@@ -61,7 +61,8 @@ class ElasticJob(LocalJob):
         slots = assigned(hosts, args.max_num_proc)
         self._folder_of_news = tempfile.TemporaryDirectory(prefix="gpucoll-horovod-")
         self._path = str(Path(self._folder_of_news.name) / "news")
-        super().__init__(args, options, slots, {**environment, NEWS: self._path})
+        own = {NEWS: self._path, variable_of("ELASTIC"): "1"}
+        super().__init__(args, options, slots, {**environment, **own})
         self._least: int = args.min_num_proc or args.num_proc
         self._most: int | None = args.max_num_proc
         self._reset_limit: int | None = args.reset_limit
@@ -158,6 +159,8 @@ class ElasticJob(LocalJob):
         if len(gone) == len(self._running):
             self._fail_job("No hosts from previous set remaining, unable to broadcast state.")
             return
+        if gone and not self._joined.difference(gone, self._leaving):
+            return  # not before others have the state: `joined`
         if not self._count_reset():
             return
         for place in gone:
@@ -223,6 +226,7 @@ class ElasticJob(LocalJob):
     def joined(self, rank: int) -> None:
         """Count the process in a place as a rank."""
         self._joined.add(rank)
+        self._follow()
 
     def ended(self, end: RankEnd) -> None:
         """Go on without a process, or end the job."""
