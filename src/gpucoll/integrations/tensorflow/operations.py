@@ -20,7 +20,7 @@ from gpucoll.integrations.tensorflow import c_api, tensors
 from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
-__all__ = ["Call", "Operation", "register", "running_here"]
+__all__ = ["Call", "Node", "Operation", "register", "running_here"]
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,29 @@ class Operation:
     stateful: bool = False
 
 
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph; of an eager call, it has the op's name."""
+
+    name: str
+    attributes: dict[str, Any]
+    """Those that are numbers, texts or truth values."""
+
+
 class Call:
     """One execution of an op: its inputs, and places for its outputs.
 
     Attributes
     ----------
-    node : NodeDef
-        The node of the graph: its name, and its attributes.
+    node : Node
+        Its name and attributes.
     is_here : bool
         Whether the thread that called the op waits for it (see `running_here`).
     """
 
     __slots__ = ("_context", "_done", "_kept", "_status", "is_here", "node")
 
-    def __init__(self, node: Any, context: int, callback: int) -> None:
+    def __init__(self, node: Node, context: int, callback: int) -> None:
         self.node = node
         self.is_here = getattr(_caller, "waits", False)
         self._context, self._status = context, Status()
@@ -130,7 +139,7 @@ class running_here:  # noqa: N801 - a context manager
 
 
 _caller = threading.local()
-_nodes: dict[int, Any] = {}
+_nodes: dict[int, Node] = {}
 _keys = itertools.count(1)
 _callbacks: list[Any] = []
 """What TensorFlow calls: never freed, since ops stay registered until the process ends."""
@@ -203,8 +212,9 @@ def _register_kernel(operation: Operation) -> None:
             ctypes.string_at(buffer.contents.data, buffer.contents.length)
         )
         api.DeleteBuffer(buffer)
+        values = {name: getattr(x, x.WhichOneof("value")) for name, x in node.attr.items()}
         key = next(_keys)
-        _nodes[key] = node
+        _nodes[key] = Node(node.name, values)
         return key
 
     @c_api.ASYNC_COMPUTE
