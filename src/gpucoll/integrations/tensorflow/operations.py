@@ -77,7 +77,7 @@ class Call:
     def __init__(self, node: Node, context: int, callback: int) -> None:
         self.node = node
         self.is_here = getattr(_caller, "waits", False)
-        self._context, self._status = context, Status()
+        self._context, self._status = context, _statuses.pop() if _statuses else Status()
         self._kept: list[int] = []
         self._done: Callable[[], None] = (
             (lambda: api.RunAsyncOpKernelDoneCallback(callback)) if self.is_here else Done(callback)
@@ -91,9 +91,9 @@ class Call:
         self, index: int, shape: Sequence[int], dtype: np.dtype[Any]
     ) -> np.ndarray[Any, Any]:
         """Allocate an output and return it, to be written before `finish`."""
-        tensor = tensors.output(self._context, index, shape, dtype, self._status)
+        tensor, array = tensors.output(self._context, index, shape, dtype, self._status)
         self._kept.append(tensor)
-        return tensors.view(tensor)
+        return array
 
     def give(self, index: int, array: np.ndarray[Any, Any]) -> None:
         """Copy an array into an output."""
@@ -114,15 +114,17 @@ class Call:
             text = str(error) if isinstance(error, OperationError) else repr(error)
             self._status.set(code, text)
             api.OpKernelContext_Failure(self._context, self._status.address)
+        else:
+            _statuses.append(self._status)
         self._done()
 
     def _input(self, index: int) -> int:
         tensor = ctypes.c_void_p()
         api.GetInput(self._context, index, ctypes.byref(tensor), self._status.address)
-        self._status.check()
-        assert tensor.value is not None
-        self._kept.append(tensor.value)
-        return tensor.value
+        if tensor.value is None:
+            self._status.check()
+        self._kept.append(tensor.value)  # type: ignore[arg-type]
+        return tensor.value  # type: ignore[return-value]
 
 
 class running_here:  # noqa: N801 - a context manager
@@ -139,6 +141,8 @@ class running_here:  # noqa: N801 - a context manager
 
 
 _caller = threading.local()
+_statuses: list[Status] = []
+"""Those that no call uses."""
 _nodes: dict[int, Node] = {}
 _keys = itertools.count(1)
 _callbacks: list[Any] = []
