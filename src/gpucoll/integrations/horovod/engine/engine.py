@@ -274,6 +274,14 @@ class Engine:
             join.error = _internal(error)
             self._done(join)
 
+    def pending_for_s(self) -> float:
+        """Return the age of the oldest request that is pending, 0 if none is."""
+        try:
+            oldest = next(iter(self._pending.values()), self._join)
+        except RuntimeError:  # another thread has just changed it
+            return 0.0
+        return 0.0 if oldest is None else time.monotonic() - oldest.since
+
     def pending(self) -> list[tuple[str, float]]:
         """Return what is pending: the names, and when they were submitted (`time.monotonic`)."""
         return [(request.name, request.since) for request in [*self._pending.values()]]
