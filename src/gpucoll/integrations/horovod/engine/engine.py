@@ -145,7 +145,9 @@ class Engine:
                 raise ValueError(checks.DUPLICATE)
             self._join = request
         else:
-            form = request.form = self._forms.of(request)
+            form = request.form
+            if form is None:
+                form = request.form = self._forms.of(request)
             if self._pending.setdefault(form.key, request) is not request:
                 raise ValueError(checks.DUPLICATE)
             request.library.submitted(request)
