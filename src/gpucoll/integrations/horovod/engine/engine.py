@@ -18,7 +18,7 @@ from gpucoll.integrations.horovod.engine.execute import batches, execute
 from gpucoll.integrations.horovod.engine.forms import Form, Forms
 from gpucoll.integrations.horovod.engine.joined import absent
 from gpucoll.integrations.horovod.engine.request import Kind, Request
-from gpucoll.integrations.horovod.engine.table import Entry, Table
+from gpucoll.integrations.horovod.engine.table import Ready, Table
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Engine:
             self._news.wait(pause)
             self._news.clear()
         try:
-            ready: list[Entry] = []
+            ready: list[Ready] = []
             if self.timeline is not None:
                 self.timeline.cycle()
             any_news = self._exchange.run(self._new, self._join is not None, ready)
@@ -187,7 +187,7 @@ class Engine:
             if not isinstance(error, GpucollError):  # Ctrl-C, or a fault of this library
                 raise
 
-    def _do(self, ready: list[Entry]) -> None:
+    def _do(self, ready: list[Ready]) -> None:
         if self._table.joined or any(entry.differs for entry in ready):
             requests = self._checked(ready)
         else:
@@ -212,7 +212,7 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def _checked(self, ready: list[Entry]) -> list[Request]:
+    def _checked(self, ready: list[Ready]) -> list[Request]:
         """Tell all ranks the details, and return what can be executed; this rank's zeros, too."""
         mine = {
             entry.key: Described.of(self._pending[entry.key])
