@@ -111,7 +111,7 @@ def figures_of(command: list[str]) -> list[float]:
     """Run a job, and return what its rank 0 printed."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     for line in done.stdout.splitlines():
-        if (at := line.find("[")) >= 0 and line.endswith("]"):
+        if "[" in line and line.endswith("]"):
             found: list[float] = json.loads(line[line.rfind("[") :])
             return found
     raise SystemExit(f"{' '.join(command)} printed no figures:\n{done.stdout}{done.stderr}")

@@ -35,7 +35,8 @@ def check(tensor: Any) -> None:
 def address_of(tensor: mx.nd.NDArray) -> int | None:
     """Return where the elements of an array are."""
     word = ctypes.c_void_p()
-    check_call(_get_data(tensor.handle, ctypes.byref(word)))
+    if failed := _get_data(tensor.handle, ctypes.byref(word)):
+        check_call(failed)
     return word.value
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import byref
 from functools import cache
 from typing import Any
 
@@ -32,9 +33,9 @@ _THREE_WORDS = ctypes.c_uint64 * 3
 _push = ctypes.PyDLL(None, handle=_LIB._handle).MXEnginePushAsyncND
 """Without types of its arguments: their conversion takes longer than the call."""
 
-_CPU = ctypes.byref((ctypes.c_int32 * 2)(1, 0))
+_CPU = byref((ctypes.c_int32 * 2)(1, 0))
 """MXNet's context cpu(0)."""
-_ASYNC = ctypes.byref(ctypes.c_int32(4))
+_ASYNC = byref(ctypes.c_int32(4))
 """The property of calls that do not block: the pushing thread begins them if they can begin."""
 
 _pushed: dict[int, Operation] = {}
@@ -50,6 +51,10 @@ class Operation(Request):
     """A request in MXNet's engine, without arrays until they are ready."""
 
     __slots__ = ("address", "complete", "engine", "is_submitted", "reads", "writes")
+    address: int | None
+    """Of the array, if a later operation may repeat this one."""
+    complete: Sequence[int]
+    """MXNet's function to call at the end, and its arguments."""
 
     def start(
         self,
@@ -76,12 +81,15 @@ class Operation(Request):
         _pushed[number] = self
         for tensor in writes:
             _writers[tensor.handle.value] = self
-        failed = _push(
-            *(_begin, _POINTER(number), None, _CPU, _handles(reads), len(reads)),
-            *(_handles(writes), len(writes), _ASYNC, priority, b"horovod", False),
-        )
-        if failed:
+        inputs, n_inputs = (_handles(reads), len(reads)) if reads else (None, 0)
+        outputs = byref(writes[0].handle) if len(writes) == 1 else _handles(writes)
+        # fmt: off
+        if failed := _push(
+            _begin, _POINTER(number), None, _CPU, inputs, n_inputs, outputs, len(writes), _ASYNC,
+            priority, b"horovod", 0,
+        ):
             check_call(failed)
+        # fmt: on
 
     def begin(self) -> None:
         """Submit it: its arrays are ready. Called by MXNet; raises nothing."""
@@ -145,10 +153,6 @@ def forget() -> None:
 
 
 def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
-    if not tensors:
-        return None
-    if len(tensors) == 1:
-        return ctypes.byref(tensors[0].handle)
     return (_POINTER * len(tensors))(*[x.handle for x in tensors])
 
 
