@@ -80,6 +80,24 @@ def test_any_order(ranks, n_ranks, seed):
     assert ranks.call(n_ranks, submit_shuffled) == [expected] * n_ranks
 
 
+@pytest.mark.parametrize("n", [1, 26, 27, 60])
+def test_ranks_that_tell_of_as_many_requests_but_of_others(ranks, n):
+    @on_engine
+    def submit_halves(engine):
+        rank = engine.comm.rank
+        names = [[f"{half}{i}" for i in range(n)] for half in "ab"]
+        requests = [[reduction(np.ones(1), name) for name in half] for half in names]
+        for half in (rank, 1 - rank):
+            for request in requests[half]:
+                engine.submit(request)
+            engine.drive()
+        for request in requests[0] + requests[1]:
+            engine.wait(request)
+        return {request.results[0][0] for request in requests[0] + requests[1]}
+
+    assert ranks.call(2, submit_halves) == [{2.0}] * 2
+
+
 def test_any_order_between_hosts(hosts):
     @on_engine
     def submit_rotated(engine):
