@@ -62,7 +62,8 @@ class Exchange:
             row[word], row[word + 1] = form.key, form.digest
             word += 2
         row[0] = (word - _HEAD) // 2
-        row[1] = (_MORE if new else 0) | (_JOINED if has_joined else 0)
+        # A rank has joined when the others know of all that it submitted before.
+        row[1] = _MORE if new else _JOINED if has_joined else 0
 
     def _read(self, ready: list[Entry]) -> bool:
         rows, table = self._all, self._table
