@@ -286,6 +286,20 @@ def test_join(ranks):
     assert ranks.call(3, run_out) == [(2, []), (2, [4.0]), (2, [4.0, 2.0, *refused])]
 
 
+def test_what_was_submitted_before_join_counts(ranks):
+    """More than one row of a cycle holds is pending when a rank joins."""
+
+    @on_engine
+    def submit_and_join(engine):
+        requests = [reduction(np.ones(2), f"t{n}") for n in range(60)]
+        for request in requests[: 60 if engine.comm.rank else 50]:
+            engine._enqueue(request)  # the driver thread would tell some of it earlier
+        engine.run(other(Kind.JOIN, "join"))
+        return [float(x.results[0][0]) for x in requests if x.is_done]
+
+    assert ranks.call(2, submit_and_join) == [[2.0] * 50, [2.0] * 50 + [1.0] * 10]
+
+
 def test_nobody_waits(ranks):
     """A driver thread drives, and calls back."""
 

@@ -58,7 +58,7 @@ class Exchange:
         row[2], row[3] = len(told), sum([form.mark for form in told]) & _MASK
         any_news, more = False, len(told) > _FIT
         if more:  # perhaps nobody needs to know each
-            row[0], row[1] = 0, _MORE | (_JOINED if has_joined else 0)
+            row[0], row[1] = 0, _MORE
         else:
             rest = self._fill(told, has_joined)
         self._comm.all_gather(self._row, out=self._rows, timeout_s=WAIT_S)
@@ -92,7 +92,8 @@ class Exchange:
             word += 2
         rest = told[_FIT:]
         row[0] = (word - _HEAD) // 2
-        row[1] = (_MORE if rest else 0) | (_JOINED if has_joined else 0)
+        # A rank has joined when the others know of all that it submitted before.
+        row[1] = _MORE if rest else _JOINED if has_joined else 0
         return rest
 
     def _read(self, ready: list[Ready]) -> bool:
