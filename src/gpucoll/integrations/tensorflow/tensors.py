@@ -59,5 +59,5 @@ def _at(
 ) -> np.ndarray[Any, Any]:
     if size_bytes == 0:
         return np.empty(shape, dtype)
-    memory = (ctypes.c_char * size_bytes).from_address(api.TensorData(tensor))
+    memory: Any = (ctypes.c_char * size_bytes).from_address(api.TensorData(tensor))
     return np.ndarray(shape, dtype, memory)
