@@ -48,7 +48,7 @@ class TorchArrays:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=where)
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
+        return like.new_empty(shape)
 
     def scale(self, x: Any, factor: float, out: Any) -> None:
         with torch.inference_mode():  # tensors may be of a program that is in it
