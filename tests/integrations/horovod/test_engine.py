@@ -80,6 +80,24 @@ def test_any_order(ranks, n_ranks, seed):
     assert ranks.call(n_ranks, submit_shuffled) == [expected] * n_ranks
 
 
+@pytest.mark.parametrize("n", [1, 26, 27, 60])
+def test_ranks_that_tell_of_as_many_requests_but_of_others(ranks, n):
+    @on_engine
+    def submit_halves(engine):
+        rank = engine.comm.rank
+        names = [[f"{half}{i}" for i in range(n)] for half in "ab"]
+        requests = [[reduction(np.ones(1), name) for name in half] for half in names]
+        for half in (rank, 1 - rank):
+            for request in requests[half]:
+                engine.submit(request)
+            engine.drive()
+        for request in requests[0] + requests[1]:
+            engine.wait(request)
+        return {request.results[0][0] for request in requests[0] + requests[1]}
+
+    assert ranks.call(2, submit_halves) == [{2.0}] * 2
+
+
 def test_any_order_between_hosts(hosts):
     @on_engine
     def submit_rotated(engine):
@@ -266,6 +284,20 @@ def test_join(ranks):
         "Broadcast is not supported with Join at this time.",
     ]
     assert ranks.call(3, run_out) == [(2, []), (2, [4.0]), (2, [4.0, 2.0, *refused])]
+
+
+def test_what_was_submitted_before_join_counts(ranks):
+    """More than one row of a cycle holds is pending when a rank joins."""
+
+    @on_engine
+    def submit_and_join(engine):
+        requests = [reduction(np.ones(2), f"t{n}") for n in range(60)]
+        for request in requests[: 60 if engine.comm.rank else 50]:
+            engine._enqueue(request)  # the driver thread would tell some of it earlier
+        engine.run(other(Kind.JOIN, "join"))
+        return [float(x.results[0][0]) for x in requests if x.is_done]
+
+    assert ranks.call(2, submit_and_join) == [[2.0] * 50, [2.0] * 50 + [1.0] * 10]
 
 
 def test_nobody_waits(ranks):

@@ -13,8 +13,6 @@ __all__ = ["reduction", "root_of", "rows_for_each"]
 
 def reduction(op: int | None, average: bool | None) -> ReduceOp:
     """Return the reduction; `average` is what programs before Horovod 0.19 passed."""
-    if type(op) is ReduceOp and average is None:
-        return op
     if average is None:
         if op is None:
             return ReduceOp.AVERAGE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 from ctypes import (
     CFUNCTYPE,
     POINTER,
@@ -120,10 +121,10 @@ class _Api:
         folder = Path(tensorflow.__file__).parent
         names = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
         libraries = [ctypes.CDLL(str(folder / x)) for x in names if (folder / x).exists()]
-        # Reading a tensor is a word or two: cheaper with the GIL held. The others may wait.
+        # Most read or write a word or two: cheaper with the GIL held. What comes next may run long.
         quick = [ctypes.PyDLL(library._name) for library in libraries]
         for name, (result, *arguments) in _FUNCTIONS.items():
-            for library in libraries if name.startswith(("Run", "Delete")) else quick:
+            for library in libraries if name.startswith("Run") else quick:
                 function = getattr(library, f"TF_{name}", None)
                 if function is not None:
                     break
@@ -164,7 +165,7 @@ class Status:
         api.DeleteStatus(self.address)
 
 
-_MANAGER = CFUNCTYPE(c_bool, c_void_p, c_void_p, c_int)
+_manager = functools.cache(ctypes.PYFUNCTYPE(c_bool, c_void_p, c_void_p, c_int))
 _CLONE, _DESTROY = 2, 3
 
 
@@ -181,7 +182,7 @@ class Done:
     def __init__(self, callback: int) -> None:
         there = (c_uint64 * 4).from_address(callback)
         self._words = (c_uint64 * 4)()
-        self._manager = _MANAGER(there[2])
+        self._manager = _manager(there[2])
         self._manager(ctypes.addressof(self._words), callback, _CLONE)
         for word in (2, 3):
             self._words[word] = there[word]

@@ -20,7 +20,7 @@ from gpucoll.integrations.tensorflow import c_api, tensors
 from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
-__all__ = ["Call", "Operation", "register", "running_here"]
+__all__ = ["Call", "Node", "Operation", "register", "running_here"]
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,32 @@ class Operation:
     stateful: bool = False
 
 
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph; of an eager call, it has the op's name."""
+
+    name: str
+    attributes: dict[str, Any]
+    """Those that are numbers, texts or truth values."""
+
+
 class Call:
     """One execution of an op: its inputs, and places for its outputs.
 
     Attributes
     ----------
-    node : NodeDef
-        The node of the graph: its name, and its attributes.
+    node : Node
+        Its name and attributes.
     is_here : bool
         Whether the thread that called the op waits for it (see `running_here`).
     """
 
     __slots__ = ("_context", "_done", "_kept", "_status", "is_here", "node")
 
-    def __init__(self, node: Any, context: int, callback: int) -> None:
+    def __init__(self, node: Node, context: int, callback: int) -> None:
         self.node = node
         self.is_here = getattr(_caller, "waits", False)
-        self._context, self._status = context, Status()
+        self._context, self._status = context, _statuses.pop() if _statuses else Status()
         self._kept: list[int] = []
         self._done: Callable[[], None] = (
             (lambda: api.RunAsyncOpKernelDoneCallback(callback)) if self.is_here else Done(callback)
@@ -82,9 +91,9 @@ class Call:
         self, index: int, shape: Sequence[int], dtype: np.dtype[Any]
     ) -> np.ndarray[Any, Any]:
         """Allocate an output and return it, to be written before `finish`."""
-        tensor = tensors.output(self._context, index, shape, dtype, self._status)
+        tensor, array = tensors.output(self._context, index, shape, dtype, self._status)
         self._kept.append(tensor)
-        return tensors.view(tensor)
+        return array
 
     def give(self, index: int, array: np.ndarray[Any, Any]) -> None:
         """Copy an array into an output."""
@@ -105,15 +114,17 @@ class Call:
             text = str(error) if isinstance(error, OperationError) else repr(error)
             self._status.set(code, text)
             api.OpKernelContext_Failure(self._context, self._status.address)
+        else:
+            _statuses.append(self._status)
         self._done()
 
     def _input(self, index: int) -> int:
         tensor = ctypes.c_void_p()
         api.GetInput(self._context, index, ctypes.byref(tensor), self._status.address)
-        self._status.check()
-        assert tensor.value is not None
-        self._kept.append(tensor.value)
-        return tensor.value
+        if tensor.value is None:
+            self._status.check()
+        self._kept.append(tensor.value)  # type: ignore[arg-type]
+        return tensor.value  # type: ignore[return-value]
 
 
 class running_here:  # noqa: N801 - a context manager
@@ -130,7 +141,9 @@ class running_here:  # noqa: N801 - a context manager
 
 
 _caller = threading.local()
-_nodes: dict[int, Any] = {}
+_statuses: list[Status] = []
+"""Those that no call uses."""
+_nodes: dict[int, Node] = {}
 _keys = itertools.count(1)
 _callbacks: list[Any] = []
 """What TensorFlow calls: never freed, since ops stay registered until the process ends."""
@@ -203,8 +216,9 @@ def _register_kernel(operation: Operation) -> None:
             ctypes.string_at(buffer.contents.data, buffer.contents.length)
         )
         api.DeleteBuffer(buffer)
+        values = {name: getattr(x, x.WhichOneof("value")) for name, x in node.attr.items()}
         key = next(_keys)
-        _nodes[key] = node
+        _nodes[key] = Node(node.name, values)
         return key
 
     @c_api.ASYNC_COMPUTE

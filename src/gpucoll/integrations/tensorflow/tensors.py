@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,23 +31,33 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 def view(tensor: int) -> np.ndarray[Any, Any]:
     """Return the array that a TF_Tensor holds; it lives as long as the TF_Tensor does."""
     shape = [api.Dim(tensor, axis) for axis in range(api.NumDims(tensor))]
-    dtype, size_bytes = _dtype(api.TensorType(tensor)), api.TensorByteSize(tensor)
-    if size_bytes == 0:
-        return np.empty(shape, dtype)
-    memory = (ctypes.c_char * size_bytes).from_address(api.TensorData(tensor))
-    return np.ndarray(shape, dtype, memory)
+    return _at(tensor, shape, _dtype(api.TensorType(tensor)), api.TensorByteSize(tensor))
 
 
 def output(
     context: int, index: int, shape: Sequence[int], dtype: np.dtype[Any], status: Status
-) -> int:
-    """Allocate an output of a kernel; return its TF_Tensor."""
-    dims = (ctypes.c_int64 * len(shape))(*shape)
-    size_bytes = dtype.itemsize
-    for length in shape:
-        size_bytes *= length
+) -> tuple[int, np.ndarray[Any, Any]]:
+    """Allocate an output of a kernel; return its TF_Tensor, and the array that it holds."""
+    n_dims = len(shape)
+    size_bytes = math.prod(shape) * dtype.itemsize
     tensor = api.AllocateOutput(
-        context, index, dtype_number(dtype), dims, len(shape), size_bytes, status.address
+        context,
+        index,
+        dtype_number(dtype),
+        (ctypes.c_int64 * n_dims)(*shape),
+        n_dims,
+        size_bytes,
+        status.address,
     )
-    status.check()
-    return int(tensor)
+    if tensor is None:
+        status.check()
+    return tensor, _at(tensor, shape, dtype, size_bytes)
+
+
+def _at(
+    tensor: int, shape: Sequence[int], dtype: np.dtype[Any], size_bytes: int
+) -> np.ndarray[Any, Any]:
+    if size_bytes == 0:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * size_bytes).from_address(api.TensorData(tensor))
+    return np.ndarray(shape, dtype, memory)

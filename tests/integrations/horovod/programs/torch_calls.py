@@ -162,6 +162,16 @@ def no_graph_without_gradients():
         assert hvd.allreduce(torch.ones(2, requires_grad=True)).grad_fn is None
 
 
+def inference():
+    with torch.inference_mode():
+        whole = hvd.allreduce_async_(torch.full((3,), 2, dtype=torch.int32))
+        half = hvd.allreduce_async(torch.ones(3, dtype=torch.float16), postscale_factor=2.0)
+        while not (hvd.poll(whole) and hvd.poll(half)):  # another thread does them
+            pass
+        assert hvd.synchronize(whole).tolist() == [2] * 3
+        assert hvd.synchronize(half).tolist() == [2.0] * 3
+
+
 def a_rank_joins_early():
     total = None
     for step in range(RANK + 1):

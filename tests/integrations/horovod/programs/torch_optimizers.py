@@ -132,6 +132,39 @@ def a_step_after_synchronize():
     assert [str(each.message)[:31] for each in told] == ["optimizer.step() called without"]
 
 
+def hooks_and_schedules():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for _ in range(2):
+        model(own(data(0))).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=False)
+    assert calls == ["after"] * 2
+    assert abs(optimizer.param_groups[0]["lr"] - 0.001) < 1e-9
+    assert type(optimizer).__name__ == "SGD"
+    assert isinstance(optimizer, torch.optim.SGD)
+    other = torch.optim.SGD(network().parameters(), lr=0.5)
+    hvd.DistributedOptimizer(other).load_state_dict(optimizer.state_dict())
+
+
+def gradients_that_are_not_contiguous():
+    torch.manual_seed(3)
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    x = torch.full((1, 3, 8, 8), RANK + 1.0).to(memory_format=torch.channels_last)
+    model(x).sum().backward()
+    assert not model.weight.grad.is_contiguous()
+    optimizer.synchronize()
+    expected = torch.full_like(model.weight, 36 * (SIZE + 1) / 2)
+    assert torch.allclose(model.weight.grad, expected)
+
+
 def misuse():
     model = network()
 
@@ -264,6 +297,7 @@ def main():
     RANK, SIZE = hvd.rank(), hvd.size()
     checks = [options_give_what_one_process_gets, ranks_have_equal_parameters]
     checks += [gradients_that_a_rank_lacks, a_step_after_synchronize, misuse, sparse_gradients]
+    checks += [hooks_and_schedules, gradients_that_are_not_contiguous]
     checks += [adasum_combines_changes, process_sets_leave_others_alone]
     checks += [a_state_comes_from_the_root, parameters_that_are_not_contiguous]
     for check in checks:

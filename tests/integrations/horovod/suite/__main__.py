@@ -58,15 +58,19 @@ class Outcomes:
 
 
 def stand_in() -> None:
-    """Provide what Horovod's tests import beside Horovod's API: mock, and a thread's start."""
+    """Provide what Horovod's tests import beside Horovod's API: mock, and two small functions."""
     if importlib.util.find_spec("mock") is None:
         sys.modules["mock"] = unittest.mock
-    for name in ("horovod.runner", "horovod.runner.util", "horovod.runner.util.threads"):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            sys.modules[name] = ModuleType(name)
-    vars(sys.modules["horovod.runner.util.threads"]).setdefault("in_thread", in_thread)
+    threads, places = "horovod.runner.util.threads", "horovod.runner.common.util.env"
+    for module in (threads, places):
+        parts = module.split(".")
+        for name in (".".join(parts[:n]) for n in range(2, len(parts) + 1)):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError:
+                sys.modules[name] = ModuleType(name)
+    vars(sys.modules[threads]).setdefault("in_thread", in_thread)
+    vars(sys.modules[places]).setdefault("get_env_rank_and_size", rank_and_size)
 
 
 def in_thread(target: Callable[..., object], args: Sequence[object] = ()) -> threading.Thread:
@@ -74,6 +78,11 @@ def in_thread(target: Callable[..., object], args: Sequence[object] = ()) -> thr
     thread = threading.Thread(target=target, args=args, daemon=True)
     thread.start()
     return thread
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return what the launcher said, before Horovod is initialized."""
+    return int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
 
 
 def main(outcomes: str, file: str, arguments: list[str]) -> int:

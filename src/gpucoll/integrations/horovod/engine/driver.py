@@ -68,10 +68,14 @@ class Driver:
             del engine
 
     def _drive(self) -> None:
+        pause_s = self._patience_s
         while not self._is_stopped:
-            self._hurry.wait(self._patience_s)
+            self._hurry.wait(pause_s)
             engine = self._engine()
             if self._is_stopped or engine is None or engine.is_idle:
                 self._hurry.clear()
                 return
-            engine.drive()
+            pause_s = self._patience_s - engine.pending_for_s()
+            if pause_s <= 0 or self._hurry.is_set():
+                engine.drive()
+                pause_s = self._patience_s

@@ -18,7 +18,7 @@ from gpucoll.integrations.horovod.engine.execute import batches, execute
 from gpucoll.integrations.horovod.engine.forms import Form, Forms
 from gpucoll.integrations.horovod.engine.joined import absent
 from gpucoll.integrations.horovod.engine.request import Kind, Request
-from gpucoll.integrations.horovod.engine.table import Entry, Table
+from gpucoll.integrations.horovod.engine.table import Ready, Table
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -145,7 +145,9 @@ class Engine:
                 raise ValueError(checks.DUPLICATE)
             self._join = request
         else:
-            form = request.form = self._forms.of(request)
+            form = request.form
+            if form is None:
+                form = request.form = self._forms.of(request)
             if self._pending.setdefault(form.key, request) is not request:
                 raise ValueError(checks.DUPLICATE)
             request.library.submitted(request)
@@ -171,7 +173,7 @@ class Engine:
             self._news.wait(pause)
             self._news.clear()
         try:
-            ready: list[Entry] = []
+            ready: list[Ready] = []
             if self.timeline is not None:
                 self.timeline.cycle()
             any_news = self._exchange.run(self._new, self._join is not None, ready)
@@ -185,7 +187,7 @@ class Engine:
             if not isinstance(error, GpucollError):  # Ctrl-C, or a fault of this library
                 raise
 
-    def _do(self, ready: list[Entry]) -> None:
+    def _do(self, ready: list[Ready]) -> None:
         if self._table.joined or any(entry.differs for entry in ready):
             requests = self._checked(ready)
         else:
@@ -210,7 +212,7 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def _checked(self, ready: list[Entry]) -> list[Request]:
+    def _checked(self, ready: list[Ready]) -> list[Request]:
         """Tell all ranks the details, and return what can be executed; this rank's zeros, too."""
         mine = {
             entry.key: Described.of(self._pending[entry.key])
@@ -273,6 +275,14 @@ class Engine:
             self._join = None
             join.error = _internal(error)
             self._done(join)
+
+    def pending_for_s(self) -> float:
+        """Return the age of the oldest request that is pending, 0 if none is."""
+        try:
+            oldest = next(iter(self._pending.values()), self._join)
+        except RuntimeError:  # another thread has just changed it
+            return 0.0
+        return 0.0 if oldest is None else time.monotonic() - oldest.since
 
     def pending(self) -> list[tuple[str, float]]:
         """Return what is pending: the names, and when they were submitted (`time.monotonic`)."""

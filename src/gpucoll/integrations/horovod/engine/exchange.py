@@ -1,12 +1,16 @@
 """What ranks tell each other in a cycle: one all-gather of a row of 448 bytes.
 
-A row has two words (how many requests follow, and flags), and for each request the digest of its
-name and that of its signature. A rank with more than fit says so, and everybody goes around again.
+The head of a row has the number of requests in it, flags, the number of all that are new, and the
+sum of their marks, in which their order does not count. The row goes on with the digests of the
+name and the signature of each request, if all fit. Where heads are equal, everything new is ready
+at once. Otherwise the table tells what is, and a rank with more than fits in a row says so:
+everybody goes around again.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,16 +18,18 @@ import numpy as np
 if TYPE_CHECKING:
     from gpucoll import Communicator
     from gpucoll.integrations.horovod.engine.forms import Form
-    from gpucoll.integrations.horovod.engine.table import Entry, Table
+    from gpucoll.integrations.horovod.engine.table import Ready, Table
 
 __all__ = ["WAIT_S", "Exchange"]
 
 WAIT_S = 86_400.0
 """How long a rank waits for the others: Horovod's programs expect no limit; see `StallCheck`."""
 _WORDS = 56
-_HEAD = 2
+_HEAD = 4
 _FIT = (_WORDS - _HEAD) // 2
 _MORE, _JOINED = 1, 2
+_MASK = (1 << 63) - 1
+_key = attrgetter("key")
 
 
 class Exchange:
@@ -35,7 +41,7 @@ class Exchange:
         self._rows = np.zeros(_WORDS * comm.world_size, np.int64)
         self._own, self._all = (memoryview(cast(Any, row)) for row in (self._row, self._rows))
 
-    def run(self, new: deque[Form], has_joined: bool, ready: list[Entry]) -> bool:
+    def run(self, new: deque[Form], has_joined: bool, ready: list[Ready]) -> bool:
         """Exchange all that is new; return whether anything was, on any rank.
 
         Parameters
@@ -44,27 +50,53 @@ class Exchange:
             What this rank has not told yet; emptied.
         has_joined : bool
             Whether this rank waits in `join`.
-        ready : list of Entry
+        ready : list of Ready
             Gets what no rank is missing in any longer, in the same order on every rank.
         """
-        any_news, more = False, True
+        told = [new.popleft() for _ in range(len(new))]
+        row, rest = self._own, told
+        row[2], row[3] = len(told), sum([form.mark for form in told]) & _MASK
+        any_news, more = False, len(told) > _FIT
+        if more:  # perhaps nobody needs to know each
+            row[0], row[1] = 0, _MORE
+        else:
+            rest = self._fill(told, has_joined)
+        self._comm.all_gather(self._row, out=self._rows, timeout_s=WAIT_S)
+        if told and self._are_equal():
+            ready += told if len(told) == 1 else sorted(told, key=_key)
+            return True
+        more = self._read(ready)
+        any_news = more or self._had_news
         while more:
-            self._fill(new, has_joined)
+            rest = self._fill(rest, has_joined)
             self._comm.all_gather(self._row, out=self._rows, timeout_s=WAIT_S)
             more = self._read(ready)
-            any_news = any_news or more or self._had_news
         return any_news
 
-    def _fill(self, new: deque[Form], has_joined: bool) -> None:
+    def _are_equal(self) -> bool:
+        """Return whether every rank has told of the same, and nothing else counts."""
+        if self._table.entries or self._table.joined:
+            return False
+        rows = self._all
+        n, total = rows[2], rows[3]
+        for base in range(0, len(rows), _WORDS):
+            if rows[base + 2] != n or rows[base + 3] != total or rows[base + 1] & _JOINED:
+                return False
+        return True
+
+    def _fill(self, told: list[Form], has_joined: bool) -> list[Form]:
+        """Write what fits into the row; return the rest."""
         row, word = self._own, _HEAD
-        while new and word < _WORDS:
-            form = new.popleft()
+        for form in told[:_FIT]:
             row[word], row[word + 1] = form.key, form.digest
             word += 2
+        rest = told[_FIT:]
         row[0] = (word - _HEAD) // 2
-        row[1] = (_MORE if new else 0) | (_JOINED if has_joined else 0)
+        # A rank has joined when the others know of all that it submitted before.
+        row[1] = _MORE if rest else _JOINED if has_joined else 0
+        return rest
 
-    def _read(self, ready: list[Entry]) -> bool:
+    def _read(self, ready: list[Ready]) -> bool:
         rows, table = self._all, self._table
         flags, self._had_news = 0, False
         for rank in range(self._comm.world_size):

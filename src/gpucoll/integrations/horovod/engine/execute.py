@@ -28,13 +28,20 @@ def batches(requests: Sequence[Request], limit_bytes: int) -> list[list[Request]
     limit_bytes : int
         How many bytes one call takes at most, unless a single request has more.
     """
-    if len(requests) == 1:
+    if len(requests) < 2:
+        return [[request] for request in requests]
+    forms = [_form(request) for request in requests]
+    first = forms[0]
+    if (
+        first.kind in _FUSED
+        and all(form.batch is first.batch for form in forms)
+        and sum(form.n_bytes for form in forms) <= limit_bytes
+    ):
         return [list(requests)]
     made: list[list[Request]] = []
     filling: dict[Hashable, list[Request]] = {}
     n_bytes: dict[Hashable, int] = {}
-    for request in requests:
-        form = _form(request)
+    for request, form in zip(requests, forms, strict=True):
         kind = form.batch
         batch = filling.get(kind)
         if batch is None or form.kind not in _FUSED or n_bytes[kind] + form.n_bytes > limit_bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp
 
@@ -39,6 +39,10 @@ class Form:
     batch: tuple[Any, ...]
     """What requests that one call does have in common."""
     n_bytes: int
+    mark: int
+    """Key and digest in one number."""
+    differs: ClassVar[bool] = False
+    """What `Entry` says: ranks whose forms are equal have submitted the same."""
 
 
 class Forms:
@@ -55,6 +59,7 @@ class Forms:
     def __init__(self, world_size: int, capacity: int) -> None:
         self._world_size, self._capacity = world_size, capacity
         self._known: dict[Hashable, Form] = {}
+        self._batches: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def of(self, request: Request) -> Form:
         """Return a request's form."""
@@ -68,6 +73,7 @@ class Forms:
             found = self._make(request)
             if len(self._known) >= self._capacity:
                 self._known.clear()
+                self._batches.clear()
             self._known[what] = found
         return found
 
@@ -79,10 +85,13 @@ class Forms:
             # The sum of integers is divided once, together with the factor, and truncated.
             operation, factor = "sum", factor / self._world_size
         device = library.device(arrays[0]) if arrays else "CPU"
+        name, signature = request.name, request.signature()
+        batch = (*request.constants(), operation, factor, device)
         return Form(
-            *(digest(request.name), digest(request.signature()), request.kind, operation, factor),
-            (*request.constants(), operation, factor, device),
+            *(digest(name), digest(signature), request.kind, operation, factor),
+            self._batches.setdefault(batch, batch),
             sum(x.nbytes for x in arrays),
+            digest((name, signature)),
         )
 
 

@@ -143,7 +143,7 @@ class Request:
     notes: Any = None
     """For the library: events of streams."""
     form: Form | None = None
-    """Set by the engine."""
+    """Set by the engine, unless a request like an earlier one brings that one's."""
     since: float = 0.0
     """When it was submitted (`time.monotonic`)."""
 

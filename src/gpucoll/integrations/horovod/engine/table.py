@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["Entry", "Table"]
+from typing import Protocol
+
+__all__ = ["Entry", "Ready", "Table"]
+
+
+class Ready(Protocol):
+    """What no rank is missing in: an `Entry`, or a `Form` that all ranks have told at once."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def differs(self) -> bool: ...
 
 
 class Entry:
@@ -34,7 +45,7 @@ class Table:
         """Bit r: rank r has joined, and counts for every name."""
         self.last_joined = -1
 
-    def add(self, rank: int, key: int, digest: int, ready: list[Entry]) -> None:
+    def add(self, rank: int, key: int, digest: int, ready: list[Ready]) -> None:
         """Note that a rank has submitted a name; append its entry to `ready` if it was the last."""
         entry = self.entries.get(key)
         if entry is None:
@@ -46,7 +57,7 @@ class Table:
             del self.entries[key]
             ready.append(entry)
 
-    def join(self, rank: int, ready: list[Entry]) -> None:
+    def join(self, rank: int, ready: list[Ready]) -> None:
         """Note that a rank has joined; append to `ready` what waited for it alone."""
         if self.joined >> rank & 1:
             return

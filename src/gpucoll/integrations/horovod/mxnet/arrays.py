@@ -32,6 +32,14 @@ def check(tensor: Any) -> None:
         raise TypeError(f"expected a dense NDArray, not {tensor.stype}: use tostype('default')")
 
 
+def address_of(tensor: mx.nd.NDArray) -> int | None:
+    """Return where the elements of an array are."""
+    word = ctypes.c_void_p()
+    if failed := _get_data(tensor.handle, ctypes.byref(word)):
+        check_call(failed)
+    return word.value
+
+
 def view(tensor: mx.nd.NDArray) -> np.ndarray[Any, Any]:
     """Return the memory of a dense array; nothing may be pending that writes it.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import byref
 from functools import cache
 from typing import Any
 
@@ -19,9 +20,9 @@ from mxnet.base import _LIB, check_call
 from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.request import Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.mxnet.arrays import view
+from gpucoll.integrations.horovod.mxnet.arrays import address_of, view
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "forget"]
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _FUNCTION = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
@@ -30,91 +31,128 @@ _SHORT_FUNCTION = ctypes.PYFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
 _THREE_WORDS = ctypes.c_uint64 * 3
 
 _push = ctypes.PyDLL(None, handle=_LIB._handle).MXEnginePushAsyncND
-_push.argtypes = [_FUNCTION, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER]
-_push.argtypes += [_INT, ctypes.c_char_p, ctypes.c_bool]
+"""Without types of its arguments: their conversion takes longer than the call."""
 
-_CPU = ctypes.byref((ctypes.c_int32 * 2)(1, 0))
+_CPU = byref((ctypes.c_int32 * 2)(1, 0))
 """MXNet's context cpu(0)."""
-_ASYNC = ctypes.byref(ctypes.c_int32(4))
+_ASYNC = byref(ctypes.c_int32(4))
 """The property of calls that do not block: the pushing thread begins them if they can begin."""
 
 _pushed: dict[int, Operation] = {}
 _writers: dict[int | None, Operation] = {}
 """What writes an array, by its handle. An operation keeps its arrays, and so their handles."""
+_last: dict[str, Operation] = {}
+"""What was last reduced or broadcast in place under a name, if it is small."""
+_LAST_BYTES = 1 << 16
+_LAST_KEPT = 1024
 
 
-class Operation:
-    """A request in MXNet's engine.
+class Operation(Request):
+    """A request in MXNet's engine, without arrays until they are ready."""
 
-    Parameters
-    ----------
-    engine : Engine
-        Of the process set.
-    request : Request
-        Without arrays: the operation adds them when they are ready.
-    reads, writes : sequence of NDArray
-        Its arrays and outputs. An array that is both is among `writes` only.
-    """
+    __slots__ = ("address", "complete", "engine", "is_submitted", "reads", "writes")
+    address: int | None
+    """Of the array, if a later operation may repeat this one."""
+    complete: Sequence[int]
+    """MXNet's function to call at the end, and its arguments."""
 
-    __slots__ = ("complete", "engine", "is_submitted", "reads", "request", "writes")
-
-    def __init__(
+    def start(
         self,
         engine: Engine,
-        request: Request,
         reads: Sequence[mx.nd.NDArray],
         writes: Sequence[mx.nd.NDArray],
+        priority: int,
     ) -> None:
-        self.engine, self.request = engine, request
-        self.reads, self.writes = reads, writes
-        self.is_submitted = False
-        self.complete: Sequence[int] = ()
-        """MXNet's function to call at the end, and its arguments."""
+        """Give it to MXNet's engine.
 
-    def push(self, priority: int = 0) -> None:
-        """Give it to MXNet's engine."""
+        Parameters
+        ----------
+        engine : Engine
+            Of the process set.
+        reads, writes : sequence of NDArray
+            Arrays and outputs. An array that is both is among `writes` only.
+        priority : int
+            In MXNet's engine.
+        """
+        self.engine, self.reads, self.writes = engine, reads, writes
+        self.is_submitted = False
+        self.finished = _finish
         number = id(self)
         _pushed[number] = self
-        for tensor in self.writes:
+        for tensor in writes:
             _writers[tensor.handle.value] = self
-        failed = _push(
-            *(_begin, number, None, _CPU, _handles(self.reads), len(self.reads)),
-            *(_handles(self.writes), len(self.writes), _ASYNC, priority, b"horovod", False),
-        )
-        if failed:
+        inputs, n_inputs = (_handles(reads), len(reads)) if reads else (None, 0)
+        outputs = byref(writes[0].handle) if len(writes) == 1 else _handles(writes)
+        # fmt: off
+        if failed := _push(
+            _begin, _POINTER(number), None, _CPU, inputs, n_inputs, outputs, len(writes), _ASYNC,
+            priority, b"horovod", 0,
+        ):
             check_call(failed)
+        # fmt: on
 
     def begin(self) -> None:
-        """Submit the request: its arrays are ready. Called by MXNet; raises nothing."""
-        request = self.request
+        """Submit it: its arrays are ready. Called by MXNet; raises nothing."""
         try:
-            request.outputs = request.arrays = [view(x) for x in self.writes]
-            if self.reads:
-                request.arrays = [view(x) for x in self.reads]
-            request.finished = self._finish
-            self.engine.submit(request)
+            last = _last.get(self.name)
+            if last is not None and self._repeats(last):
+                self.arrays, self.form, self.address = last.arrays, last.form, last.address
+                self.outputs = last.arrays
+                self.engine.submit(self)
+                _last[self.name] = self
+            else:
+                self._begin_first()
             self.is_submitted = True
         except BaseException as error:
-            request.error = error
-            self._finish(request)
+            self.error = error
+            _finish(self)
 
-    def _finish(self, request: Request) -> None:
-        """Tell MXNet that the request is done. Called by the thread that did it."""
-        for tensor in self.writes:
-            handle = tensor.handle.value
-            if _writers.get(handle) is self:
-                del _writers[handle]
-        function, engine, argument = self.complete
-        if request.error is None:
-            _function_at(function)(engine, argument, None)
-        else:
-            with _Error(str(request.error)) as error:
-                _function_at(function)(engine, argument, error)
+    def _begin_first(self) -> None:
+        self.outputs = self.arrays = [view(x) for x in self.writes]
+        if self.reads:
+            self.arrays = [view(x) for x in self.reads]
+        self.engine.submit(self)
+        if len(self.writes) == 1 and not self.reads and self.outputs[0].nbytes <= _LAST_BYTES:
+            if len(_last) >= _LAST_KEPT:
+                _last.clear()
+            self.address = address_of(self.writes[0])
+            _last[self.name] = self
+
+    def _repeats(self, last: Operation) -> bool:
+        """Return whether it is of the same array as `last`, in the same memory."""
+        return (
+            len(self.writes) == 1
+            and self.writes[0] is last.writes[0]
+            and not self.reads
+            and self.engine is last.engine
+            and self.op is last.op
+            and self.prescale == last.prescale
+            and self.postscale == last.postscale
+            and self.root == last.root
+            and address_of(self.writes[0]) == last.address
+        )
+
+
+def _finish(request: Any) -> None:
+    """Tell MXNet that an operation is done. Called by the thread that did it."""
+    for tensor in request.writes:
+        handle = tensor.handle.value
+        if _writers.get(handle) is request:
+            del _writers[handle]
+    function, engine, argument = request.complete
+    if request.error is None:
+        _function_at(function)(engine, argument, None)
+    else:
+        with _Error(str(request.error)) as error:
+            _function_at(function)(engine, argument, error)
+
+
+def forget() -> None:
+    """Forget the arrays of earlier operations."""
+    _last.clear()
 
 
 def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
-    if len(tensors) == 1:
-        return ctypes.byref(tensors[0].handle)
     return (_POINTER * len(tensors))(*[x.handle for x in tensors])
 
 
@@ -138,7 +176,7 @@ def _drive(operation: Operation | None) -> None:
     """Do a request whose end this thread waits for: faster than the engine's helper thread."""
     if operation is not None and operation.is_submitted:
         try:
-            operation.engine.wait(operation.request)
+            operation.engine.wait(operation)
         except HorovodInternalError:
             pass  # MXNet raises it
 

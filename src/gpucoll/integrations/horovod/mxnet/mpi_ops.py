@@ -281,8 +281,8 @@ def _reduce(
     engine = engine_of(process_set)
     kind = Kind.ADASUM if op is Adasum else Kind.ALLREDUCE
     name = engine.unnamed("allreduce") if name is None else f"allreduce.{name}"
-    request = Request(kind, name, _ARRAYS, [], None, op, 0, prescale, postscale)
-    _push(engine, request, reads, writes, priority)
+    operation = Operation(kind, name, _ARRAYS, [], None, op, 0, prescale, postscale)
+    _start(operation, engine, reads, writes, priority)
 
 
 def _broadcast(
@@ -296,13 +296,13 @@ def _broadcast(
     engine = engine_of(process_set)
     name = engine.unnamed("broadcast") if name is None else f"broadcast.{name}"
     root = root_of(root_rank, process_set)
-    request = Request(Kind.BROADCAST, name, _ARRAYS, root=root)
-    _push(engine, request, reads, [output], priority)
+    operation = Operation(Kind.BROADCAST, name, _ARRAYS, root=root)
+    _start(operation, engine, reads, [output], priority)
 
 
-def _push(
+def _start(
+    operation: Operation,
     engine: Engine,
-    request: Request,
     reads: Sequence[NDArray],
     writes: Sequence[NDArray],
     priority: int,
@@ -311,7 +311,7 @@ def _push(
         check(tensor)
     for tensor in writes:
         check(tensor)
-    Operation(engine, request, reads, writes).push(priority)
+    operation.start(engine, reads, writes, priority)
 
 
 def _run(

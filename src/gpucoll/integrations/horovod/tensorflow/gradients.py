@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -112,14 +113,12 @@ def _make_cached(
             if sparse_as_dense:
                 grads = [as_dense(grad) for grad in grads]
             results: list[Any] = [None] * len(grads)
-            if groups is None:
-                for i, grad in enumerate(grads):
-                    if grad is not None:
-                        results[i] = reduce(allreduce, grad, i, use_generic_names)
-                return results
-            for n, members in enumerate(_grouped(grads, vars, groups)):
-                together = [grads[i] for i in members]
-                reduced = reduce(grouped_allreduce, together, n, use_generic_names)
+            for n, members in enumerate(_together(grads, vars, groups)):
+                if len(members) == 1:
+                    reduced = [reduce(allreduce, grads[members[0]], n, use_generic_names)]
+                else:
+                    given = [grads[i] for i in members]
+                    reduced = reduce(grouped_allreduce, given, n, use_generic_names)
                 for i, grad in zip(members, reduced, strict=True):
                     results[i] = grad
             return results
@@ -139,10 +138,15 @@ def as_dense(grad: Any) -> Any:
     return tf.convert_to_tensor(grad) if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def _grouped(grads: Sequence[Any], variables: Any, groups: Any) -> list[list[int]]:
-    """Return the numbers of the gradients that belong together."""
+def _together(grads: Sequence[Any], variables: Any, groups: Any) -> list[list[int]]:
+    """Return the numbers of the gradients that one op reduces: of one group, and one dtype.
+
+    Without groups all belong together. An op costs more than what it adds to a reduction.
+    """
     there = [i for i, grad in enumerate(grads) if grad is not None]
-    if isinstance(groups, int):
+    if groups is None:
+        made = [there]
+    elif isinstance(groups, int):
         each, more = divmod(len(there), groups)
         starts = [n * each + min(n, more) for n in range(groups + 1)]
         made = [there[a:b] for a, b in pairwise(starts)]
@@ -151,7 +155,11 @@ def _grouped(grads: Sequence[Any], variables: Any, groups: Any) -> list[list[int
         named = [[x.name for x in group] for group in refs_to_vars(groups)]
         made = [[left.pop(name) for name in group if name in left] for group in named]
         made += [[i] for i in left.values()]
-    return [members for members in made if members]
+    by_kind: dict[Any, list[int]] = defaultdict(list)
+    for n, members in enumerate(made):
+        for i in members:
+            by_kind[n, grads[i].dtype, isinstance(grads[i], tf.IndexedSlices)].append(i)
+    return list(by_kind.values())
 
 
 class LocalVariables:

@@ -15,7 +15,7 @@ from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
 from gpucoll.integrations.tensorflow.c_api import Code, OperationError
-from gpucoll.integrations.tensorflow.operations import Call, Operation, register
+from gpucoll.integrations.tensorflow.operations import Call, Node, Operation, register
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def _exchanged(shapes: Shapes) -> None:
     shapes.keep(1)
 
 
-def _set_id(node: Any) -> int:
-    return int(node.attr["process_set_id"].i)
+def _set_id(node: Node) -> int:
+    return int(node.attributes.get("process_set_id", 0))
 
 
 def _collective(compute: Callable[[Call, Engine], None]) -> Callable[[Call], None]:
@@ -69,13 +69,13 @@ def _collective(compute: Callable[[Call, Engine], None]) -> Callable[[Call], Non
 
 def _request(call: Call, kind: Kind, arrays: list[Any], **fields: Any) -> Request:
     """Return a request, named after the node."""
-    name, attributes = call.node.name, call.node.attr
-    if attributes["ignore_name_scope"].b:
+    name, attributes = call.node.name, call.node.attributes
+    if attributes["ignore_name_scope"]:
         name = name.rpartition("/")[2]
     if "reduce_op" in attributes:
-        fields["op"] = ReduceOp(attributes["reduce_op"].i)
-        fields["prescale"] = attributes["prescale_factor"].f
-        fields["postscale"] = attributes["postscale_factor"].f
+        fields["op"] = ReduceOp(attributes["reduce_op"])
+        fields["prescale"] = attributes["prescale_factor"]
+        fields["postscale"] = attributes["postscale_factor"]
     return Request(kind, name, _ARRAYS, arrays, **fields)
 
 
@@ -121,7 +121,7 @@ def _as_tensorflow(error: BaseException) -> BaseException:
 def _all_reduce(call: Call, engine: Engine) -> None:
     arrays = call.inputs()
     outputs = [call.output(index, x.shape, x.dtype) for index, x in enumerate(arrays)]
-    is_adasum = call.node.attr["reduce_op"].i == ReduceOp.ADASUM
+    is_adasum = call.node.attributes["reduce_op"] == ReduceOp.ADASUM
     kind = Kind.ADASUM if is_adasum else Kind.ALLREDUCE
     _run(call, engine, _request(call, kind, arrays, outputs=outputs))
 
@@ -150,7 +150,7 @@ def _reduce_scatter(call: Call, engine: Engine) -> None:
 @_collective
 def _broadcast(call: Call, engine: Engine) -> None:
     (x,) = call.inputs()
-    root_rank = call.node.attr["root_rank"].i
+    root_rank = call.node.attributes["root_rank"]
     root = root_of(root_rank, process_sets.of(_set_id(call.node)))
     if root == engine.comm.rank:
         call.pass_on(0, 0)
@@ -186,7 +186,7 @@ def _join(call: Call, engine: Engine) -> None:
     _run(call, engine, Request(Kind.JOIN, "join", _ARRAYS), end)
 
 
-def _answer(answer: Callable[[Any], int]) -> Callable[[Call], None]:
+def _answer(answer: Callable[[Node], int]) -> Callable[[Call], None]:
     def compute(call: Call) -> None:
         try:
             call.give(0, np.array(answer(call.node), np.int32))

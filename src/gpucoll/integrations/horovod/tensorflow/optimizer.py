@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -202,30 +202,27 @@ class _AdasumOptimizer(_Around):
             return tf.group(*[self._combine(is_last, x) for x in variables])
 
     def _begin(self, variables: list[Any]) -> list[Any]:
-        """Note where the variables stand before the first step; return the ops that do."""
+        """Note where the variables stand before a step; return the ops that do."""
+        make = functools.partial(tf.compat.v1.Variable, trainable=False)
         with tf.init_scope() if _executing_eagerly() else tf.name_scope(self._name):
-            make: Callable[..., Any] = tf.compat.v1.Variable
             if self._steps is None:
-                self._steps = make(0, trainable=False, name="step_count", dtype=tf.int64)
+                self._steps = make(tf.zeros([], tf.int64), name="step_count")
             for x in variables:
                 if x.ref() not in self._starts:
-                    initial = x if _executing_eagerly() else x.initialized_value()
-                    self._starts[x.ref()] = make(initial, trainable=False, name="delta_start")
-        return [
-            tf.cond(
-                tf.equal(self._steps, 0),
-                lambda x=x: tf.group(self._starts[x.ref()].assign(x)),
-                tf.no_op,
-            )
-            for x in variables
-        ]
+                    zeros = tf.zeros(x.shape, x.dtype.base_dtype)
+                    self._starts[x.ref()] = make(zeros, name="delta_start")
+        is_first = tf.equal(tf.math.floormod(self._steps, self._passes), 0)
+
+        def note(x: Any) -> Any:
+            return tf.group(self._starts[x.ref()].assign(x))
+
+        return [tf.cond(is_first, functools.partial(note, x), tf.no_op) for x in variables]
 
     def _combine(self, is_last: Any, x: Any) -> Any:
         start = self._starts[x.ref()]
 
         def combine() -> Any:
             moved = allreduce(x - start, op=Adasum, **self._options)
-            with tf.control_dependencies([start.assign_add(moved)]):
-                return tf.group(x.assign(start.read_value()))
+            return tf.group(x.assign(start + moved))
 
         return tf.cond(is_last, combine, tf.no_op)

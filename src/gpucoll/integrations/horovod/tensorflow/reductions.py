@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -52,12 +53,12 @@ def allreduce(
     factors = prescale_factor, postscale_factor
     if isinstance(tensor, tf.IndexedSlices):
         _check_slices(op, factors)
-        with tf.device(device_sparse):
+        with _on(device_sparse):
             values = mpi_ops.allgather(tensor.values, **scope)
             indices = mpi_ops.allgather(tensor.indices, **scope)
             return _slices(tensor, values, indices, op, process_set)
     _check_adasum(op, process_set)
-    with tf.device(device_dense):
+    with _on(device_dense):
         small, context = compression.compress(tensor)
         reduced = mpi_ops._allreduce(small, name, op, *factors, **scope)
         return compression.decompress(reduced, context)
@@ -88,14 +89,14 @@ def grouped_allreduce(
     dense = [i for i in range(len(tensors)) if i not in sparse]
     if sparse:
         _check_slices(op, factors)
-        with tf.device(device_sparse):
+        with _on(device_sparse):
             values = mpi_ops.grouped_allgather([tensors[i].values for i in sparse], **scope)
             indices = mpi_ops.grouped_allgather([tensors[i].indices for i in sparse], **scope)
             for i, v, k in zip(sparse, values, indices, strict=True):
                 results[i] = _slices(tensors[i], v, k, op, process_set)
     if dense:
         _check_adasum(op, process_set)
-        with tf.device(device_dense):
+        with _on(device_dense):
             small, contexts = zip(*[compression.compress(tensors[i]) for i in dense], strict=True)
             reduced = mpi_ops._grouped_allreduce(small, name, op, *factors, **scope)
             for i, x, context in zip(dense, reduced, contexts, strict=True):
@@ -119,7 +120,7 @@ def reducescatter(
     The first ranks get a row more if the rows cannot be divided.
     """
     factors = prescale_factor, postscale_factor
-    with tf.device(device_dense):
+    with _on(device_dense):
         small, context = compression.compress(tensor)
         part = mpi_ops._reducescatter(small, name, op, *factors, ignore_name_scope, process_set)
         return compression.decompress(part, context)
@@ -138,7 +139,7 @@ def grouped_reducescatter(
     if not tensors:
         return list(tensors)
     factors = prescale_factor, postscale_factor
-    with tf.device(device_dense):
+    with _on(device_dense):
         small, contexts = zip(*[compression.compress(x) for x in tensors], strict=True)
         parts = mpi_ops._grouped_reducescatter(small, None, op, *factors, False, process_set)
         pairs = zip(parts, contexts, strict=True)
@@ -163,6 +164,10 @@ def if_useful(
     return tf.cond(
         useful, lambda: reduce(tensors, process_set=process_set, **options), lambda: tensors
     )
+
+
+def _on(device: str) -> Any:
+    return tf.device(device) if device else nullcontext()
 
 
 def _slices(tensor: Any, values: Any, indices: Any, op: Any, process_set: ProcessSet) -> Any:

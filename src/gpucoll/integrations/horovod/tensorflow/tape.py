@@ -136,10 +136,9 @@ def checked_layers(local_layers: Any) -> Sequence[Any]:
     ValueError
         There is something else among them.
     """
-    layer = tf.keras.layers.Layer
-    if isinstance(local_layers, layer):
+    if hasattr(local_layers, "trainable_weights"):
         return [local_layers]
     layers = list(local_layers or [])
-    if not all(isinstance(x, layer) for x in layers):
+    if not all(hasattr(x, "trainable_weights") for x in layers):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     return layers

@@ -299,6 +299,9 @@ class _OfGradients(_Distributed):
         return super().step(closure)
 
 
+_OfGradients.step.__dict__["hooked"] = True  # torch runs hooks in the wrapped class's own step
+
+
 class _OfChanges(_Distributed):
     """Makes each parameter's step alone, and combines the ranks' changes by Adasum."""
 

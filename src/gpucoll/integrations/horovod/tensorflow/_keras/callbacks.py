@@ -254,7 +254,7 @@ def checkpoint(keras: Any, module: str) -> type:
             mode: str = "auto",
             save_freq: str = "epoch",
         ) -> None:
-            is_keras_3 = keras.__version__ >= "3"  # which wants to see a name at once
+            is_keras_3 = hasattr(keras, "ops")  # it wants to see a name at once
             name = "best.weights.h5" if save_weights_only else "best.keras"
             super().__init__(
                 filepath=name if is_keras_3 else None,

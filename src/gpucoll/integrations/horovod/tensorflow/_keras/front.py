@@ -11,7 +11,11 @@ import tensorflow as tf
 from gpucoll.integrations.horovod.basics import Average, Sum
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
 from gpucoll.integrations.horovod.tensorflow import functions, mpi_ops, reductions
-from gpucoll.integrations.horovod.tensorflow._keras.optimizer import Reducing, reducing_optimizer
+from gpucoll.integrations.horovod.tensorflow._keras.optimizer import (
+    Reducing,
+    reducing_optimizer,
+    take_state,
+)
 from gpucoll.integrations.horovod.tensorflow.compression import Compression
 from gpucoll.integrations.horovod.tensorflow.gradients import checked_groups
 from gpucoll.integrations.horovod.tensorflow.tape import checked_layers
@@ -147,16 +151,14 @@ def load_model(
         As for Keras' ``load_model``.
     compression : Compressor
     legacy_opts : bool
-        Whether the model has an optimizer of ``keras.optimizers.legacy``.
+        Not needed here: the optimizer is of the class that the model was saved with.
     """
-
-    def wrap(of: type) -> Any:
-        return lambda **kwargs: DistributedOptimizer(of(**kwargs), compression=compression)
-
-    optimizers = keras.optimizers.legacy if legacy_opts else keras.optimizers
-    known = {of.__name__.lower(): wrap(of) for of in optimizers.Optimizer.__subclasses__()}
-    known |= {of.__name__: wrap(of) for of in custom_optimizers or ()}
-    return keras.models.load_model(filepath, custom_objects=known | (custom_objects or {}))
+    known = {of.__name__: of for of in custom_optimizers or ()} | (custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    loaded = model.optimizer
+    model.optimizer = DistributedOptimizer(loaded, compression=compression)
+    take_state(model.optimizer, loaded, model.trainable_variables)
+    return model
 
 
 def _result(op_or_result: Any) -> Any:

@@ -15,7 +15,7 @@ from gpucoll.integrations.horovod.tensorflow.gradients import (
     make_allreduce_grads_fn,
 )
 
-__all__ = ["Reducing", "reducing_optimizer", "variables_of"]
+__all__ = ["Reducing", "reducing_optimizer", "take_state", "variables_of"]
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,14 @@ class _Keras3(_Reduces):
         if variables is None:
             variables = self._trainable_variables  # type: ignore[attr-defined]
         return base.apply(self._allreduce(list(grads), list(variables)), trainable_variables)
+
+
+def take_state(optimizer: Any, other: Any, variables: Sequence[Any]) -> None:
+    """Give an optimizer the state of another of the same kind, for a model's variables."""
+    build = getattr(optimizer, "build", None) or optimizer._create_all_weights
+    build(variables)
+    for mine, its in zip(variables_of(optimizer), variables_of(other), strict=False):
+        mine.assign(its)  # one that has not been trained has fewer
 
 
 def variables_of(optimizer: Any) -> list[Any]:

@@ -1,0 +1,104 @@
+"""``horovod.tensorflow`` and ``horovod.keras``, in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.integrations.horovod.environments import Environment
+from tests.integrations.horovod.suite import left_out
+from tests.integrations.horovod.suite.running import run
+
+PROGRAMS = Path(__file__).with_name("programs")
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
+LOST = """
+import os, signal, sys, time
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+how = tf.function(hvd.allreduce) if sys.argv[1] == "graph" else hvd.allreduce
+x = tf.ones([4])
+how(x)
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+begin = time.monotonic()
+try:
+    how(x)
+except tf.errors.UnknownError as error:
+    print("rank 0 was told after", round(time.monotonic() - begin, 1), "s:", error.message)
+"""
+
+
+@pytest.fixture(scope="module")
+def tensorflow(tmp_path_factory) -> Environment:
+    return Environment("tensorflow", tmp_path_factory.mktemp("tensorflow"))
+
+
+@pytest.fixture
+def on_two_ranks(tensorflow, tmp_path):
+    def run_program(program: Path | str, *arguments: str, **variables: str):
+        if isinstance(program, str):
+            (tmp_path / "program.py").write_text(program, "utf-8")
+            program = tmp_path / "program.py"
+        command = [tensorflow.python, "-m", "gpucoll", "run", "--no-prefix", "-n", "2"]
+        command += ["-m", "gpucoll.integrations.horovod", str(program), *arguments]
+        environment = {**os.environ, **tensorflow.variables, **QUIET, "GPUCOLL_TIMEOUT_S": "20"}
+        return subprocess.run(
+            command,
+            env=environment | variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run_program
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [("tensorflow_calls", {}), ("keras_training", {}), ("keras_training", KERAS_2)],
+    ids=["tensorflow", "keras 3", "keras 2"],
+)
+def test_calls_that_horovods_tests_leave_out(name, variables, on_two_ranks):
+    program = PROGRAMS / f"{name}.py"
+
+    done = on_two_ranks(program, **variables)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.findall(r"passed (\w+)", done.stdout)
+    written = re.findall(r"^def (\w+_\w+)\(\)", program.read_text("utf-8"), re.MULTILINE)
+    assert sorted(passed) == sorted(2 * written)
+
+
+@pytest.mark.parametrize("how", ["graph", "eager"])
+def test_a_lost_rank_is_named(how, on_two_ranks):
+    done = on_two_ranks(LOST, how)
+
+    assert "rank 0 was told" in done.stdout, done.stdout + done.stderr
+    assert "rank 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "n_passed"),
+    [
+        ("test_tensorflow", 143),
+        ("test_tensorflow_process_sets", 28),
+        ("test_tensorflow_process_sets_dynamic", 1),
+        ("test_tensorflow2_keras", 13),
+        ("test_tensorflow2_keras_process_sets", 1),
+    ],
+)
+def test_horovods_own(file, n_passed, tensorflow, horovod_source):
+    path = horovod_source / "test" / "parallel" / f"{file}.py"
+    environment = {**tensorflow.variables, **QUIET, **KERAS_2}
+
+    outcomes = run(path, 2, python=tensorflow.python, environment=environment)
+
+    assert not outcomes.differences(left_out.TENSORFLOW.get(file, {})), outcomes.output[-4000:]
+    assert outcomes.counts()["passed"] >= n_passed

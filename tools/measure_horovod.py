@@ -1,0 +1,159 @@
+"""Measure Horovod's calls on gpucoll beside Horovod itself, with MXNet, in one interleaved run.
+
+    python tools/measure_horovod.py --peer PEER/bin/python --ours OURS/bin/python
+    python tools/measure_horovod.py --torch
+
+PEER has Horovod 0.28.1, built with MXNet 1.9.1 and Gloo; OURS has MXNet 1.9.1 and what gpucoll
+needs. gpucoll must be importable in OURS. Two ranks. Jobs of both take turns, and each measures
+every case: a median of its samples. Figures are medians of the jobs, and their range.
+
+``--torch`` measures a blocking call of ``horovod.torch`` beside gpucoll's own, in this Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SMALL, LARGE = 1024, 1 << 20
+"""Elements of float32: 4 KB and 4 MB."""
+MANY = 50
+CASES = {
+    "4 KB, named, in place": (50, 40),
+    f"{MANY} asynchronous of 4 KB, in opposite orders": (5, 40),
+    "4 MB, named, in place": (3, 20),
+}
+"""Calls of a sample, and samples."""
+Call = Callable[[], object]
+
+
+def median_us(call: Call, meet: Call, calls: int, samples: int) -> float:
+    """Return the median over samples of the microseconds that a call takes."""
+    took = []
+    for _ in range(samples):
+        call()
+        meet()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        took.append((time.perf_counter() - start) / calls)
+    return float(np.median(took)) * 1e6
+
+
+def be_rank_with_mxnet(module: str) -> None:
+    """Measure every case with a module of Horovod's names, and print the figures on rank 0."""
+    vars(np).setdefault("bool", bool)  # MXNet needs it
+    mx = importlib.import_module("mxnet")
+    hvd = importlib.import_module(module)
+    hvd.init()
+    small, large, one = (mx.nd.ones((n,)) for n in (SMALL, LARGE, 1))
+    many = [mx.nd.ones((SMALL,)) for _ in range(MANY)]
+    names = [f"many.{number}" for number in range(MANY)]
+    order = list(range(MANY)) if hvd.rank() == 0 else list(reversed(range(MANY)))
+    mx.nd.waitall()
+
+    def one_call(x: Any, name: str) -> Call:
+        return lambda: hvd.allreduce_(x, name=name).wait_to_read()
+
+    def many_calls() -> None:
+        for number in order:
+            hvd.allreduce_(many[number], name=names[number])
+        for x in many:
+            x.wait_to_read()
+
+    meet = one_call(one, "meet")
+    calls = one_call(small, "small"), many_calls, one_call(large, "large")
+    figures = [
+        median_us(call, meet, *counts) for call, counts in zip(calls, CASES.values(), strict=True)
+    ]
+    if hvd.rank() == 0:
+        print(json.dumps(figures), flush=True)
+    hvd.shutdown()
+
+
+def be_rank_with_torch() -> None:
+    """Measure a blocking call of horovod.torch, and gpucoll's own, in turns."""
+    torch = importlib.import_module("torch")
+    hvd = importlib.import_module("gpucoll.integrations.horovod.torch")
+    gpucoll = importlib.import_module("gpucoll")
+    hvd.init()
+    x = torch.ones(SMALL)
+    with gpucoll.init() as comm:
+        calls: dict[str, Call] = {
+            "gpucoll": lambda: comm.all_reduce(x, "avg", out=x),
+            "horovod.torch": lambda: hvd.allreduce_(x, name="x"),
+        }
+        took: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(20):
+            for name, call in calls.items():
+                took[name].append(median_us(call, comm.barrier, 100, 3))
+        if hvd.rank() == 0:
+            for name, figures in took.items():
+                print(f"{name}: blocking, 4 KB: {spelled(figures)}")
+    hvd.shutdown()
+
+
+def spelled(figures: list[float]) -> str:
+    """Return median and range."""
+    return f"{np.median(figures):.1f} us ({min(figures):.1f} to {max(figures):.1f})"
+
+
+def figures_of(command: list[str]) -> list[float]:
+    """Run a job, and return what its rank 0 printed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    for line in done.stdout.splitlines():
+        if "[" in line and line.endswith("]"):
+            found: list[float] = json.loads(line[line.rfind("[") :])
+            return found
+    raise SystemExit(f"{' '.join(command)} printed no figures:\n{done.stdout}{done.stderr}")
+
+
+def compare(peer: str, ours: str, rounds: int) -> None:
+    """Run jobs in turns, and print what each case took, and its share of Horovod's time."""
+    this = str(Path(__file__).resolve())
+    runner = str(Path(peer).with_name("horovodrun"))
+    of_peer = [runner, "--gloo", "-np", "2", peer, this, "--rank-of", "horovod.mxnet"]
+    of_ours = [ours, "-m", "gpucoll", "run", "--no-prefix", "-n", "2", this]
+    of_ours += ["--rank-of", "gpucoll.integrations.horovod.mxnet"]
+    theirs, own = [], []
+    for _ in range(rounds):
+        theirs.append(figures_of(of_peer))
+        own.append(figures_of(of_ours))
+    for case, a, b in zip(CASES, zip(*theirs, strict=True), zip(*own, strict=True), strict=True):
+        share = np.median(b) / np.median(a)
+        print(f"{case}: Horovod {spelled(list(a))}, gpucoll {spelled(list(b))}, {share:.3f}")
+
+
+def main() -> None:
+    """Measure according to the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--ours", metavar="PYTHON", default=sys.executable)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--rank-of", metavar="MODULE", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank_of == "torch":
+        be_rank_with_torch()
+    elif given.rank_of:
+        be_rank_with_mxnet(given.rank_of)
+    elif given.torch:
+        command = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", "2", __file__]
+        subprocess.run([*command, "--rank-of", "torch"], check=True, timeout=120)
+    elif given.peer:
+        compare(given.peer, given.ours, given.rounds)
+    else:
+        parser.error("--peer or --torch")
+
+
+if __name__ == "__main__":
+    main()
