@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.integrations.horovod import process_sets as sets
+from gpucoll.integrations.horovod.elastic import membership
 from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.request import ReduceOp
 from gpucoll.integrations.horovod.job import job
@@ -47,9 +48,13 @@ def init(
         )
     if job.is_initialized:
         return
-    job.begin(comm or ())
     try:
+        job.begin(comm or ())
         sets.begin(process_sets or ())
+    except membership.LOSSES:
+        if not membership.goes_on_as_newcomer():
+            job.end()
+            raise
     except BaseException:
         job.end()
         raise

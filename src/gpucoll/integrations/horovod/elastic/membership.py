@@ -17,9 +17,9 @@ from gpucoll.integrations.horovod.exceptions import HorovodInternalError
 from gpucoll.integrations.horovod.job import job
 from gpucoll.integrations.horovod.settings import settings_of
 
-__all__ = ["lets_newcomers_in", "reset"]
+__all__ = ["LOSSES", "goes_on_as_newcomer", "lets_newcomers_in", "reset"]
 
-_LOSSES = (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError)
+LOSSES = (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError)
 _DOOR = "horovod 1"
 """Where newcomers wait: in their first `init`."""
 _COMING_S = 30.0
@@ -46,7 +46,7 @@ def lets_newcomers_in() -> bool:
     world = job.world
     try:
         grown = world.grow(name=_DOOR)
-    except _LOSSES as error:
+    except LOSSES as error:
         raise HorovodInternalError(str(error)) from error
     if grown is world:
         return False
@@ -68,8 +68,23 @@ def reset() -> None:
     try:
         job.adopt(_grown.pop() if _grown else _renewed(world))
         process_sets.begin(())
-    except _LOSSES as error:
+    except LOSSES as error:
         raise HorovodInternalError(str(error)) from error
+
+
+def goes_on_as_newcomer() -> bool:
+    """Go on with those that are left if a rank was lost just after this process was let in.
+
+    Return False if it was not let in, or is no newcomer.
+    """
+    if not (job.is_initialized and config.variable(config.JOIN)):
+        return False
+    while True:
+        try:
+            reset()
+        except HorovodInternalError:  # another one is lost
+            continue
+        return True
 
 
 def _renewed(comm: gpucoll.Communicator) -> gpucoll.Communicator:
@@ -86,7 +101,7 @@ def _renewed(comm: gpucoll.Communicator) -> gpucoll.Communicator:
             elif (coming := news.size - comm.world_size) > 0:
                 wait_s = settings.start_timeout_s or _COMING_S
                 comm = comm.grow(name=_DOOR, at_most=coming, wait_s=wait_s)
-        except _LOSSES:
+        except LOSSES:
             continue
         if comm.world_size < news.least:
             raise RuntimeError(
