@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import gpucoll
 from gpucoll import config
@@ -45,7 +46,7 @@ def lets_newcomers_in() -> bool:
         return False
     world = job.world
     try:
-        grown = world.grow(name=_DOOR)
+        grown = _with_newcomers(world)
     except LOSSES as error:
         raise HorovodInternalError(str(error)) from error
     if grown is world:
@@ -97,10 +98,9 @@ def _renewed(comm: gpucoll.Communicator) -> gpucoll.Communicator:
             comm = _without_leaving(comm, news)
             lacking = news.least - comm.world_size
             if lacking > 0:
-                comm = comm.grow(name=_DOOR, at_most=lacking, wait_s=settings.elastic_timeout_s)
+                comm = _with_newcomers(comm, lacking, settings.elastic_timeout_s)
             elif (coming := news.size - comm.world_size) > 0:
-                wait_s = settings.start_timeout_s or _COMING_S
-                comm = comm.grow(name=_DOOR, at_most=coming, wait_s=wait_s)
+                comm = _with_newcomers(comm, coming, settings.start_timeout_s or _COMING_S)
         except LOSSES:
             continue
         if comm.world_size < news.least:
@@ -108,6 +108,18 @@ def _renewed(comm: gpucoll.Communicator) -> gpucoll.Communicator:
                 f"{comm.world_size} ranks are left, of at least {news.least}, and not enough have "
                 f"come within {settings.elastic_timeout_s:g} s (HOROVOD_ELASTIC_TIMEOUT)"
             )
+        return comm
+
+
+def _with_newcomers(
+    comm: gpucoll.Communicator, at_most: int | None = None, wait_s: float = 0.0
+) -> gpucoll.Communicator:
+    """Return the communicator of these ranks and of those that come; this one if none can."""
+    try:
+        return comm.grow(name=_DOOR, at_most=at_most, wait_s=wait_s)
+    except gpucoll.RendezvousError as error:  # on every rank
+        if comm.rank == 0:
+            warnings.warn(f"elastic training goes on without newcomers: {error}", RuntimeWarning, 2)
         return comm
 
 
