@@ -84,6 +84,16 @@ def test_a_lost_rank_is_named(how, on_two_ranks):
     assert "rank 1" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["tensorflow2_keras_mnist", "tensorflow2_mnist"])
+def test_examples_of_horovod_run_unchanged(name, on_two_ranks, horovod_source):
+    example = horovod_source / "examples" / "tensorflow2" / f"{name}.py"
+
+    done = on_two_ranks(PROGRAMS / "digits_example.py", str(example), **KERAS_2)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "loss" in done.stdout.lower()
+
+
 @pytest.mark.parametrize(
     ("file", "n_passed"),
     [
@@ -98,7 +108,7 @@ def test_horovods_own(file, n_passed, tensorflow, horovod_source):
     path = horovod_source / "test" / "parallel" / f"{file}.py"
     environment = {**tensorflow.variables, **QUIET, **KERAS_2}
 
-    outcomes = run(path, 2, python=tensorflow.python, environment=environment)
+    outcomes = run(path, 2, python=tensorflow.python, environment=environment, timeout_s=500)
 
     assert not outcomes.differences(left_out.TENSORFLOW.get(file, {})), outcomes.output[-4000:]
     assert outcomes.counts()["passed"] >= n_passed
