@@ -28,7 +28,7 @@ SMALL, LARGE = 1024, 1 << 20
 """Elements of float32: 4 KB and 4 MB."""
 MANY = 50
 CASES = {
-    "4 KB, named, in place": (50, 40),
+    "4 KB, named, in place": (20, 40),
     f"{MANY} asynchronous of 4 KB, in opposite orders": (5, 40),
     "4 MB, named, in place": (3, 20),
 }

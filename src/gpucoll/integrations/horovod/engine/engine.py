@@ -105,6 +105,10 @@ class Engine:
         self._enqueue(request)
         self._driver.wake(at_once)
 
+    def hurry(self) -> None:
+        """Let the driver thread do what is pending at once: the program waits, but not here."""
+        self._driver.wake(at_once=True)
+
     def run(self, request: Request) -> None:
         """Submit and wait: cheaper than one after the other, since no thread is woken."""
         self._enqueue(request)
