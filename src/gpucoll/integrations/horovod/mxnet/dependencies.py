@@ -20,11 +20,11 @@ import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from gpucoll.integrations.horovod.engine.engine import Engine
-from gpucoll.integrations.horovod.engine.request import Request
+from gpucoll.integrations.horovod.engine.request import ReduceOp, Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.mxnet.arrays import address_of, view
+from gpucoll.integrations.horovod.mxnet.arrays import address_of, check, view
 
-__all__ = ["Operation", "settle"]
+__all__ = ["Operation", "last_of", "settle"]
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _FUNCTION = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
@@ -55,9 +55,12 @@ _SETTLING_S = 5.0
 class Operation(Request):
     """A request in MXNet's engine, without arrays until they are ready."""
 
-    __slots__ = ("address", "complete", "engine", "is_submitted", "reads", "writes")
+    __slots__ = (
+        *("address", "complete", "engine", "is_submitted", "is_waited_for"),
+        *("reads", "writes"),
+    )
     address: int | None
-    """Of the array, if a later operation may repeat this one."""
+    """Of its array, if it may be repeated."""
     complete: Sequence[int]
     """MXNet's function to call at the end, and its arguments."""
 
@@ -79,10 +82,22 @@ class Operation(Request):
         priority : int
             In MXNet's engine.
         """
+        for tensor in (*reads, *writes):
+            check(tensor)
         self.engine, self.reads, self.writes = engine, reads, writes
-        self.is_submitted = False
         self.finished = _finish
-        number = id(self)
+        self.is_waited_for = False
+        self._push(priority)
+
+    def repeat(self, priority: int) -> None:
+        """Start it once more."""
+        self.is_done = False
+        self.error = None
+        self._push(priority)
+
+    def _push(self, priority: int) -> None:
+        self.is_submitted = False
+        reads, writes, number = self.reads, self.writes, id(self)
         _pushed[number] = self
         for tensor in writes:
             _writers[tensor.handle.value] = self
@@ -99,12 +114,8 @@ class Operation(Request):
     def begin(self) -> None:
         """Submit it: its arrays are ready. Called by MXNet; raises nothing."""
         try:
-            last = _last.get(self.name)
-            if last is not None and self._repeats(last):
-                self.arrays, self.form, self.address = last.arrays, last.form, last.address
-                self.outputs = last.arrays
+            if self.form is not None and self.address == address_of(self.writes[0]):
                 self.engine.submit(self, _is_awaited())
-                _last[self.name] = self
             else:
                 self._begin_first()
             self.is_submitted = True
@@ -113,6 +124,7 @@ class Operation(Request):
             _finish(self)
 
     def _begin_first(self) -> None:
+        self.form = None
         self.outputs = self.arrays = [view(x) for x in self.writes]
         if self.reads:
             self.arrays = [view(x) for x in self.reads]
@@ -123,19 +135,24 @@ class Operation(Request):
             self.address = address_of(self.writes[0])
             _last[self.name] = self
 
-    def _repeats(self, last: Operation) -> bool:
-        """Return whether it is of the same array as `last`, in the same memory."""
+    def reduces(
+        self, engine: Engine, tensor: mx.nd.NDArray, op: ReduceOp, prescale: float, postscale: float
+    ) -> bool:
+        """Return whether it may be repeated to reduce an array in this way."""
         return (
-            len(self.writes) == 1
-            and self.writes[0] is last.writes[0]
-            and not self.reads
-            and self.engine is last.engine
-            and self.op is last.op
-            and self.prescale == last.prescale
-            and self.postscale == last.postscale
-            and self.root == last.root
-            and address_of(self.writes[0]) == last.address
+            self.is_done
+            and not self.is_waited_for
+            and self.writes[0] is tensor
+            and self.engine is engine
+            and self.op is op
+            and self.prescale == prescale
+            and self.postscale == postscale
         )
+
+
+def last_of(name: str) -> Operation | None:
+    """Return what was last started in place under a name, if it was small."""
+    return _last.get(name)
 
 
 def _finish(request: Any) -> None:
@@ -188,10 +205,13 @@ _copy_to_host = _LIB.MXNDArraySyncCopyToCPU
 def _drive(operation: Operation) -> None:
     """Do a request whose end this thread waits for: faster than the engine's helper thread."""
     if operation.is_submitted:
+        operation.is_waited_for = True
         try:
             operation.engine.wait(operation)
         except HorovodInternalError:
             pass  # MXNet raises it
+        finally:
+            operation.is_waited_for = False
 
 
 def _wait_for(handle: ctypes.c_void_p, wait: Callable[..., Any], *more: Any) -> Any:

@@ -51,7 +51,7 @@ from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.mxnet.arrays import check, copy_of, empty_like, view
-from gpucoll.integrations.horovod.mxnet.dependencies import Operation, settle
+from gpucoll.integrations.horovod.mxnet.dependencies import Operation, last_of, settle
 from gpucoll.integrations.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -293,8 +293,12 @@ def _reduce(
     engine = engine_of(process_set)
     kind = Kind.ADASUM if op is Adasum else Kind.ALLREDUCE
     name = engine.unnamed("allreduce") if name is None else f"allreduce.{name}"
+    last = last_of(name) if not reads and len(writes) == 1 else None
+    if last is not None and last.reduces(engine, writes[0], op, prescale, postscale):
+        last.repeat(priority)
+        return
     operation = Operation(kind, name, _ARRAYS, [], None, op, 0, prescale, postscale)
-    _start(operation, engine, reads, writes, priority)
+    operation.start(engine, reads, writes, priority)
 
 
 def _broadcast(
@@ -309,21 +313,7 @@ def _broadcast(
     name = engine.unnamed("broadcast") if name is None else f"broadcast.{name}"
     root = root_of(root_rank, process_set)
     operation = Operation(Kind.BROADCAST, name, _ARRAYS, root=root)
-    _start(operation, engine, reads, [output], priority)
-
-
-def _start(
-    operation: Operation,
-    engine: Engine,
-    reads: Sequence[NDArray],
-    writes: Sequence[NDArray],
-    priority: int,
-) -> None:
-    for tensor in reads:
-        check(tensor)
-    for tensor in writes:
-        check(tensor)
-    operation.start(engine, reads, writes, priority)
+    operation.start(engine, reads, [output], priority)
 
 
 def _run(
