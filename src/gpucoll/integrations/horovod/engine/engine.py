@@ -105,6 +105,10 @@ class Engine:
         self._enqueue(request)
         self._driver.wake(at_once)
 
+    def hurry(self) -> None:
+        """Let the driver thread do what is pending at once: the program waits, but not here."""
+        self._driver.wake(at_once=True)
+
     def run(self, request: Request) -> None:
         """Submit and wait: cheaper than one after the other, since no thread is woken."""
         self._enqueue(request)
@@ -130,11 +134,21 @@ class Engine:
         """Return the next name for a request without one, such as ``allreduce.noname.1``."""
         return f"{kind}.noname.{next(self._numbers[kind])}"
 
-    def drive(self) -> None:
-        """Run one cycle if something is pending and no other thread is in one: for the driver."""
-        with self._driving:
+    def drive(self, patiently: bool = True) -> None:
+        """Run one cycle if something is pending: for the driver.
+
+        Parameters
+        ----------
+        patiently : bool
+            Whether to wait for another thread that is in a cycle. Otherwise nothing is done then.
+        """
+        if not self._driving.acquire(blocking=patiently):
+            return
+        try:
             if not self.is_idle:
                 self.cycle()
+        finally:
+            self._driving.release()
 
     def _enqueue(self, request: Request) -> None:
         if self._failure is not None:
