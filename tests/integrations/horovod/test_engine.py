@@ -191,6 +191,33 @@ def test_a_group_is_one_request(ranks):
     assert ranks.call(2, reduce_group) == [[[2.0] * 2, [2.0] * 3, 10]] * 2
 
 
+@pytest.mark.parametrize("prescale", [1.0, 0.5])
+def test_arrays_that_share_memory_on_one_rank(ranks, prescale):
+    """Tied weights are submitted under both of their names; another rank has copies of them."""
+
+    @on_engine
+    def share(engine):
+        def call(kind, **given):
+            x = np.full(3, engine.comm.rank + 1.0)
+            y = x if engine.comm.rank == 0 else x.copy()
+            requests = [
+                Request(kind, name, LIBRARY, [a], [a], **given) for a, name in ((x, "x"), (y, "y"))
+            ]
+            for request in requests:
+                engine._enqueue(request)
+            for request in requests:
+                engine.wait(request)
+            return x.tolist(), y.tolist()
+
+        told = call(Kind.BROADCAST, root=1)
+        summed = call(Kind.ALLREDUCE, prescale=prescale, postscale=2.0)
+        after = run_in(engine, reduction(np.ones(3), "after"))[0].tolist()
+        return told, summed, after
+
+    expected = ([2.0] * 3,) * 2, ([6.0 * prescale] * 3,) * 2, [2.0] * 3
+    assert ranks.call(2, share) == [expected] * 2
+
+
 DIFFERENT = [
     ({"x": "np.ones(3 + rank)"}, "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of"),
     ({"x": "np.ones(3, [np.float32, np.float64][rank])"}, "Mismatched data types: One rank had"),
