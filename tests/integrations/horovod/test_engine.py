@@ -432,6 +432,80 @@ def test_a_rank_that_is_killed(rank_server):
     assert isinstance(lost, Ended)
 
 
+class Failing(NumpyArrays):
+    """On rank 1, what happens before a call fails, as for want of memory."""
+
+    def begin(self, requests):
+        if requests[0].name == "bad":
+            raise MemoryError("no memory here")
+
+
+def test_a_failure_of_one_rank_alone(ranks):
+    """The others do not wait for it, nor does a later call take part in theirs."""
+
+    @on_engine
+    def fail_alone(engine):
+        library = Failing() if engine.comm.rank == 1 else LIBRARY
+        texts = []
+        for name in ("bad", "next"):
+            request = Request(Kind.ALLREDUCE, name, library, [np.ones(1)])
+            try:
+                engine.run(request)
+            except HorovodInternalError as error:
+                texts.append(str(error))
+        return texts
+
+    (first, second), failed = ranks.call(2, fail_alone)
+    assert failed == ["no memory here"] * 2
+    assert "rank 1" in first
+    assert "rank 1" in second
+
+
+def test_a_callback_that_raises(ranks):
+    @on_engine
+    def call_back(engine):
+        came = threading.Event()
+
+        def fail(_):
+            came.set()
+            raise KeyError("mine")
+
+        request = reduction(np.ones(1), "x")
+        if engine.comm.rank == 0:
+            request.finished = fail
+        engine.submit(request)
+        engine.wait(request)
+        assert engine.comm.rank or came.wait(WAIT_S)
+        return run_in(engine, reduction(np.ones(1), "y"))[0].tolist()
+
+    assert ranks.call(2, call_back) == [[2.0]] * 2
+
+
+def test_a_failure_is_told_once(ranks):
+    """Threads that submit while the engine fails do not finish a request twice."""
+
+    @on_engine
+    def fail(engine):
+        counts: dict[str, int] = {}
+
+        def count(request):
+            counts[request.name] = counts.get(request.name, 0) + 1
+
+        for n in range(200):
+            request = reduction(np.ones(1), f"t{n}")
+            request.finished = count
+            engine._enqueue(request)
+        error = ValueError("all")
+        threads = [threading.Thread(target=engine._fail, args=(error,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(counts.values()) == [1] * 200
+
+    assert ranks.call(1, fail) == [True]
+
+
 def test_engines_of_process_sets_do_not_wait_for_each_other(ranks):
     def run_both(comm):
         everybody = Engine(comm.duplicate(), Options())
