@@ -301,10 +301,12 @@ class Engine:
 
     def close(self) -> None:
         """End the driver thread and close the communicators; what is pending fails."""
-        if not self.is_idle and self._failure is None:
-            self.abort()
+        if self._failure is None:
+            self._failure = GpucollError(SHUT_DOWN)
+            if not self.is_idle:
+                self.abort()
         self._driver.stop()
-        self._fail(self._failure or GpucollError(SHUT_DOWN))
+        self._fail(self._failure)
         for comm in (self._control, self.comm):
             comm.close()
 
