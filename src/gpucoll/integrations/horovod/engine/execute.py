@@ -189,14 +189,20 @@ def _reduce_scatter(comm: Communicator, request: Request) -> None:
 
 
 def _adasum(comm: Communicator, request: Request) -> None:
+    library = request.library
+    for x in request.arrays:
+        if (dtype := library.dtype(x)) not in _OF_ADASUM:
+            raise ArgumentError(f"Adasum takes {', '.join(_OF_ADASUM)}; got {dtype}")
     for x, target in zip(request.arrays, _targets(request), strict=True):
-        if request.prescale != 1.0:
-            request.library.scale(x, request.prescale, target)
-            adasum.all_reduce(comm, target, target)
+        library.scale(x, request.prescale, target)
+        if library.device(target) == "GPU":
+            on_host = target.cpu()
+            adasum.all_reduce(comm, on_host, on_host)
+            target.copy_(on_host)
         else:
-            adasum.all_reduce(comm, x, target)
+            adasum.all_reduce(comm, target, target)
         if request.postscale != 1.0:
-            request.library.scale(target, request.postscale, target)
+            library.scale(target, request.postscale, target)
 
 
 def _nothing(comm: Communicator, request: Request) -> None:
@@ -204,6 +210,7 @@ def _nothing(comm: Communicator, request: Request) -> None:
     request.results = []
 
 
+_OF_ADASUM = ("float16", "float32", "float64")
 _FUSED = {Kind.ALLREDUCE: _all_reduce, Kind.BROADCAST: _broadcast}
 _OTHERS = {
     Kind.ALLGATHER: _all_gather,

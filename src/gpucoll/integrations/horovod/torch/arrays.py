@@ -50,6 +50,7 @@ class TorchArrays:
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
+    @torch.inference_mode()  # otherwise tensors made in that mode could not be written
     def scale(self, x: Any, factor: float, out: Any) -> None:
         if factor == 1.0:
             out.copy_(x)
