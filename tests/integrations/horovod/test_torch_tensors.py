@@ -1,4 +1,4 @@
-"""Tensors of torch that lie or were made in unusual ways: tied, conjugated, of inference mode."""
+"""Torch in unusual ways: tied and conjugated tensors, inference mode, closures."""
 
 from __future__ import annotations
 
@@ -59,4 +59,32 @@ print("done")
 
 def test_unusual_tensors(run_program):
     done = run_program(PROGRAM, 2)
+    assert done.stdout.split() == ["done"] * 2, done.stderr
+
+CLOSURE = """
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+for make in (torch.optim.SGD, torch.optim.LBFGS):
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(make([weight], lr=0.1), [("weight", weight)])
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((weight - hvd.rank()) ** 2).sum()
+        loss.backward()
+        return hvd.allreduce(loss.detach(), name="loss")
+
+    for _ in range(3):
+        optimizer.step(closure)
+    found = hvd.allgather(weight.detach(), name="weight")
+    assert torch.equal(found[:3], found[3:]), found
+    assert found.max() < 1
+print("done")
+"""
+
+
+def test_gradients_of_a_closure_are_reduced(run_program):
+    done = run_program(CLOSURE, 2)
     assert done.stdout.split() == ["done"] * 2, done.stderr

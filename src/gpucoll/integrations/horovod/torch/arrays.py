@@ -50,16 +50,16 @@ class TorchArrays:
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
-    @torch.inference_mode()  # otherwise tensors made in that mode could not be written
     def scale(self, x: Any, factor: float, out: Any) -> None:
-        if factor == 1.0:
-            out.copy_(x)
-        elif x.dtype in _HALF:
-            out.copy_(x.float().mul_(factor))
-        elif x.dtype.is_floating_point or x.dtype.is_complex:
-            torch.mul(x, factor, out=out)
-        else:
-            out.copy_(x.double().mul_(factor).trunc_())
+        with torch.inference_mode():  # tensors may be of a program that is in it
+            if factor == 1.0:
+                out.copy_(x)
+            elif x.dtype in _HALF:
+                out.copy_(x.float().mul_(factor))
+            elif x.dtype.is_floating_point or x.dtype.is_complex:
+                torch.mul(x, factor, out=out)
+            else:
+                out.copy_(x.double().mul_(factor).trunc_())
 
     def submitted(self, request: Request) -> None:
         if request.arrays and request.arrays[0].is_cuda:
