@@ -61,6 +61,7 @@ def test_unusual_tensors(run_program):
     done = run_program(PROGRAM, 2)
     assert done.stdout.split() == ["done"] * 2, done.stderr
 
+
 CLOSURE = """
 import torch
 import horovod.torch as hvd
