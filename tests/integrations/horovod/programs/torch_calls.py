@@ -187,8 +187,16 @@ def adasum_of_two():
         return
     a, b = (np.random.default_rng(rank).normal(size=50).astype(np.float32) for rank in (0, 1))
     expected = (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
-    got = hvd.allreduce(torch.tensor((a, b)[RANK]), op=hvd.Adasum)
-    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-6)
+    kinds = {torch.float32: 1e-5, torch.float64: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+    for dtype, error in kinds.items():
+        own = torch.tensor((a, b)[RANK], dtype=dtype)
+        before = own.clone()
+        got = hvd.allreduce(own, op=hvd.Adasum)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got.float().numpy(), expected, rtol=error, atol=error)
+        assert torch.equal(own, before)
+        assert hvd.allreduce_(own, op=hvd.Adasum) is own
+        assert torch.equal(own, got)
 
 
 def process_sets():

@@ -282,15 +282,34 @@ def _all_reduce(
     result: Callable[[Request], Any],
 ) -> Call:
     """Return the call."""
-    kind = Kind.ALLREDUCE
-    if op is ReduceOp.ADASUM:
-        kind = Kind.ADASUM
-        _check_adasum(process_set)
     factors = float(prescale), float(postscale)
-    made = call(kind, tensors, name, process_set, result, op, 0, *factors)
+    if op is not ReduceOp.ADASUM:
+        made = call(Kind.ALLREDUCE, tensors, name, process_set, result, op, 0, *factors)
+    else:
+        _check_adasum(process_set)
+        if any(x.is_cuda or x.dtype is torch.bfloat16 for x in tensors):
+            tensors, result = _on_host(tensors, in_place, result)
+        made = call(Kind.ADASUM, tensors, name, process_set, result, op, 0, *factors)
     if in_place:
         made[1].outputs = made[1].arrays
     return made
+
+
+def _on_host(
+    tensors: Sequence[torch.Tensor], in_place: bool, result: Callable[[Request], Any]
+) -> tuple[list[torch.Tensor], Callable[[Request], Any]]:
+    """Return copies that NumPy can take, and a `result` that copies back: Adasum is NumPy's."""
+
+    def back(request: Request) -> Any:
+        pairs = zip(tensors, request.results or (), strict=True)
+        request.results = [y.to(x.device, x.dtype) for x, y in pairs]
+        if in_place:
+            for x, y in zip(tensors, request.results, strict=True):
+                x.detach().copy_(y)
+        return result(request)
+
+    wide = {torch.bfloat16: torch.float32}
+    return [x.detach().to("cpu", wide.get(x.dtype, x.dtype)) for x in tensors], back
 
 
 def _check_adasum(process_set: ProcessSet) -> None:
