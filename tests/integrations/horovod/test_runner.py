@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -260,6 +261,35 @@ class TestElastic:
         result = json.loads(printed.splitlines()[-1].partition(" ")[2])
         assert result["right"]
         assert [size for size, _ in result["sizes"]] == [2, 4, 2]
+
+    @pytest.mark.soak
+    def test_the_user_ends_it(self, tmp_path):
+        """Nothing is left: no rank, no script, no folder of news."""
+        flags = [
+            "-np",
+            "2",
+            "--min-np",
+            "2",
+            "--host-discovery-script",
+            "echo localhost:2; sleep 1",
+        ]
+        command = [sys.executable, "-m", "gpucoll.integrations.horovod.runner.launch", *flags]
+        with subprocess.Popen(
+            [*command, sys.executable, str(TRAINING), "1000000"],
+            env={**os.environ, "TMPDIR": str(tmp_path), "PAUSE_S": "0.01"},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as job:
+            assert job.stdout is not None
+            lines = [job.stdout.readline() for _ in range(2)]
+            assert [*tmp_path.iterdir()]
+            job.terminate()
+            job.communicate(timeout=30)
+        assert job.returncode == 128 + signal.SIGTERM
+        assert not [*tmp_path.iterdir()]
+        for process in (int(line.split()[2]) for line in lines):
+            with pytest.raises(ProcessLookupError):
+                os.kill(process, 0)
 
     @pytest.mark.soak
     def test_limits(self):
