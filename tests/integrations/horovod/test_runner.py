@@ -232,7 +232,7 @@ class TestElastic:
     @pytest.mark.soak
     def test_a_failed_host_comes_back(self):
         flags = "-np 4 --min-np 2 -H localhost:2,127.0.0.1:2 --blacklist-cooldown-range 1 2"
-        done = horovodrun(*flags.split(), sys.executable, str(TRAINING), "250", "3:5", pause_s=0.02)
+        done = horovodrun(*flags.split(), sys.executable, str(TRAINING), "500", "3:5", pause_s=0.02)
         result = self.result_of(done)
         assert result["right"]
         assert result["sizes"][-1][0] == 4
