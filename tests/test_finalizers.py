@@ -40,7 +40,7 @@ KNOWN = {
     "streams.give_back": "appends to a list",
     "self.streams.give_back": "appends to a list",
     "device.leave_unused": "appends to a deque",
-    "api.DeleteStatus": "TensorFlow frees memory",
+    "delete": "TensorFlow frees memory",
 }
 """What else is called, or is the callback of a weak reference, and what it does."""
 

@@ -191,6 +191,33 @@ def test_a_group_is_one_request(ranks):
     assert ranks.call(2, reduce_group) == [[[2.0] * 2, [2.0] * 3, 10]] * 2
 
 
+@pytest.mark.parametrize("prescale", [1.0, 0.5])
+def test_arrays_that_share_memory_on_one_rank(ranks, prescale):
+    """Tied weights are submitted under both of their names; another rank has copies of them."""
+
+    @on_engine
+    def share(engine):
+        def call(kind, **given):
+            x = np.full(3, engine.comm.rank + 1.0)
+            y = x if engine.comm.rank == 0 else x.copy()
+            requests = [
+                Request(kind, name, LIBRARY, [a], [a], **given) for a, name in ((x, "x"), (y, "y"))
+            ]
+            for request in requests:
+                engine._enqueue(request)
+            for request in requests:
+                engine.wait(request)
+            return x.tolist(), y.tolist()
+
+        told = call(Kind.BROADCAST, root=1)
+        summed = call(Kind.ALLREDUCE, prescale=prescale, postscale=2.0)
+        after = run_in(engine, reduction(np.ones(3), "after"))[0].tolist()
+        return told, summed, after
+
+    expected = ([2.0] * 3,) * 2, ([6.0 * prescale] * 3,) * 2, [2.0] * 3
+    assert ranks.call(2, share) == [expected] * 2
+
+
 DIFFERENT = [
     ({"x": "np.ones(3 + rank)"}, "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of"),
     ({"x": "np.ones(3, [np.float32, np.float64][rank])"}, "Mismatched data types: One rank had"),
@@ -403,6 +430,80 @@ def test_a_rank_that_is_killed(rank_server):
         assert answer.error is None, answer.trace
         assert "rank 1" in answer.result
     assert isinstance(lost, Ended)
+
+
+class Failing(NumpyArrays):
+    """On rank 1, what happens before a call fails, as for want of memory."""
+
+    def begin(self, requests):
+        if requests[0].name == "bad":
+            raise MemoryError("no memory here")
+
+
+def test_a_failure_of_one_rank_alone(ranks):
+    """The others do not wait for it, nor does a later call take part in theirs."""
+
+    @on_engine
+    def fail_alone(engine):
+        library = Failing() if engine.comm.rank == 1 else LIBRARY
+        texts = []
+        for name in ("bad", "next"):
+            request = Request(Kind.ALLREDUCE, name, library, [np.ones(1)])
+            try:
+                engine.run(request)
+            except HorovodInternalError as error:
+                texts.append(str(error))
+        return texts
+
+    (first, second), failed = ranks.call(2, fail_alone)
+    assert failed == ["no memory here"] * 2
+    assert "rank 1" in first
+    assert "rank 1" in second
+
+
+def test_a_callback_that_raises(ranks):
+    @on_engine
+    def call_back(engine):
+        came = threading.Event()
+
+        def fail(_):
+            came.set()
+            raise KeyError("mine")
+
+        request = reduction(np.ones(1), "x")
+        if engine.comm.rank == 0:
+            request.finished = fail
+        engine.submit(request)
+        engine.wait(request)
+        assert engine.comm.rank or came.wait(WAIT_S)
+        return run_in(engine, reduction(np.ones(1), "y"))[0].tolist()
+
+    assert ranks.call(2, call_back) == [[2.0]] * 2
+
+
+def test_a_failure_is_told_once(ranks):
+    """Threads that submit while the engine fails do not finish a request twice."""
+
+    @on_engine
+    def fail(engine):
+        counts: dict[str, int] = {}
+
+        def count(request):
+            counts[request.name] = counts.get(request.name, 0) + 1
+
+        for n in range(200):
+            request = reduction(np.ones(1), f"t{n}")
+            request.finished = count
+            engine._enqueue(request)
+        error = ValueError("all")
+        threads = [threading.Thread(target=engine._fail, args=(error,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(counts.values()) == [1] * 200
+
+    assert ranks.call(1, fail) == [True]
 
 
 def test_engines_of_process_sets_do_not_wait_for_each_other(ranks):

@@ -33,6 +33,16 @@ except mx.base.MXNetError as error:
 """
 
 
+UNFINISHED = """
+import mxnet as mx
+import horovod.mxnet as hvd
+hvd.init()
+arrays = [mx.nd.ones((1 << 20,)) for _ in range(4)]
+for number in range(4) if hvd.rank() else reversed(range(4)):
+    hvd.allreduce_(arrays[number], name=f"last.{number}")
+"""
+
+
 @pytest.fixture(scope="module")
 def mxnet(tmp_path_factory) -> Environment:
     return Environment("mxnet", tmp_path_factory.mktemp("mxnet"))
@@ -70,6 +80,12 @@ def test_a_lost_rank_is_named(on_two_ranks):
 
     assert "rank 0 was told" in done.stdout, done.stdout + done.stderr
     assert "rank 1" in done.stdout
+
+
+def test_a_program_may_end_before_its_last_calls(on_two_ranks):
+    done = on_two_ranks(UNFINISHED)
+
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_test_mxnet1(mxnet, horovod_source):

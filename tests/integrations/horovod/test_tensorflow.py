@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,14 @@ def tensorflow(tmp_path_factory) -> Environment:
 
 
 @pytest.fixture
-def on_two_ranks(tensorflow, tmp_path):
-    def run_program(program: Path | str, *arguments: str, **variables: str):
+def on_ranks(tensorflow, tmp_path):
+    def run_program(
+        program: Path | str, *arguments: str, ranks: Sequence[str] = ("-n", "2"), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         if isinstance(program, str):
             (tmp_path / "program.py").write_text(program, "utf-8")
             program = tmp_path / "program.py"
-        command = [tensorflow.python, "-m", "gpucoll", "run", "--no-prefix", "-n", "2"]
+        command = [tensorflow.python, "-m", "gpucoll", "run", "--no-prefix", *ranks]
         command += ["-m", "gpucoll.integrations.horovod", str(program), *arguments]
         environment = {**os.environ, **tensorflow.variables, **QUIET, "GPUCOLL_TIMEOUT_S": "20"}
         return subprocess.run(
@@ -65,10 +68,10 @@ def on_two_ranks(tensorflow, tmp_path):
     [("tensorflow_calls", {}), ("keras_training", {}), ("keras_training", KERAS_2)],
     ids=["tensorflow", "keras 3", "keras 2"],
 )
-def test_calls_that_horovods_tests_leave_out(name, variables, on_two_ranks):
+def test_calls_that_horovods_tests_leave_out(name, variables, on_ranks):
     program = PROGRAMS / f"{name}.py"
 
-    done = on_two_ranks(program, **variables)
+    done = on_ranks(program, **variables)
 
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"passed (\w+)", done.stdout)
@@ -77,11 +80,30 @@ def test_calls_that_horovods_tests_leave_out(name, variables, on_two_ranks):
 
 
 @pytest.mark.parametrize("how", ["graph", "eager"])
-def test_a_lost_rank_is_named(how, on_two_ranks):
-    done = on_two_ranks(LOST, how)
+def test_a_lost_rank_is_named(how, on_ranks):
+    done = on_ranks(LOST, how)
 
     assert "rank 0 was told" in done.stdout, done.stdout + done.stderr
     assert "rank 1" in done.stdout
+
+
+def test_elastic_training_goes_on_without_a_rank(on_ranks):
+    ranks = ["--elastic", "2:3", "--restarts", "0"]
+
+    done = on_ranks(PROGRAMS / "elastic_tensorflow.py", ranks=ranks)
+
+    expected = f"trained by {[3] * 5 + [2] * 25}"
+    assert done.stdout.count(expected) == 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["tensorflow2_keras_mnist", "tensorflow2_mnist"])
+def test_examples_of_horovod_run_unchanged(name, on_ranks, horovod_source):
+    example = horovod_source / "examples" / "tensorflow2" / f"{name}.py"
+
+    done = on_ranks(PROGRAMS / "digits_example.py", str(example), **KERAS_2)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "loss" in done.stdout.lower()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +120,7 @@ def test_horovods_own(file, n_passed, tensorflow, horovod_source):
     path = horovod_source / "test" / "parallel" / f"{file}.py"
     environment = {**tensorflow.variables, **QUIET, **KERAS_2}
 
-    outcomes = run(path, 2, python=tensorflow.python, environment=environment)
+    outcomes = run(path, 2, python=tensorflow.python, environment=environment, timeout_s=500)
 
     assert not outcomes.differences(left_out.TENSORFLOW.get(file, {})), outcomes.output[-4000:]
     assert outcomes.counts()["passed"] >= n_passed

@@ -50,6 +50,8 @@ def rows_for_each(
         return None
     if len(splits) != size:
         raise ValueError("Number of entries in splits does not equal number of workers.")
+    if min(splits) < 0:
+        raise ValueError("Entries in splits must not be negative.")
     if sum(splits) > n_rows:
         raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
     return [int(rows) for rows in splits]

@@ -34,7 +34,7 @@ def init(
     Raises
     ------
     ValueError
-        `comm` is no list of ranks, or a process set is there twice.
+        `comm` is no list of ranks; a process set is there twice, or other ranks pass other sets.
     """
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import gpucoll
@@ -14,7 +16,13 @@ from gpucoll import GpucollError
 from gpucoll.integrations.horovod.engine.engine import Engine, Options
 from gpucoll.integrations.horovod.engine.exchange import WAIT_S
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.settings import Place, settings_of, warn_of_ignored
+from gpucoll.integrations.horovod.settings import (
+    OF_ALL,
+    Place,
+    Settings,
+    settings_of,
+    warn_of_ignored,
+)
 from gpucoll.integrations.horovod.stalls import StallCheck
 from gpucoll.integrations.horovod.timeline import Timeline
 from gpucoll.integrations.hosts import colour_of_host
@@ -40,6 +48,8 @@ class Job:
         self._options = Options()
         self._stalls: StallCheck | None = None
         self._n_begun = 0
+        self._pid = 0
+        """Of the process that met the others: those that it forks have no part in the job."""
         self._places: list[tuple[int, int]] = []
         self._lock = threading.RLock()
         atexit.register(self._end_at_exit)
@@ -52,8 +62,8 @@ class Job:
 
     def begin(self, comm: Sequence[int] = ()) -> None:
         """Meet the other ranks."""
+        limit = settings_of().start_timeout_s or None  # raises before this attempt counts
         self._n_begun += 1
-        limit = settings_of().start_timeout_s or None
         world = gpucoll.init(name=f"horovod {self._n_begun}", timeout_s=limit)
         if comm and len(comm) < world.world_size:
             part = world.split(min(comm) if world.rank in comm else None)
@@ -61,7 +71,12 @@ class Job:
             if part is None:
                 raise ValueError(f"init: rank {world.rank} is not among the ranks {list(comm)}")
             world = part
-        self.adopt(world)
+        try:
+            self.adopt(world)
+        except BaseException:  # the other ranks are not to wait for this one
+            with contextlib.suppress(GpucollError):
+                self.end()
+            raise
 
     def adopt(self, world: Communicator) -> None:
         """Go on with these ranks: at the beginning, and after ranks were lost or have come.
@@ -72,11 +87,11 @@ class Job:
             The job has it for itself, and closes it. The engine works on a duplicate: whatever
             ranks were doing when one was lost, all of them shrink this one.
         """
-        known = settings_of()
+        self._service, self._pid = world, os.getpid()
+        known = self._settings()
         self._options = Options(known.cycle_time_s, known.fusion_threshold_bytes)
         if known.timeline not in ("", "DYNAMIC") and world.rank == 0:
             self.timeline = Timeline(known.timeline, known.timeline_mark_cycles)
-        self._service = world
         self.engines = {0: Engine(world.duplicate(), self._options, self.timeline)}
         self.sets = {0: list(range(world.world_size))}
         self._place()
@@ -88,6 +103,12 @@ class Job:
         place = Place(world.rank, world.world_size, *self.local(), *self.cross(), name)
         os.environ.update(place.variables())
         warn_of_ignored(world.rank)
+
+    def _settings(self) -> Settings:
+        """Return the settings: rank 0's, where ranks must have the same."""
+        settings = settings_of()
+        of_all = self.world.broadcast_object({name: getattr(settings, name) for name in OF_ALL}, 0)
+        return replace(settings, **of_all)
 
     def end(self) -> None:
         """Close everything; other ranks' calls that need this rank raise."""
@@ -115,7 +136,7 @@ class Job:
             return service
 
     def _end_at_exit(self) -> None:
-        if self._service is None or os.getpid() != _process:
+        if self._service is None or os.getpid() != self._pid:
             return
         if getattr(sys, "last_value", None) is not None:
             return  # gpucoll notifies the other ranks why
@@ -220,7 +241,7 @@ class Job:
 
     def add_set(self, ranks: Sequence[int]) -> int | None:
         """Give some ranks an engine, and return its number; None if they have one. Collective."""
-        service = self._agree("add_process_set", list(ranks))
+        service = self.agree("add_process_set", list(ranks))
         if any(not 0 <= rank < self.size for rank in ranks) or not ranks:
             raise ValueError(
                 f"a process set has ranks between 0 and {self.size - 1}; got {list(ranks)}"
@@ -236,14 +257,14 @@ class Job:
 
     def remove_set(self, number: int) -> bool:
         """Remove a process set; return whether there was one. Collective."""
-        self._agree("remove_process_set", number)
+        self.agree("remove_process_set", number)
         if self.sets.pop(number, None) is None:
             return False
         if (engine := self.engines.pop(number, None)) is not None:
             engine.close()
         return True
 
-    def _agree(self, call: str, given: object) -> Communicator:
+    def agree(self, call: str, given: object) -> Communicator:
         """Raise on every rank unless all have passed the same to this call."""
         self.check()
         assert self._service is not None
@@ -253,10 +274,9 @@ class Job:
             raise HorovodInternalError(str(error)) from error
         if any(other != everyone[0] for other in everyone):
             told = "; ".join(f"rank {r}: {name}({it})" for r, (name, it) in enumerate(everyone))
-            raise ValueError(f"every rank must change the same process set; got {told}")
+            raise ValueError(f"every rank must give the same process sets; got {told}")
         return self._service
 
 
-_process = os.getpid()
 job = Job()
 """This process's; every front of Horovod's frameworks uses it."""

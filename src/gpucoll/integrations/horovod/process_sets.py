@@ -108,6 +108,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def begin(process_sets: Sequence[ProcessSet]) -> None:
     """Give the sets of `init` their engines, and the set of all ranks its list."""
     global_process_set.ranks = list(range(job.size))
+    job.agree("init", [process_set.ranks for process_set in process_sets])
     for process_set in process_sets:
         number = job.add_set(process_set.ranks)
         if number is None:

@@ -11,7 +11,15 @@ from typing import Any
 
 from gpucoll import ArgumentError, config
 
-__all__ = ["LOG_LEVELS", "Place", "Settings", "settings_of", "variable_of", "warn_of_ignored"]
+__all__ = [
+    "LOG_LEVELS",
+    "OF_ALL",
+    "Place",
+    "Settings",
+    "settings_of",
+    "variable_of",
+    "warn_of_ignored",
+]
 
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 _MEBI = 1 << 20
@@ -91,6 +99,9 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "log_level": ("LOG_LEVEL", _level, f"one of {', '.join(LOG_LEVELS)}"),
 }
 """Field of `Settings` -> its variable, how its text is read, and what it must be."""
+
+OF_ALL = ("fusion_threshold_bytes", "stall_check", "stall_check_s", "stall_shutdown_s")
+"""Fields in which rank 0 decides: ranks that differ would not make the same calls."""
 
 _IGNORED = {
     "ADASUM_MPI_CHUNK_SIZE": "Adasum has no chunks",

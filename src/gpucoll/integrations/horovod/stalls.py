@@ -98,11 +98,21 @@ class StallCheck:
             what: [rank for rank in self._sets.get(what[0], ()) if what not in have[rank]]
             for what in ages
         }
-        self._warn({what: age for what, age in ages.items() if missing[what]}, missing)
+        failing = self._warn({what: age for what, age in ages.items() if missing[what]}, missing)
+        if failing:
+            try:  # every rank knows why before the first one gives up
+                self._comm.barrier(timeout_s=timeout_s)
+            finally:
+                for engine in self._engines_of(failing):
+                    engine.abort()
+
+    def _engines_of(self, numbers: set[int]) -> list[Engine]:
+        return [engine for number, engine in [*self._engines.items()] if number in numbers]
 
     def _warn(
         self, ages: dict[tuple[int, str], float], missing: dict[tuple[int, str], list[int]]
-    ) -> None:
+    ) -> set[int]:
+        """Warn of what has waited for long, or let it fail; return the sets in which it does."""
         now = time.monotonic()
         failing = {number for (number, _), age in ages.items() if 0 < self._fail_s < age}
         told = [
@@ -112,16 +122,17 @@ class StallCheck:
             or (0 < self._warn_s < age and now - self._warned.get(what, -1e9) > self._warn_s)
         ]
         if not told:
-            return
+            return failing
         text = self._text(told, missing)
         if failing:
             text += f" This is longer than {self._fail_s:g} seconds: they fail."
         if self._comm.rank == 0:
             _log.warning("%s", text)
-        self._warned = dict.fromkeys(told, now)
-        for number in failing:
-            if (engine := self._engines.get(number)) is not None:
-                engine.fail(DeadlineError(text))
+        known = {what: since for what, since in self._warned.items() if what in ages}
+        self._warned = known | dict.fromkeys(told, now)
+        for engine in self._engines_of(failing):
+            engine.fail(DeadlineError(text))
+        return failing
 
     def _text(self, told: list[tuple[int, str]], missing: dict[tuple[int, str], list[int]]) -> str:
         lacking: dict[int, list[str]] = {}

@@ -161,8 +161,8 @@ class Status:
         """Make it an error."""
         api.SetStatus(self.address, code, message.encode())
 
-    def __del__(self) -> None:
-        api.DeleteStatus(self.address)
+    def __del__(self, delete: Any = api.DeleteStatus) -> None:
+        delete(self.address)
 
 
 _manager = functools.cache(ctypes.PYFUNCTYPE(c_bool, c_void_p, c_void_p, c_int))

@@ -104,6 +104,10 @@ class Call:
         api.SetOutput(self._context, index, self._input(source), self._status.address)
         self._status.check()
 
+    def leave_memory(self) -> None:
+        """Never free the inputs and outputs: somebody may still read or write them."""
+        self._kept = []
+
     def finish(self, error: BaseException | None = None) -> None:
         """End the execution; nothing of it may be used afterwards."""
         for tensor in self._kept:
@@ -130,14 +134,17 @@ class Call:
 class running_here:  # noqa: N801 - a context manager
     """Says that this thread waits for the ops that it calls, as it does in eager mode.
 
-    TensorFlow then runs the kernel on this thread, too, and the kernel may wait itself.
+    TensorFlow then runs the kernel on this thread, too, and the kernel may wait itself. Ctrl-C in
+    a kernel is the program's KeyboardInterrupt, not an error of TensorFlow.
     """
 
     def __enter__(self) -> None:
-        _caller.waits = True
+        _caller.waits, _caller.interrupt = True, None
 
     def __exit__(self, *_: object) -> None:
         _caller.waits = False
+        if _caller.interrupt is not None:
+            raise _caller.interrupt
 
 
 _caller = threading.local()
@@ -227,6 +234,8 @@ def _register_kernel(operation: Operation) -> None:
         try:
             operation.compute(call)
         except BaseException as e:
+            if call.is_here and not isinstance(e, Exception):
+                _caller.interrupt = e
             call.finish(e)
 
     @c_api.DELETE

@@ -4,6 +4,8 @@ import os
 import sys
 import tempfile
 
+import horovod.keras
+import horovod.tensorflow
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,9 +81,17 @@ def a_loaded_model_reduces_and_has_its_state():
         assert np.allclose(y, hvd.broadcast(y, 0))
 
 
-def layers_may_be_left_to_each_rank():
-    import horovod.keras
+def batches_of_all_ranks_are_normalized_together():
+    alone = keras.layers.BatchNormalization(momentum=0.5)
+    ours = horovod.tensorflow.SyncBatchNormalization(momentum=0.5)
+    expected = alone(X[:32], training=True)
+    got = ours(X[RANK * 16 : RANK * 16 + 16], training=True)
+    assert np.allclose(expected[RANK * 16 : RANK * 16 + 16], got, atol=1e-5)
+    assert np.allclose(alone.moving_mean, ours.moving_mean, atol=1e-6)
+    assert np.allclose(alone.moving_variance, ours.moving_variance, atol=1e-5)
 
+
+def layers_may_be_left_to_each_rank():
     model = model_of("sgd")
     of_own = model.layers[0]
     optimizer = horovod.keras.PartialDistributedOptimizer(

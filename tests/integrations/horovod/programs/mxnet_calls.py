@@ -56,6 +56,20 @@ def a_name_may_come_again_before_it_is_done():
     assert (x.asnumpy() == 8).all()
 
 
+def a_name_may_be_given_to_other_arrays_and_calls():
+    x, y = mx.nd.full((4,), RANK + 1), mx.nd.full((2, 3), RANK + 1, dtype="int32")
+    for _ in range(3):
+        for op, expected in ((hvd.Sum, 3), (hvd.Max, 2)):
+            for array in (x, x, y):
+                array[:] = RANK + 1
+                hvd.allreduce_(array, name="many", op=op)
+                assert (array.asnumpy() == expected).all()
+        x[:] = RANK + 1
+        hvd.allreduce_(x, name="many", op=hvd.Sum, prescale_factor=2.0)
+        assert (x.asnumpy() == 6).all()
+        x = mx.nd.full((4,), RANK)
+
+
 def two_arrays_of_one_name_are_refused():
     x, y = mx.nd.ones((4,)), mx.nd.ones((4,))
     if RANK == 0:

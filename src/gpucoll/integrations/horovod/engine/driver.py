@@ -76,6 +76,7 @@ class Driver:
                 self._hurry.clear()
                 return
             pause_s = self._patience_s - engine.pending_for_s()
-            if pause_s <= 0 or self._hurry.is_set():
-                engine.drive()
+            is_hurried = self._hurry.is_set()
+            if pause_s <= 0 or is_hurried:
+                engine.drive(patiently=is_hurried)
                 pause_s = self._patience_s

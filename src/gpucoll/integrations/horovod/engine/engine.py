@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections import defaultdict, deque
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SHUT_DOWN", "Engine", "Options"]
 
+_log = logging.getLogger("gpucoll.horovod")
 _LONGEST_PAUSE = 2
 """Pauses between cycles that bring nothing grow up to so many times the cycle time."""
 
@@ -72,7 +74,7 @@ class Engine:
         self._pending: dict[int, Request] = {}
         self._new: deque[Form] = deque()
         self._join: Request | None = None
-        self._driving = threading.Lock()
+        self._driving, self._ending = threading.Lock(), threading.Lock()
         self._news = threading.Event()
         self._n_idle = 0
         self._failure: BaseException | None = None
@@ -105,6 +107,10 @@ class Engine:
         self._enqueue(request)
         self._driver.wake(at_once)
 
+    def hurry(self) -> None:
+        """Let the driver thread do what is pending at once: the program waits, but not here."""
+        self._driver.wake(at_once=True)
+
     def run(self, request: Request) -> None:
         """Submit and wait: cheaper than one after the other, since no thread is woken."""
         self._enqueue(request)
@@ -130,11 +136,21 @@ class Engine:
         """Return the next name for a request without one, such as ``allreduce.noname.1``."""
         return f"{kind}.noname.{next(self._numbers[kind])}"
 
-    def drive(self) -> None:
-        """Run one cycle if something is pending and no other thread is in one: for the driver."""
-        with self._driving:
+    def drive(self, patiently: bool = True) -> None:
+        """Run one cycle if something is pending: for the driver.
+
+        Parameters
+        ----------
+        patiently : bool
+            Whether to wait for another thread that is in a cycle. Otherwise nothing is done then.
+        """
+        if not self._driving.acquire(blocking=patiently):
+            return
+        try:
             if not self.is_idle:
                 self.cycle()
+        finally:
+            self._driving.release()
 
     def _enqueue(self, request: Request) -> None:
         if self._failure is not None:
@@ -183,8 +199,10 @@ class Engine:
             if self._table.joined and self._table.have_all_joined():
                 self._end_join()
         except BaseException as error:
+            if not isinstance(error, GpucollError):
+                self.abort()
             self._fail(error)
-            if not isinstance(error, GpucollError):  # Ctrl-C, or a fault of this library
+            if not isinstance(error, Exception):  # Ctrl-C
                 raise
 
     def _do(self, ready: list[Ready]) -> None:
@@ -203,10 +221,10 @@ class Engine:
             execute(self.comm, batch)
         except (ArgumentError, ArgumentTypeError) as raised:  # on every rank
             error = raised
-        except GpucollError as raised:
-            self._failure = error = raised
         except Exception as raised:
-            error = raised
+            self._failure = error = raised
+            if not isinstance(raised, GpucollError):  # of this rank alone: the others wait for it
+                self.abort()
         for request in batch:
             self._finish(request, error)
         if self._failure is not None:
@@ -247,34 +265,35 @@ class Engine:
         self._numbers.clear()  # ranks that joined earlier have given fewer names
         if request is not None:
             request.last_joined = self._table.last_joined
-            self._done(request)
+            self._finish(request, None)
 
     def _finish(self, request: Request, error: BaseException | None) -> None:
-        if request.form is not None and self._pending.get(request.form.key) is request:
-            del self._pending[request.form.key]
-        if error is not None:
-            request.error = _internal(error)
-        if self.timeline is not None:
-            self.timeline.end(request)
-        self._done(request)
-
-    def _done(self, request: Request) -> None:
-        request.is_done = True
-        if request.finished is not None:
-            request.finished(request)
+        """Note that a request is done, once: several threads may notice a failure."""
+        with self._ending:
+            if is_first := not request.is_done:
+                if error is not None:
+                    request.error = _internal(error)
+                if self.timeline is not None and request.form is not None:
+                    self.timeline.end(request)
+                request.is_done = True
+            if request.form is not None and self._pending.get(request.form.key) is request:
+                del self._pending[request.form.key]
+        if is_first and request.finished is not None:
+            try:
+                request.finished(request)
+            except Exception:  # on this rank alone: the ranks go on
+                _log.exception("what was to be done after %r has failed", request.name)
 
     def _fail(self, error: BaseException) -> None:
         """Give an error to all that is pending, now and later."""
         if self._failure is None:
             self._failure = error
         error = self._failure
-        self._new.clear()
         for request in [*self._pending.values()]:
             self._finish(request, error)
         if (join := self._join) is not None:
             self._join = None
-            join.error = _internal(error)
-            self._done(join)
+            self._finish(join, error)
 
     def pending_for_s(self) -> float:
         """Return the age of the oldest request that is pending, 0 if none is."""
@@ -289,18 +308,19 @@ class Engine:
         return [(request.name, request.since) for request in [*self._pending.values()]]
 
     def fail(self, error: BaseException) -> None:
-        """Let all that is pending fail, now and later, with this error."""
+        """Let all that is pending fail, now and later, with this error; `abort` what runs after."""
         if self._failure is None:
             self._failure = error
-            self.abort()
         self._driver.wake(at_once=True)
 
     def close(self) -> None:
         """End the driver thread and close the communicators; what is pending fails."""
-        if not self.is_idle and self._failure is None:
-            self.abort()
+        if self._failure is None:
+            self._failure = GpucollError(SHUT_DOWN)
+            if not self.is_idle:
+                self.abort()
         self._driver.stop()
-        self._fail(self._failure or GpucollError(SHUT_DOWN))
+        self._fail(self._failure)
         for comm in (self._control, self.comm):
             comm.close()
 

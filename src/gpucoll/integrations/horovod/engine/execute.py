@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpucoll import ArgumentError
+from gpucoll import ArgumentError, ArgumentTypeError
 from gpucoll.integrations.horovod.engine import adasum
 from gpucoll.integrations.horovod.engine.request import Kind
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["batches", "execute"]
 
 _WITH_ROWS = (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER)
-_FUSED = (Kind.ALLREDUCE, Kind.BROADCAST)
 
 
 def batches(requests: Sequence[Request], limit_bytes: int) -> list[list[Request]]:
@@ -65,13 +65,42 @@ def execute(comm: Communicator, batch: list[Request]) -> None:
     kind = batch[0].kind
     if kind in _WITH_ROWS and any(len(x.shape) == 0 for x in batch[0].arrays):
         raise ArgumentError(f"Process-set rank zero tried to {kind.name} a rank-zero tensor.")
-    if kind is Kind.ALLREDUCE:
-        _all_reduce(comm, batch)
-    elif kind is Kind.BROADCAST:
-        _broadcast(comm, batch)
+    if (fused := _FUSED.get(kind)) is not None:
+        try:
+            fused(comm, batch)
+        except (ArgumentError, ArgumentTypeError):  # nothing was sent
+            _with_copies(fused, comm, batch)
     else:
         _OTHERS[kind](comm, batch[0])
     library.ended(batch)
+
+
+def _with_copies(
+    fused: Callable[[Communicator, list[Request]], None], comm: Communicator, batch: list[Request]
+) -> None:
+    """Execute requests whose arrays gpucoll refuses, with copies of them.
+
+    The arrays of this rank may share memory, as tied weights do, while those of others do not: the
+    others are in the call. What is refused again is refused on every rank.
+    """
+    library = batch[0].library
+
+    def copied(x: Any) -> Any:
+        copy = library.empty(x, tuple(x.shape))
+        library.scale(x, 1.0, copy)
+        return copy
+
+    copies = [
+        replace(request, arrays=[copied(x) for x in request.arrays], outputs=None)
+        for request in batch
+    ]
+    fused(comm, copies)
+    for request, copy in zip(batch, copies, strict=True):
+        request.results = copy.results
+        if request.outputs is not None:
+            for result, out in zip(copy.results or (), request.outputs, strict=True):
+                library.scale(result, 1.0, out)
+            request.results = request.outputs
 
 
 def _all_reduce(comm: Communicator, batch: list[Request]) -> None:
@@ -81,9 +110,7 @@ def _all_reduce(comm: Communicator, batch: list[Request]) -> None:
         sources = [x for request in batch for x in request.arrays]
         targets = [x for request in batch for x in _targets(request)]
     if first.prescale != 1.0:
-        for x, target in zip(sources, targets, strict=True):
-            first.library.scale(x, first.prescale, target)
-        sources = targets
+        sources = [x for request in batch for x in _prescaled(request, len(sources) == 1)]
     form = _form(first)
     if len(sources) == 1:
         comm.all_reduce(sources[0], form.operation, out=targets[0])
@@ -94,11 +121,23 @@ def _all_reduce(comm: Communicator, batch: list[Request]) -> None:
             first.library.scale(target, form.factor, target)
 
 
+def _prescaled(request: Request, is_alone: bool) -> list[Any]:
+    """Return the inputs times their factor: in place, unless another array may lie there, too."""
+    library, made = request.library, []
+    in_place = is_alone or request.outputs is None
+    for x, target in zip(request.arrays, request.results or (), strict=True):
+        scaled = target if in_place else library.empty(x, tuple(x.shape))
+        library.scale(x, request.prescale, scaled)
+        made.append(scaled)
+    return made
+
+
 def _targets(request: Request) -> list[Any]:
     if request.outputs is None:
         empty = request.library.empty
-        request.outputs = [empty(x, tuple(x.shape)) for x in request.arrays]
-    request.results = request.outputs
+        request.results = [empty(x, tuple(x.shape)) for x in request.arrays]
+    else:
+        request.results = request.outputs
     return request.results
 
 
@@ -150,14 +189,20 @@ def _reduce_scatter(comm: Communicator, request: Request) -> None:
 
 
 def _adasum(comm: Communicator, request: Request) -> None:
+    library = request.library
+    for x in request.arrays:
+        if (dtype := library.dtype(x)) not in _OF_ADASUM:
+            raise ArgumentError(f"Adasum takes {', '.join(_OF_ADASUM)}; got {dtype}")
     for x, target in zip(request.arrays, _targets(request), strict=True):
-        if request.prescale != 1.0:
-            request.library.scale(x, request.prescale, target)
-            adasum.all_reduce(comm, target, target)
+        library.scale(x, request.prescale, target)
+        if library.device(target) == "GPU":
+            on_host = target.cpu()
+            adasum.all_reduce(comm, on_host, on_host)
+            target.copy_(on_host)
         else:
-            adasum.all_reduce(comm, x, target)
+            adasum.all_reduce(comm, target, target)
         if request.postscale != 1.0:
-            request.library.scale(target, request.postscale, target)
+            library.scale(target, request.postscale, target)
 
 
 def _nothing(comm: Communicator, request: Request) -> None:
@@ -165,6 +210,8 @@ def _nothing(comm: Communicator, request: Request) -> None:
     request.results = []
 
 
+_OF_ADASUM = ("float16", "float32", "float64")
+_FUSED = {Kind.ALLREDUCE: _all_reduce, Kind.BROADCAST: _broadcast}
 _OTHERS = {
     Kind.ALLGATHER: _all_gather,
     Kind.ALLTOALL: _all_to_all,

@@ -9,20 +9,22 @@ waits for an array, by ``wait_to_read()``, ``asnumpy()`` or ``waitall()``, does 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from ctypes import byref
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
 
 from gpucoll.integrations.horovod.engine.engine import Engine
-from gpucoll.integrations.horovod.engine.request import Request
+from gpucoll.integrations.horovod.engine.request import ReduceOp, Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.mxnet.arrays import address_of, view
+from gpucoll.integrations.horovod.mxnet.arrays import address_of, check, view
 
-__all__ = ["Operation", "forget"]
+__all__ = ["Operation", "last_of", "settle"]
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _FUNCTION = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
@@ -43,16 +45,22 @@ _writers: dict[int | None, Operation] = {}
 """What writes an array, by its handle. An operation keeps its arrays, and so their handles."""
 _last: dict[str, Operation] = {}
 """What was last reduced or broadcast in place under a name, if it is small."""
+_waiting: set[int] = set()
+"""Threads that wait in MXNet for what may depend on requests."""
 _LAST_BYTES = 1 << 16
 _LAST_KEPT = 1024
+_SETTLING_S = 5.0
 
 
 class Operation(Request):
     """A request in MXNet's engine, without arrays until they are ready."""
 
-    __slots__ = ("address", "complete", "engine", "is_submitted", "reads", "writes")
+    __slots__ = (
+        *("address", "complete", "engine", "is_submitted", "is_waited_for"),
+        *("reads", "writes"),
+    )
     address: int | None
-    """Of the array, if a later operation may repeat this one."""
+    """Of its array, if it may be repeated."""
     complete: Sequence[int]
     """MXNet's function to call at the end, and its arguments."""
 
@@ -74,10 +82,22 @@ class Operation(Request):
         priority : int
             In MXNet's engine.
         """
+        for tensor in (*reads, *writes):
+            check(tensor)
         self.engine, self.reads, self.writes = engine, reads, writes
-        self.is_submitted = False
         self.finished = _finish
-        number = id(self)
+        self.is_waited_for = False
+        self._push(priority)
+
+    def repeat(self, priority: int) -> None:
+        """Start it once more."""
+        self.is_done = False
+        self.error = None
+        self._push(priority)
+
+    def _push(self, priority: int) -> None:
+        self.is_submitted = False
+        reads, writes, number = self.reads, self.writes, id(self)
         _pushed[number] = self
         for tensor in writes:
             _writers[tensor.handle.value] = self
@@ -94,12 +114,8 @@ class Operation(Request):
     def begin(self) -> None:
         """Submit it: its arrays are ready. Called by MXNet; raises nothing."""
         try:
-            last = _last.get(self.name)
-            if last is not None and self._repeats(last):
-                self.arrays, self.form, self.address = last.arrays, last.form, last.address
-                self.outputs = last.arrays
-                self.engine.submit(self)
-                _last[self.name] = self
+            if self.form is not None and self.address == address_of(self.writes[0]):
+                self.engine.submit(self, _is_awaited())
             else:
                 self._begin_first()
             self.is_submitted = True
@@ -108,29 +124,35 @@ class Operation(Request):
             _finish(self)
 
     def _begin_first(self) -> None:
+        self.form = None
         self.outputs = self.arrays = [view(x) for x in self.writes]
         if self.reads:
             self.arrays = [view(x) for x in self.reads]
-        self.engine.submit(self)
+        self.engine.submit(self, _is_awaited())
         if len(self.writes) == 1 and not self.reads and self.outputs[0].nbytes <= _LAST_BYTES:
             if len(_last) >= _LAST_KEPT:
                 _last.clear()
             self.address = address_of(self.writes[0])
             _last[self.name] = self
 
-    def _repeats(self, last: Operation) -> bool:
-        """Return whether it is of the same array as `last`, in the same memory."""
+    def reduces(
+        self, engine: Engine, tensor: mx.nd.NDArray, op: ReduceOp, prescale: float, postscale: float
+    ) -> bool:
+        """Return whether it may be repeated to reduce an array in this way."""
         return (
-            len(self.writes) == 1
-            and self.writes[0] is last.writes[0]
-            and not self.reads
-            and self.engine is last.engine
-            and self.op is last.op
-            and self.prescale == last.prescale
-            and self.postscale == last.postscale
-            and self.root == last.root
-            and address_of(self.writes[0]) == last.address
+            self.is_done
+            and not self.is_waited_for
+            and self.writes[0] is tensor
+            and self.engine is engine
+            and self.op is op
+            and self.prescale == prescale
+            and self.postscale == postscale
         )
+
+
+def last_of(name: str) -> Operation | None:
+    """Return what was last started in place under a name, if it was small."""
+    return _last.get(name)
 
 
 def _finish(request: Any) -> None:
@@ -147,9 +169,17 @@ def _finish(request: Any) -> None:
             _function_at(function)(engine, argument, error)
 
 
-def forget() -> None:
-    """Forget the arrays of earlier operations."""
+def settle() -> None:
+    """Give what was started time to end: the job is about to."""
+    end = time.monotonic() + _SETTLING_S
+    while (_pushed or _writers) and time.monotonic() < end:
+        time.sleep(0.001)
     _last.clear()
+
+
+def _is_awaited() -> bool:
+    """Return whether a thread waits in MXNet, and no operation will soon join those submitted."""
+    return bool(_waiting) and not _pushed
 
 
 def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
@@ -172,31 +202,53 @@ _wait_to_read, _wait_all = _LIB.MXNDArrayWaitToRead, _LIB.MXNDArrayWaitAll
 _copy_to_host = _LIB.MXNDArraySyncCopyToCPU
 
 
-def _drive(operation: Operation | None) -> None:
+def _drive(operation: Operation) -> None:
     """Do a request whose end this thread waits for: faster than the engine's helper thread."""
-    if operation is not None and operation.is_submitted:
+    if operation.is_submitted:
+        operation.is_waited_for = True
         try:
             operation.engine.wait(operation)
         except HorovodInternalError:
             pass  # MXNet raises it
+        finally:
+            operation.is_waited_for = False
+
+
+def _wait_for(handle: ctypes.c_void_p, wait: Callable[..., Any], *more: Any) -> Any:
+    operation = _writers.get(handle.value)
+    if operation is not None and operation.is_submitted:
+        _drive(operation)
+        return wait(handle, *more)
+    return _wait_outside(wait, handle, *more)
+
+
+def _wait_outside(wait: Callable[..., Any], *arguments: Any) -> Any:
+    """Wait in MXNet for what may depend on requests; driver threads do them when all are ready."""
+    thread = get_ident()
+    _waiting.add(thread)
+    try:
+        if not _pushed:
+            for engine in {operation.engine for operation in [*_writers.values()]}:
+                engine.hurry()
+        return wait(*arguments)
+    finally:
+        _waiting.discard(thread)
 
 
 def _drive_and_wait(handle: ctypes.c_void_p) -> Any:
-    if _writers:
-        _drive(_writers.get(handle.value))
-    return _wait_to_read(handle)
+    return _wait_for(handle, _wait_to_read) if _writers else _wait_to_read(handle)
 
 
 def _drive_and_copy(handle: ctypes.c_void_p, data: Any, size: Any) -> Any:
     if _writers:
-        _drive(_writers.get(handle.value))
+        return _wait_for(handle, _copy_to_host, data, size)
     return _copy_to_host(handle, data, size)
 
 
 def _drive_all() -> Any:
     for operation in [*_writers.values()]:
         _drive(operation)
-    return _wait_all()
+    return _wait_outside(_wait_all) if _writers else _wait_all()
 
 
 _LIB.MXNDArrayWaitToRead, _LIB.MXNDArrayWaitAll = _drive_and_wait, _drive_all

@@ -8,6 +8,7 @@ result is there. The others wait for it, since MXNet cannot wait for an array of
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
+from gpucoll.integrations.horovod import basics
 from gpucoll.integrations.horovod.arguments import reduction, root_of, rows_for_each
 from gpucoll.integrations.horovod.basics import (
     Adasum,
@@ -32,7 +34,6 @@ from gpucoll.integrations.horovod.basics import (
     engine_of,
     gloo_built,
     gloo_enabled,
-    init,
     is_initialized,
     local_rank,
     local_size,
@@ -42,7 +43,6 @@ from gpucoll.integrations.horovod.basics import (
     nccl_built,
     rank,
     rocm_built,
-    shutdown,
     size,
     start_timeline,
     stop_timeline,
@@ -51,7 +51,7 @@ from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.mxnet.arrays import check, copy_of, empty_like, view
-from gpucoll.integrations.horovod.mxnet.dependencies import Operation
+from gpucoll.integrations.horovod.mxnet.dependencies import Operation, last_of, settle
 from gpucoll.integrations.horovod.process_sets import (
     ProcessSet,
     add_process_set,
@@ -60,6 +60,18 @@ from gpucoll.integrations.horovod.process_sets import (
 )
 
 _ARRAYS = NumpyArrays()
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """Meet the other ranks; see `gpucoll.integrations.horovod.basics.init`."""
+    basics.init(*args, **kwargs)
+    atexit.register(settle)  # before the job ends
+
+
+def shutdown() -> None:
+    """Leave the job when what was started has ended; `init` may be called again, by all ranks."""
+    settle()
+    basics.shutdown()
 
 
 def allreduce(
@@ -281,8 +293,12 @@ def _reduce(
     engine = engine_of(process_set)
     kind = Kind.ADASUM if op is Adasum else Kind.ALLREDUCE
     name = engine.unnamed("allreduce") if name is None else f"allreduce.{name}"
+    last = last_of(name) if not reads and len(writes) == 1 else None
+    if last is not None and last.reduces(engine, writes[0], op, prescale, postscale):
+        last.repeat(priority)
+        return
     operation = Operation(kind, name, _ARRAYS, [], None, op, 0, prescale, postscale)
-    _start(operation, engine, reads, writes, priority)
+    operation.start(engine, reads, writes, priority)
 
 
 def _broadcast(
@@ -297,21 +313,7 @@ def _broadcast(
     name = engine.unnamed("broadcast") if name is None else f"broadcast.{name}"
     root = root_of(root_rank, process_set)
     operation = Operation(Kind.BROADCAST, name, _ARRAYS, root=root)
-    _start(operation, engine, reads, [output], priority)
-
-
-def _start(
-    operation: Operation,
-    engine: Engine,
-    reads: Sequence[NDArray],
-    writes: Sequence[NDArray],
-    priority: int,
-) -> None:
-    for tensor in reads:
-        check(tensor)
-    for tensor in writes:
-        check(tensor)
-    operation.start(engine, reads, writes, priority)
+    operation.start(engine, reads, [output], priority)
 
 
 def _run(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -24,14 +25,21 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def training(state: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with _horovods_errors():
             return func(state, *args, **kwargs)
-        except tf.errors.UnknownError as e:
-            if "Horovod" in e.message:
-                raise HorovodInternalError(str(e)) from e
-            raise
 
     return elastic.run(training)
+
+
+@contextmanager
+def _horovods_errors() -> Iterator[None]:
+    """Raise HorovodInternalError where TensorFlow says that one of Horovod's ops failed."""
+    try:
+        yield
+    except tf.errors.UnknownError as e:
+        if "Horovod" in e.message:
+            raise HorovodInternalError(str(e)) from e
+        raise
 
 
 class TensorFlowState(ObjectState):
@@ -69,10 +77,11 @@ class TensorFlowState(ObjectState):
 
     def sync(self) -> None:
         """Take over rank 0's values."""
-        if self.session is not None:
-            self.session.run(self._bcast_op)
-        else:
-            broadcast_variables(self.variables, root_rank=0)
+        with _horovods_errors():
+            if self.session is not None:
+                self.session.run(self._bcast_op)
+            else:
+                broadcast_variables(self.variables, root_rank=0)
         self._keep()
         super().sync()
 

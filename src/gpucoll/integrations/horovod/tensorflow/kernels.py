@@ -100,7 +100,11 @@ def _run(
         call.finish(None if error is None else _as_tensorflow(error))
 
     if call.is_here:
-        engine.run(request)
+        try:
+            engine.run(request)
+        finally:
+            if not request.is_done:
+                call.leave_memory()
         finished(request)
     else:
         request.finished = finished

@@ -66,6 +66,8 @@ def call(
         arrays.append(x.detach() if x.requires_grad else x)
     engine = engine_of(process_set)
     prefix = _PREFIX[kind]
+    if kind not in (Kind.ALLREDUCE, Kind.BROADCAST):  # in those, they are copied where needed
+        arrays = [x.resolve_conj().resolve_neg() for x in arrays]
     whole = f"{prefix}.{name}" if name is not None else engine.unnamed(prefix)
     return engine, Request(kind, whole, TORCH, arrays, None, *options), result
 

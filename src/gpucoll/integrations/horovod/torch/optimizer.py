@@ -283,8 +283,18 @@ class _OfGradients(_Distributed):
         finally:
             self._should_synchronize = True
 
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure after which the gradients are those of all ranks."""
+
+        def reduced() -> Any:
+            loss = closure()
+            self._send_rest_and_wait()
+            return loss
+
+        return reduced
+
     def step(self, closure: Any = None) -> Any:
-        """Wait for the gradients, and make the step."""
+        """Wait for the gradients, those of each call of the closure, too, and make the step."""
         if self._should_synchronize:
             if self._is_synchronized:
                 warnings.warn(
@@ -294,7 +304,10 @@ class _OfGradients(_Distributed):
                     "optimizer.synchronize() in your code.",
                     stacklevel=2,
                 )
-            self.synchronize()
+            if closure is None or self._waits:
+                self.synchronize()
+            if closure is not None:
+                closure = self._reducing(closure)
         self._is_synchronized = False
         return super().step(closure)
 
