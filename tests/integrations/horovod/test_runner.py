@@ -222,7 +222,7 @@ class TestElastic:
     @pytest.mark.soak
     def test_the_only_host_is_not(self):
         done = horovodrun(
-            *("-np", "3", "--min-np", "2", sys.executable, str(TRAINING), "200", "0:5"),
+            *("-np", "3", "--min-np", "2", sys.executable, str(TRAINING), "500", "0:5"),
             pause_s=0.015,
         )
         result = self.result_of(done)
