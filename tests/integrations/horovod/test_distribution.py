@@ -61,6 +61,13 @@ def test_version():
     assert f'version = "{gpucoll.__version__}"' in text
 
 
+def test_its_module_is_the_one_for_children():
+    """Processes that a program spawns find a copy."""
+    ours = Path(gpucoll.__file__).parent / "integrations" / "horovod" / "for_children" / "horovod"
+    copies = [SOURCE / "src" / "horovod" / "__init__.py", ours / "__init__.py"]
+    assert copies[0].read_text("utf-8") == copies[1].read_text("utf-8")
+
+
 @pytest.mark.soak
 def test_a_plain_interpreter(installed, tmp_path):
     program = tmp_path / "program.py"

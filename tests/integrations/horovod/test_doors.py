@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import horovod
@@ -46,6 +48,25 @@ def test_a_real_horovod_is_not_loaded(tmp_path):
     program.write_text("import horovod; print(horovod.__name__)", encoding="utf-8")
     done = door(str(program))
     assert done.stdout.strip() == "gpucoll.integrations.horovod", done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_spawned_processes_find_them(tmp_path, method):
+    """As those that load data for PyTorch do, which import the program again."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import multiprocessing
+import horovod.common.exceptions
+def name(_): return horovod.__name__
+if __name__ == "__main__":
+    with multiprocessing.get_context("{method}").Pool(1) as pool:
+        print(*pool.map_async(name, [0]).get(30))
+""",
+        encoding="utf-8",
+    )
+    done = door(str(program))
+    assert done.stdout.strip() == "gpucoll.integrations.horovod", done.stderr[-2000:]
 
 
 def test_usage():

@@ -46,7 +46,7 @@ def test_a_rank_is_killed_and_the_others_go_on():
 @pytest.mark.parametrize("killed", [["0:5"], ["3:5", "1:60"]])
 def test_lost_ranks_are_replaced(killed):
     """Processes that the launcher starts again get the state and take part."""
-    result, _ = train("2:4", "200", *killed, pause_s=0.015)
+    result, _ = train("2:4", "500", *killed, pause_s=0.015)
     assert result["right"]
     assert [size for size, _ in result["sizes"]] == [4, *[3, 4] * len(killed)]
     assert result["resets"] == 2 * len(killed)

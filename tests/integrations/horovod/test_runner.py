@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -221,7 +222,7 @@ class TestElastic:
     @pytest.mark.soak
     def test_the_only_host_is_not(self):
         done = horovodrun(
-            *("-np", "3", "--min-np", "2", sys.executable, str(TRAINING), "200", "0:5"),
+            *("-np", "3", "--min-np", "2", sys.executable, str(TRAINING), "500", "0:5"),
             pause_s=0.015,
         )
         result = self.result_of(done)
@@ -231,7 +232,7 @@ class TestElastic:
     @pytest.mark.soak
     def test_a_failed_host_comes_back(self):
         flags = "-np 4 --min-np 2 -H localhost:2,127.0.0.1:2 --blacklist-cooldown-range 1 2"
-        done = horovodrun(*flags.split(), sys.executable, str(TRAINING), "250", "3:5", pause_s=0.02)
+        done = horovodrun(*flags.split(), sys.executable, str(TRAINING), "500", "3:5", pause_s=0.02)
         result = self.result_of(done)
         assert result["right"]
         assert result["sizes"][-1][0] == 4
@@ -260,6 +261,35 @@ class TestElastic:
         result = json.loads(printed.splitlines()[-1].partition(" ")[2])
         assert result["right"]
         assert [size for size, _ in result["sizes"]] == [2, 4, 2]
+
+    @pytest.mark.soak
+    def test_the_user_ends_it(self, tmp_path):
+        """Nothing is left: no rank, no script, no folder of news."""
+        flags = [
+            "-np",
+            "2",
+            "--min-np",
+            "2",
+            "--host-discovery-script",
+            "echo localhost:2; sleep 1",
+        ]
+        command = [sys.executable, "-m", "gpucoll.integrations.horovod.runner.launch", *flags]
+        with subprocess.Popen(
+            [*command, sys.executable, str(TRAINING), "1000000"],
+            env={**os.environ, "TMPDIR": str(tmp_path), "PAUSE_S": "0.01"},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as job:
+            assert job.stdout is not None
+            lines = [job.stdout.readline() for _ in range(2)]
+            assert [*tmp_path.iterdir()]
+            job.terminate()
+            job.communicate(timeout=30)
+        assert job.returncode == 128 + signal.SIGTERM
+        assert not [*tmp_path.iterdir()]
+        for process in (int(line.split()[2]) for line in lines):
+            with pytest.raises(ProcessLookupError):
+                os.kill(process, 0)
 
     @pytest.mark.soak
     def test_limits(self):
