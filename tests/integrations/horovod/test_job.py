@@ -34,6 +34,17 @@ assert works()
 hvd.shutdown()
 """
 
+TWICE = """
+try:
+    hvd.init(process_sets=[ProcessSet([1, 1])])
+except ValueError as error:
+    assert "duplicate rank: 1" in str(error)
+else:
+    raise AssertionError("nothing was raised")
+hvd.init()
+assert works()
+"""
+
 SETS = """
 try:
     hvd.init(process_sets=[ProcessSet([0])] if place else [])
@@ -81,8 +92,8 @@ def test_settings_that_differ_between_ranks(run_program, variable, values):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program", [SETS, TIMELINE, SETTING])
+@pytest.mark.parametrize("program", [SETS, TWICE, TIMELINE, SETTING])
 def test_init_that_fails_can_be_repeated(run_program, program):
-    """Other process sets on each rank; a timeline that cannot be written; a wrong setting."""
+    """Other process sets on each rank; a rank in one twice; a timeline that cannot be written; a wrong setting."""
     done = run_program(BEGIN + program, 2)
     assert done.returncode == 0, done.stderr

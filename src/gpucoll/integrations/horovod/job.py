@@ -246,6 +246,8 @@ class Job:
             raise ValueError(
                 f"a process set has ranks between 0 and {self.size - 1}; got {list(ranks)}"
             )
+        if twice := [rank for rank in sorted(set(ranks)) if ranks.count(rank) > 1]:
+            raise ValueError(f"Tried to register process set with duplicate rank: {twice[0]}")
         if list(ranks) in self.sets.values():
             return None
         number = next(n for n in range(len(self.sets) + 1) if n not in self.sets)
