@@ -94,6 +94,6 @@ def test_settings_that_differ_between_ranks(run_program, variable, values):
 
 @pytest.mark.parametrize("program", [SETS, TWICE, TIMELINE, SETTING])
 def test_init_that_fails_can_be_repeated(run_program, program):
-    """Other process sets on each rank; a rank in one twice; a timeline that cannot be written; a wrong setting."""
+    """Process sets that differ or repeat a rank; a timeline nowhere; a wrong setting."""
     done = run_program(BEGIN + program, 2)
     assert done.returncode == 0, done.stderr
