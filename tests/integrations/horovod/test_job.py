@@ -70,6 +70,13 @@ hvd.init()
 assert works()
 """
 
+LEVEL = """
+import logging
+os.environ["HOROVOD_LOG_LEVEL"] = "error"
+hvd.init()
+assert logging.getLogger("gpucoll.horovod").level == logging.ERROR
+"""
+
 SETTING = """
 if place == 0:
     os.environ["HOROVOD_CYCLE_TIME"] = "fast"
@@ -96,4 +103,9 @@ def test_settings_that_differ_between_ranks(run_program, variable, values):
 def test_init_that_fails_can_be_repeated(run_program, program):
     """Process sets that differ or repeat a rank; a timeline nowhere; a wrong setting."""
     done = run_program(BEGIN + program, 2)
+    assert done.returncode == 0, done.stderr
+
+
+def test_log_level(run_program):
+    done = run_program(BEGIN + LEVEL, 1)
     assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -89,6 +90,9 @@ class Job:
         """
         self._service, self._pid = world, os.getpid()
         known = self._settings()
+        if known.log_level:
+            level = known.log_level.replace("TRACE", "DEBUG")
+            logging.getLogger("gpucoll.horovod").setLevel(level)
         self._options = Options(known.cycle_time_s, known.fusion_threshold_bytes)
         if known.timeline not in ("", "DYNAMIC") and world.rank == 0:
             self.timeline = Timeline(known.timeline, known.timeline_mark_cycles)
