@@ -45,6 +45,18 @@ hvd.init()
 assert works()
 """
 
+COMM = """
+for comm in ([0, 0], [0, 7]):
+    try:
+        hvd.init(comm)
+    except ValueError as error:
+        assert "each once" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+hvd.init([1, 0])
+assert works()
+"""
+
 SETS = """
 try:
     hvd.init(process_sets=[ProcessSet([0])] if place else [])
@@ -99,9 +111,9 @@ def test_settings_that_differ_between_ranks(run_program, variable, values):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program", [SETS, TWICE, TIMELINE, SETTING])
+@pytest.mark.parametrize("program", [COMM, SETS, TWICE, TIMELINE, SETTING])
 def test_init_that_fails_can_be_repeated(run_program, program):
-    """Process sets that differ or repeat a rank; a timeline nowhere; a wrong setting."""
+    """Ranks and process sets that cannot be; a timeline nowhere; a wrong setting."""
     done = run_program(BEGIN + program, 2)
     assert done.returncode == 0, done.stderr
 

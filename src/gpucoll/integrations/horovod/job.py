@@ -66,6 +66,12 @@ class Job:
         limit = settings_of().start_timeout_s or None  # raises before this attempt counts
         self._n_begun += 1
         world = gpucoll.init(name=f"horovod {self._n_begun}", timeout_s=limit)
+        if len(set(comm)) < len(comm) or not set(comm) <= {*range(world.world_size)}:
+            world.close()
+            raise ValueError(
+                f"init: comm has ranks between 0 and {world.world_size - 1}, each once; got "
+                f"{list(comm)}"
+            )
         if comm and len(comm) < world.world_size:
             part = world.split(min(comm) if world.rank in comm else None)
             world.close()
