@@ -589,6 +589,20 @@ def test_timeline(ranks, tmp_path):
     assert any("Mismatched" in event.get("args", {}).get("error", "") for event in events)
 
 
+def test_a_timeline_on_a_full_disk(caplog):
+    """It ends; the engine goes on."""
+    timeline = Timeline("/dev/full")
+    request = reduction(np.ones(1), "x")
+    timeline.submitted(request)
+    timeline.begin([request])
+    timeline.end(request)
+    assert "the timeline ends here" in caplog.text
+    for n in range(3):
+        timeline.submitted(reduction(np.ones(1), f"later {n}"))
+    assert len(timeline._numbers) == 1  # nothing grows that nobody will see
+    timeline.close()
+
+
 def test_random_programs(ranks):
     """Blocking and asynchronous calls of all kinds, mixed and shuffled, agree with an oracle."""
 

@@ -34,6 +34,29 @@ assert works()
 hvd.shutdown()
 """
 
+TWICE = """
+try:
+    hvd.init(process_sets=[ProcessSet([1, 1])])
+except ValueError as error:
+    assert "duplicate rank: 1" in str(error)
+else:
+    raise AssertionError("nothing was raised")
+hvd.init()
+assert works()
+"""
+
+COMM = """
+for comm in ([0, 0], [0, 7]):
+    try:
+        hvd.init(comm)
+    except ValueError as error:
+        assert "each once" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+hvd.init([1, 0])
+assert works()
+"""
+
 SETS = """
 try:
     hvd.init(process_sets=[ProcessSet([0])] if place else [])
@@ -59,6 +82,13 @@ hvd.init()
 assert works()
 """
 
+LEVEL = """
+import logging
+os.environ["HOROVOD_LOG_LEVEL"] = "error"
+hvd.init()
+assert logging.getLogger("gpucoll.horovod").level == logging.ERROR
+"""
+
 SETTING = """
 if place == 0:
     os.environ["HOROVOD_CYCLE_TIME"] = "fast"
@@ -81,8 +111,13 @@ def test_settings_that_differ_between_ranks(run_program, variable, values):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program", [SETS, TIMELINE, SETTING])
+@pytest.mark.parametrize("program", [COMM, SETS, TWICE, TIMELINE, SETTING])
 def test_init_that_fails_can_be_repeated(run_program, program):
-    """Other process sets on each rank; a timeline that cannot be written; a wrong setting."""
+    """Ranks and process sets that cannot be; a timeline nowhere; a wrong setting."""
     done = run_program(BEGIN + program, 2)
+    assert done.returncode == 0, done.stderr
+
+
+def test_log_level(run_program):
+    done = run_program(BEGIN + LEVEL, 1)
     assert done.returncode == 0, done.stderr

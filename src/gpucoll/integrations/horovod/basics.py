@@ -34,7 +34,8 @@ def init(
     Raises
     ------
     ValueError
-        `comm` is no list of ranks; a process set is there twice, or other ranks pass other sets.
+        `comm` is no list of ranks of the job; a process set is there twice, or other ranks pass
+        other sets.
     """
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -65,6 +66,12 @@ class Job:
         limit = settings_of().start_timeout_s or None  # raises before this attempt counts
         self._n_begun += 1
         world = gpucoll.init(name=f"horovod {self._n_begun}", timeout_s=limit)
+        if len(set(comm)) < len(comm) or not set(comm) <= {*range(world.world_size)}:
+            world.close()
+            raise ValueError(
+                f"init: comm has ranks between 0 and {world.world_size - 1}, each once; got "
+                f"{list(comm)}"
+            )
         if comm and len(comm) < world.world_size:
             part = world.split(min(comm) if world.rank in comm else None)
             world.close()
@@ -89,6 +96,9 @@ class Job:
         """
         self._service, self._pid = world, os.getpid()
         known = self._settings()
+        if known.log_level:
+            level = known.log_level.replace("TRACE", "DEBUG")
+            logging.getLogger("gpucoll.horovod").setLevel(level)
         self._options = Options(known.cycle_time_s, known.fusion_threshold_bytes)
         if known.timeline not in ("", "DYNAMIC") and world.rank == 0:
             self.timeline = Timeline(known.timeline, known.timeline_mark_cycles)
@@ -246,6 +256,8 @@ class Job:
             raise ValueError(
                 f"a process set has ranks between 0 and {self.size - 1}; got {list(ranks)}"
             )
+        if twice := [rank for rank in sorted(set(ranks)) if ranks.count(rank) > 1]:
+            raise ValueError(f"Tried to register process set with duplicate rank: {twice[0]}")
         if list(ranks) in self.sets.values():
             return None
         number = next(n for n in range(len(self.sets) + 1) if n not in self.sets)

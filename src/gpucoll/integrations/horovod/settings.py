@@ -73,7 +73,7 @@ class Settings:
     stall_check_s: float = 60.0
     """The time after which it does."""
     stall_shutdown_s: float = 0.0
-    """The time after which such tensors fail. 0: at the communicator's deadline."""
+    """The time after which such tensors fail. 0: never."""
     dynamic_process_sets: bool = False
     elastic: bool = False
     """Whether a launcher says that the job is elastic."""
@@ -81,7 +81,8 @@ class Settings:
     """How long an elastic job waits for enough ranks."""
     start_timeout_s: float = 0.0
     """The deadline for ranks to meet and for calls that have begun. 0: gpucoll's own."""
-    log_level: str = "WARNING"
+    log_level: str = ""
+    """Of the logger ``gpucoll.horovod``; empty: as the program has set it."""
 
 
 _VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from gpucoll.integrations.horovod.engine.request import Request
 
 __all__ = ["Timeline"]
+
+_log = logging.getLogger("gpucoll.horovod")
 
 LIMIT_BYTES = 256 << 20
 """A timeline ends here: a job of days would fill its disk, and no viewer opens more."""
@@ -69,25 +73,42 @@ class Timeline:
 
     def flush(self) -> None:
         """Let readers of the file see what is there."""
-        with self._lock:
+        with self._lock, self._ended_by_errors():
             if self._file is not None:
                 self._file.flush()
 
     def close(self) -> None:
         """End the file; what comes later is not written."""
-        with self._lock:
+        with self._lock, self._ended_by_errors():
             file, self._file = self._file, None
             if file is not None:
-                file.write("{}]\n")
-                file.close()
+                with file:
+                    file.write("{}]\n")
+
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """End the timeline, and not the job, if its disk is full."""
+        try:
+            yield
+        except OSError as error:
+            _log.warning("the timeline ends here: %s", error)
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    file.close()
 
     def _now(self) -> int:
         return int((time.perf_counter() - self._begin) * 1e6)
 
     def _event(self, phase: str, tensor: str, name: str = "", **arguments: Any) -> None:
-        number = self._numbers.get(tensor)
-        if number is None:
-            number = self._numbers[tensor] = len(self._numbers) + 1
+        with self._lock:
+            if self._file is None:
+                return
+            number = self._numbers.get(tensor)
+            is_new = number is None
+            if number is None:
+                number = self._numbers[tensor] = len(self._numbers) + 1
+        if is_new:
             known = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": tensor}}
             self._write(known)
         event: dict[str, Any] = {"ph": phase, "pid": number, "tid": 0, "ts": self._now()}
@@ -102,11 +123,10 @@ class Timeline:
         self._write_text(f"{text},\n")
 
     def _write_text(self, text: str) -> None:
-        with self._lock:
+        with self._lock, self._ended_by_errors():
             if self._file is None:
                 return
             self._file.write(text)
             self._n_bytes += len(text)
-            is_full = self._n_bytes > LIMIT_BYTES
-        if is_full:
+        if self._n_bytes > LIMIT_BYTES:
             self.close()
