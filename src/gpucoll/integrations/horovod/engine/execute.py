@@ -151,7 +151,16 @@ def _broadcast(comm: Communicator, batch: list[Request]) -> None:
 
 
 def _all_gather(comm: Communicator, request: Request) -> None:
-    request.results = [comm.all_gather(x, counts="auto") for x in request.arrays]
+    own = _counts([x.shape[0] for x in request.arrays])
+    everyone = comm.all_gather(own).reshape(comm.world_size, -1)
+    library, request.results = request.library, []
+    for x, rows in zip(request.arrays, everyone.T.tolist(), strict=True):
+        whole = library.empty(x, (sum(rows), *x.shape[1:]))
+        if len(set(rows)) == 1:
+            comm.all_gather(x, out=whole)
+        else:
+            comm.all_gather(library.view(x), counts=rows, out=library.view(whole))
+        request.results.append(whole)
 
 
 def _all_to_all(comm: Communicator, request: Request) -> None:
@@ -160,8 +169,11 @@ def _all_to_all(comm: Communicator, request: Request) -> None:
     if splits is None:
         splits = [x.shape[0] // comm.world_size] * comm.world_size
     received = comm.all_to_all(_counts(splits))
-    request.received_splits = [int(rows) for rows in received]
-    result = comm.all_to_all(x, send_counts=list(splits), recv_counts=request.received_splits)
+    request.received_splits = came = received.tolist()
+    library = request.library
+    result = library.empty(x, (sum(came), *x.shape[1:]))
+    given = library.view(x), library.view(result)
+    comm.all_to_all(given[0], send_counts=list(splits), recv_counts=came, out=given[1])
     request.results = [result]
 
 
@@ -172,20 +184,23 @@ def _counts(splits: Sequence[int]) -> Any:
 
 
 def _reduce_scatter(comm: Communicator, request: Request) -> None:
-    form = _form(request)
-    results = []
+    form, library, request.results = _form(request), request.library, []
     for x in request.arrays:
         if request.prescale != 1.0:
-            scaled = request.library.empty(x, tuple(x.shape))
-            request.library.scale(x, request.prescale, scaled)
+            scaled = library.empty(x, tuple(x.shape))
+            library.scale(x, request.prescale, scaled)
             x = scaled
         rows, left = divmod(x.shape[0], comm.world_size)
         counts = [rows + (rank < left) for rank in range(comm.world_size)]
-        out = comm.reduce_scatter(x, form.operation, counts=counts)
+        out = library.empty(x, (counts[comm.rank], *x.shape[1:]))
+        if left:
+            given = library.view(x), library.view(out)
+            comm.reduce_scatter(given[0], form.operation, counts=counts, out=given[1])
+        else:
+            comm.reduce_scatter(x, form.operation, out=out)
         if form.factor != 1.0:
-            request.library.scale(out, form.factor, out)
-        results.append(out)
-    request.results = results
+            library.scale(out, form.factor, out)
+        request.results.append(out)
 
 
 def _adasum(comm: Communicator, request: Request) -> None:
