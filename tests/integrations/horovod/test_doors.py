@@ -50,6 +50,7 @@ def test_a_real_horovod_is_not_loaded(tmp_path):
     assert done.stdout.strip() == "gpucoll.integrations.horovod", done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_spawned_processes_find_them(tmp_path, method):
     """As those that load data for PyTorch do, which import the program again."""

@@ -32,6 +32,7 @@ def train(elastic: str, *arguments: str, pause_s: float = 0.0, restarts: int = 1
     return json.loads(done.stdout.splitlines()[-1]), done.stdout
 
 
+@pytest.mark.soak
 def test_a_rank_is_killed_and_the_others_go_on():
     """The error names the rank, soon; the weights are those of one process."""
     result, printed = train("2:4", "30", "1:5", restarts=0)

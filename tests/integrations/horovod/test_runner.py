@@ -145,6 +145,7 @@ class TestDiscovery:
             Discovery(None, hosts={"a": 1}).wait_for(2, 60.0, 0.01)
 
 
+@pytest.mark.soak
 def test_static_ranks(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(SHOWS_ITS_PLACE)
@@ -157,6 +158,7 @@ def test_static_ranks(tmp_path):
     assert (out / "rank.1" / "stdout").read_text() == f"{lines[1][4:]}\n"
 
 
+@pytest.mark.soak
 def test_what_cannot_be_started(tmp_path):
     done = horovodrun("-np", "3", "-H", "localhost:2", "true")
     assert done.returncode == 2
@@ -167,6 +169,7 @@ def test_what_cannot_be_started(tmp_path):
     assert "[X] Gloo" in horovodrun("--check-build").stdout
 
 
+@pytest.mark.soak
 def test_hosts_without_ssh(tmp_path):
     """The command to type on each host is shown."""
     ssh = tmp_path / "ssh"
@@ -301,6 +304,7 @@ class TestElastic:
         assert "elastic ranks on other hosts (far.invalid)" in horovodrun(*flags).stderr
 
 
+@pytest.mark.soak
 def test_run():
     def function(x, *, y):
         hvd = importlib.import_module("horovod.common.basics")
