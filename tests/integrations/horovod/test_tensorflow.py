@@ -64,19 +64,24 @@ def on_ranks(tensorflow, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "variables"),
-    [("tensorflow_calls", {}), ("keras_training", {}), ("keras_training", KERAS_2)],
-    ids=["tensorflow", "keras 3", "keras 2"],
+    ("name", "n_ranks", "variables"),
+    [
+        ("tensorflow_ops", 1, {}),
+        ("tensorflow_calls", 2, {}),
+        ("keras_training", 2, {}),
+        ("keras_training", 2, KERAS_2),
+    ],
+    ids=["ops", "calls", "keras 3", "keras 2"],
 )
-def test_calls_that_horovods_tests_leave_out(name, variables, on_ranks):
+def test_what_horovods_tests_leave_out(name, n_ranks, variables, on_ranks):
     program = PROGRAMS / f"{name}.py"
 
-    done = on_ranks(program, **variables)
+    done = on_ranks(program, ranks=["-n", str(n_ranks)], **variables)
 
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.findall(r"passed (\w+)", done.stdout)
-    written = re.findall(r"^def (\w+_\w+)\(\)", program.read_text("utf-8"), re.MULTILINE)
-    assert sorted(passed) == sorted(2 * written)
+    written = re.findall(r"^def (\w+_\w+)\(\):", program.read_text("utf-8"), re.MULTILINE)
+    assert sorted(passed) == sorted(n_ranks * written)
 
 
 @pytest.mark.parametrize("how", ["graph", "eager"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
-from tensorflow.python.framework import _pywrap_python_op_gen, op_def_registry
+from tensorflow.python.framework import _pywrap_python_op_gen, auto_control_deps, op_def_registry
 
 from gpucoll.integrations.tensorflow import c_api, tensors
 from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
@@ -25,7 +25,7 @@ __all__ = ["Call", "Node", "Operation", "register", "running_here"]
 
 @dataclass(frozen=True)
 class Operation:
-    """An op of TensorFlow.
+    """An op of TensorFlow. It has effects: TensorFlow neither folds nor merges calls.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class Operation:
         As TensorFlow's REGISTER_OP has them: ``"x: T"``, ``"T: {float, double}"``.
     shapes : callable
         Given a `Shapes`, sets the shapes of the outputs.
-    stateful : bool
-        Whether TensorFlow must neither fold nor merge calls; inside a tf.function it also runs
-        such ops one at a time, in the order of the program.
+    ordered : bool
+        Whether calls inside a tf.function run one at a time, in the order of the program, and also
+        if nobody uses their outputs.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Operation:
     outputs: Sequence[str] = ()
     attributes: Sequence[str] = ()
     shapes: Callable[[Shapes], None] = Shapes.scalars
-    stateful: bool = False
+    ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,13 @@ def register(operations: Sequence[Operation]) -> ModuleType:
     ``module.gpucoll_sum(x, name=None)``, eagerly and in graphs, and tapes see it.
     """
     for operation in operations:
+        if op_def_registry.get(operation.name) is not None:  # TensorFlow would abort the process
+            raise RuntimeError(f"TensorFlow has an op {operation.name} already, of another library")
         _register_definition(operation)
         _register_kernel(operation)
+    # TensorFlow knows its own collectives in the same way: they run at once.
+    unordered = {x.name for x in operations if not x.ordered}
+    auto_control_deps.ASYNC_STATEFUL_OPS = auto_control_deps.ASYNC_STATEFUL_OPS | unordered
     found = [op_def_registry.get(x.name) for x in operations]
     source = _pywrap_python_op_gen.GetPythonWrappers(
         op_def_pb2.OpList(op=found).SerializeToString()
@@ -206,7 +211,7 @@ def _register_definition(operation: Operation) -> None:
         api.OpDefinitionBuilderAddInput(builder, x.encode())
     for x in operation.outputs:
         api.OpDefinitionBuilderAddOutput(builder, x.encode())
-    api.OpDefinitionBuilderSetIsStateful(builder, operation.stateful)
+    api.OpDefinitionBuilderSetIsStateful(builder, True)
     api.OpDefinitionBuilderSetShapeInferenceFunction(builder, shapes)
     _callbacks.append(shapes)
     status = Status()

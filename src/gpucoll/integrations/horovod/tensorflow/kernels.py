@@ -226,7 +226,7 @@ def _collectives() -> list[Operation]:
         *made,
         Operation("HorovodBroadcast", _broadcast, (x,), (y,), rooted, Shapes.same),
         Operation("HorovodAlltoall", _all_to_all, (x, splits), (y, received), moved, _exchanged),
-        Operation("HorovodJoin", _join, (), ("output: int32",)),
+        Operation("HorovodJoin", _join, (), ("output: int32",), ordered=True),
     ]
 
 
@@ -234,7 +234,7 @@ def _questions() -> list[Operation]:
     """Return the ops that answer when the graph runs: the answers change in elastic training."""
     of_a_set = ("process_set_id: int = 0",)
     return [
-        Operation(name, _answer(answer), (), (f"{output}: int32",), attributes, stateful=True)
+        Operation(name, _answer(answer), (), (f"{output}: int32",), attributes)
         for name, output, attributes, answer in (
             ("HorovodSize", "size", of_a_set, lambda node: process_sets.of(_set_id(node)).size()),
             (
