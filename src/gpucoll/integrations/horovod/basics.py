@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -192,17 +191,3 @@ def rocm_built() -> bool:
 def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     job.check()
     return {number: list(ranks) for number, ranks in sorted(job.sets.items())}
-
-
-def is_version_greater_equal_than(ver: str, target: str) -> bool:
-    """Return whether a version, such as ``tf.__version__``, is at least that of `target`."""
-    for version in (ver, target):
-        if not isinstance(version, str):
-            raise ValueError(f"versions are str, as '2.6.0'; got {version!r}")
-    if target.count(".") != 2:
-        raise ValueError(f"a version to compare with has three parts, as '2.6.0'; got {target!r}")
-
-    def numbers(version: str) -> list[int]:
-        return [int(part) for part in re.findall(r"\d+", version)[:3]]
-
-    return numbers(ver) >= numbers(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ __all__ = [
     "extension_available",
     "gloo_built",
     "is_iterable",
+    "is_version_greater_equal_than",
     "mpi_built",
     "nccl_built",
     "num_rank_is_power_2",
@@ -89,3 +91,17 @@ def split_list(items: Sequence[_Item], n: int) -> list[Sequence[_Item]]:
 def is_iterable(x: object) -> bool:
     """Return whether one can iterate over x."""
     return isinstance(x, Iterable)
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Return whether a version, such as ``tf.__version__``, is at least that of `target`."""
+    for version in (ver, target):
+        if not isinstance(version, str):
+            raise ValueError(f"versions are str, as '2.6.0'; got {version!r}")
+    if target.count(".") != 2:
+        raise ValueError(f"a version to compare with has three parts, as '2.6.0'; got {target!r}")
+
+    def numbers(version: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", version)[:3]]
+
+    return numbers(ver) >= numbers(target)
