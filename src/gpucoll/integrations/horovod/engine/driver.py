@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 __all__ = ["Driver"]
 
 _ENDING_S = 5.0
+_MOST_PATIENCE = 8
+"""How many times its patience the thread lets pass between two looks."""
 
 
 class Driver:
@@ -68,15 +70,24 @@ class Driver:
             del engine
 
     def _drive(self) -> None:
-        pause_s = self._patience_s
+        """Drive what the program does not, until nothing is submitted any more.
+
+        A thread that wakes up takes time from a program that waits for its requests itself: then
+        this one looks less and less often.
+        """
+        pause_s, n_seen = self._patience_s, -1
         while not self._is_stopped:
-            self._hurry.wait(pause_s)
+            is_hurried = self._hurry.wait(pause_s)
             engine = self._engine()
-            if self._is_stopped or engine is None or engine.is_idle:
-                self._hurry.clear()
+            if self._is_stopped or engine is None:
                 return
-            pause_s = self._patience_s - engine.pending_for_s()
-            is_hurried = self._hurry.is_set()
-            if pause_s <= 0 or is_hurried:
+            if engine.is_idle:
+                self._hurry.clear()
+                if engine.n_submitted == n_seen:
+                    return
+                n_seen = engine.n_submitted
+            elif is_hurried or engine.pending_for_s() >= self._patience_s:
                 engine.drive(patiently=is_hurried)
                 pause_s = self._patience_s
+                continue
+            pause_s = min(2 * pause_s, _MOST_PATIENCE * self._patience_s)

@@ -71,6 +71,8 @@ class Engine:
         self._table = Table(comm.world_size)
         self._exchange = Exchange(self._control, self._table)
         self._forms = Forms(comm.world_size, options.cache_capacity)
+        self.n_submitted = 0
+        """About how many requests were submitted: threads do not wait for each other to count."""
         self._pending: dict[int, Request] = {}
         self._new: deque[Form] = deque()
         self._join: Request | None = None
@@ -156,6 +158,7 @@ class Engine:
         if self._failure is not None:
             raise _internal(self._failure)
         request.since = time.monotonic()
+        self.n_submitted += 1
         if request.kind is Kind.JOIN:
             if self._join is not None:
                 raise ValueError(checks.DUPLICATE)
@@ -206,12 +209,15 @@ class Engine:
                 raise
 
     def _do(self, ready: list[Ready]) -> None:
-        if self._table.joined or any(entry.differs for entry in ready):
-            requests = self._checked(ready)
-        else:
+        if self._exchange.have_agreed or not self._need_details(ready):
             requests = [self._pending[entry.key] for entry in ready]
+        else:
+            requests = self._checked(ready)
         for batch in batches(requests, self._options.fusion_bytes):
             self._execute(batch)
+
+    def _need_details(self, ready: list[Ready]) -> bool:
+        return self._table.joined != 0 or any(entry.differs for entry in ready)
 
     def _execute(self, batch: list[Request]) -> None:
         if self.timeline is not None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from gpucoll.integrations.horovod.engine.forms import MASK
+
 if TYPE_CHECKING:
     from gpucoll import Communicator
     from gpucoll.integrations.horovod.engine.forms import Form
@@ -28,7 +30,7 @@ _WORDS = 56
 _HEAD = 4
 _FIT = (_WORDS - _HEAD) // 2
 _MORE, _JOINED = 1, 2
-_MASK = (1 << 63) - 1
+_ONE = _HEAD + 2
 _key = attrgetter("key")
 
 
@@ -37,6 +39,8 @@ class Exchange:
 
     def __init__(self, comm: Communicator, table: Table) -> None:
         self._comm, self._table = comm, table
+        self.have_agreed = False
+        """Whether all ranks told of the same in the last cycle."""
         self._row = np.zeros(_WORDS, np.int64)
         self._rows = np.zeros(_WORDS * comm.world_size, np.int64)
         self._own, self._all = (memoryview(cast(Any, row)) for row in (self._row, self._rows))
@@ -55,14 +59,19 @@ class Exchange:
         """
         told = [new.popleft() for _ in range(len(new))]
         row, rest = self._own, told
-        row[2], row[3] = len(told), sum([form.mark for form in told]) & _MASK
         any_news, more = False, len(told) > _FIT
-        if more:  # perhaps nobody needs to know each
-            row[0], row[1] = 0, _MORE
+        if len(told) == 1:
+            row[:_ONE], rest = told[0].row, []
+            row[1] = _JOINED if has_joined else 0
         else:
-            rest = self._fill(told, has_joined)
+            row[2], row[3] = len(told), sum([form.mark for form in told]) & MASK
+            if more:  # perhaps nobody needs to know each
+                row[0], row[1] = 0, _MORE
+            else:
+                rest = self._fill(told, has_joined)
         self._comm.all_gather(self._row, out=self._rows, timeout_s=WAIT_S)
-        if told and self._are_equal():
+        self.have_agreed = bool(told) and self._are_equal()
+        if self.have_agreed:
             ready += told if len(told) == 1 else sorted(told, key=_key)
             return True
         more = self._read(ready)
@@ -75,12 +84,12 @@ class Exchange:
 
     def _are_equal(self) -> bool:
         """Return whether every rank has told of the same, and nothing else counts."""
-        if self._table.entries or self._table.joined:
+        rows, table = self._all, self._table
+        if table.entries or table.joined or rows[1] & _JOINED:
             return False
-        rows = self._all
         n, total = rows[2], rows[3]
-        for base in range(0, len(rows), _WORDS):
-            if rows[base + 2] != n or rows[base + 3] != total or rows[base + 1] & _JOINED:
+        for base in range(_WORDS, len(rows), _WORDS):
+            if rows[base + 3] != total or rows[base + 2] != n or rows[base + 1] & _JOINED:
                 return False
         return True
 

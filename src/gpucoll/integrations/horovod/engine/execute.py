@@ -63,13 +63,13 @@ def execute(comm: Communicator, batch: list[Request]) -> None:
     library = batch[0].library
     library.begin(batch)
     kind = batch[0].kind
-    if kind in _WITH_ROWS and any(len(x.shape) == 0 for x in batch[0].arrays):
-        raise ArgumentError(f"Process-set rank zero tried to {kind.name} a rank-zero tensor.")
     if (fused := _FUSED.get(kind)) is not None:
         try:
             fused(comm, batch)
         except (ArgumentError, ArgumentTypeError):  # nothing was sent
             _with_copies(fused, comm, batch)
+    elif kind in _WITH_ROWS and any(len(x.shape) == 0 for x in batch[0].arrays):
+        raise ArgumentError(f"Process-set rank zero tried to {kind.name} a rank-zero tensor.")
     else:
         _OTHERS[kind](comm, batch[0])
     library.ended(batch)

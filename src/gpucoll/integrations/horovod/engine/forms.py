@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
 
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp
 
 if TYPE_CHECKING:
     from gpucoll.integrations.horovod.engine.request import Request
 
-__all__ = ["Form", "Forms"]
+__all__ = ["MASK", "Form", "Forms"]
 
+MASK = (1 << 63) - 1
 _NAMES = {
     ReduceOp.AVERAGE: "avg",
     ReduceOp.SUM: "sum",
@@ -41,6 +44,8 @@ class Form:
     n_bytes: int
     mark: int
     """Key and digest in one number."""
+    row: memoryview = field(compare=False)
+    """The beginning of a row of `Exchange` that tells of it alone."""
     differs: ClassVar[bool] = False
     """What `Entry` says: ranks whose forms are equal have submitted the same."""
 
@@ -87,11 +92,13 @@ class Forms:
         device = library.device(arrays[0]) if arrays else "CPU"
         name, signature = request.name, request.signature()
         batch = (*request.constants(), operation, factor, device)
+        key, number, mark = digest(name), digest(signature), digest((name, signature)) & MASK
         return Form(
-            *(digest(name), digest(signature), request.kind, operation, factor),
+            *(key, number, request.kind, operation, factor),
             self._batches.setdefault(batch, batch),
             sum(x.nbytes for x in arrays),
-            digest((name, signature)),
+            mark,
+            memoryview(cast(Any, np.array([1, 0, 1, mark, key, number], np.int64))),
         )
 
 

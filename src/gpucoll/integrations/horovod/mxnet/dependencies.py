@@ -56,7 +56,7 @@ class Operation(Request):
     """A request in MXNet's engine, without arrays until they are ready."""
 
     __slots__ = (
-        *("address", "complete", "engine", "is_submitted", "is_waited_for"),
+        *("address", "complete", "engine", "is_finished", "is_submitted", "is_waited_for"),
         *("reads", "writes"),
     )
     address: int | None
@@ -96,7 +96,7 @@ class Operation(Request):
         self._push(priority)
 
     def _push(self, priority: int) -> None:
-        self.is_submitted = False
+        self.is_submitted = self.is_finished = False
         reads, writes, number = self.reads, self.writes, id(self)
         _pushed[number] = self
         for tensor in writes:
@@ -140,7 +140,7 @@ class Operation(Request):
     ) -> bool:
         """Return whether it may be repeated to reduce an array in this way."""
         return (
-            self.is_done
+            self.is_finished
             and not self.is_waited_for
             and self.writes[0] is tensor
             and self.engine is engine
@@ -162,10 +162,12 @@ def _finish(request: Any) -> None:
         if _writers.get(handle) is request:
             del _writers[handle]
     function, engine, argument = request.complete
-    if request.error is None:
+    failure = request.error
+    request.is_finished = True  # it may be repeated from here on
+    if failure is None:
         _function_at(function)(engine, argument, None)
     else:
-        with _Error(str(request.error)) as error:
+        with _Error(str(failure)) as error:
             _function_at(function)(engine, argument, error)
 
 
@@ -246,8 +248,9 @@ def _drive_and_copy(handle: ctypes.c_void_p, data: Any, size: Any) -> Any:
 
 
 def _drive_all() -> Any:
-    for operation in [*_writers.values()]:
-        _drive(operation)
+    if not _pushed:  # else MXNet computes, and this thread would take the CPU from it
+        for operation in [*_writers.values()]:
+            _drive(operation)
     return _wait_outside(_wait_all) if _writers else _wait_all()
 
 
