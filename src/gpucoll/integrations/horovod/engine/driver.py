@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Driver"]
 
 _ENDING_S = 5.0
-_MOST_PATIENCE = 8
+_MOST_PATIENCE = 2
 """How many times its patience the thread lets pass between two looks."""
 
 
