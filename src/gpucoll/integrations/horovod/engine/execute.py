@@ -210,12 +210,7 @@ def _adasum(comm: Communicator, request: Request) -> None:
             raise ArgumentError(f"Adasum takes {', '.join(_OF_ADASUM)}; got {dtype}")
     for x, target in zip(request.arrays, _targets(request), strict=True):
         library.scale(x, request.prescale, target)
-        if library.device(target) == "GPU":
-            on_host = target.cpu()
-            adasum.all_reduce(comm, on_host, on_host)
-            target.copy_(on_host)
-        else:
-            adasum.all_reduce(comm, target, target)
+        adasum.all_reduce(comm, target, target)
         if request.postscale != 1.0:
             library.scale(target, request.postscale, target)
 
