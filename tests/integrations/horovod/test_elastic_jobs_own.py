@@ -28,7 +28,13 @@ def test_test_elastic_torch(horovod_source):
     file = horovod_source / "test" / "integration" / "test_elastic_torch.py"
     places = [str(Path(gpucoll.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(file)],
+        [
+            sys.executable,
+            str(PROGRAM),
+            str(file),
+            "-k",
+            f"not ({' or '.join(left_out.ELASTIC_JOBS)})",
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         capture_output=True,
         text=True,
@@ -36,8 +42,7 @@ def test_test_elastic_torch(horovod_source):
         check=False,
     )
     outcomes = dict(re.findall(r"ElasticTorchTests::(\w+) (PASSED|FAILED|SKIPPED)", done.stdout))
+    assert "FAILED" not in outcomes.values(), done.stdout[-6000:]
     passed = {name for name, outcome in outcomes.items() if outcome == "PASSED"}
-    others = {name for name, outcome in outcomes.items() if outcome == "FAILED"}
-    assert others <= set(left_out.ELASTIC_JOBS), done.stdout[-6000:]
     assert passed >= {"test_all_ranks_failure", "test_hosts_added_and_removed", "test_reset_limit"}
-    assert len(outcomes) == 8
+    assert len(outcomes) == 7

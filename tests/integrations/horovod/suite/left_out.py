@@ -17,7 +17,7 @@ ELASTIC_JOBS = {
         "which leaves as soon as the launcher has seen the failed process end; Horovod waits"
     )
 }
-"""May fail, by timing. Four tests skip themselves: Horovod's issues 2030 and 2908."""
+"""Not run, since it depends on timing. Four tests skip themselves: Horovod's issues 2030, 2908."""
 
 TENSORFLOW: dict[str, dict[str, str]] = {
     "test_tensorflow_process_sets": {
