@@ -308,7 +308,7 @@ def forge(comm, data):
     comm.recv_object(1, ANY_TAG)
 
 
-@pytest.mark.soak(quick=4)
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("what", FORGED)
 def test_what_no_rank_sends(hosts, what):
     found = errors(hosts.replies("ab", forge, FORGED[what]))
