@@ -342,6 +342,28 @@ def test_nobody_waits(ranks):
     assert ranks.call(2, listen) == [[2.0]] * 2
 
 
+def test_waiting_where_another_request_is_finished(ranks):
+    @on_engine
+    def wait_inside(engine):
+        told = []
+        inner = reduction(np.ones(1), "inner")
+
+        def finished(_):
+            try:
+                engine.run(inner)
+            except RuntimeError as error:
+                told.append(str(error))
+
+        outer = reduction(np.ones(1), "outer")
+        outer.finished = finished
+        engine.run(outer)
+        engine.wait(inner)
+        return told
+
+    text = "'inner' is waited for where another one is finished"
+    assert ranks.call(2, wait_inside) == [[text]] * 2
+
+
 def test_nothing_is_driven_while_nothing_is_pending(ranks):
     @on_engine
     def count(engine):

@@ -88,6 +88,24 @@ class TestFlags:
             "INFO",
         )
 
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            (None, "cannot be read"),
+            ("params: [", "cannot be read"),
+            ("params: 5", "sections with options are expected"),
+            ("params:\n  cycle_time_ms: soon\n", "cycle-time-ms must be of type float; got 'soon'"),
+        ],
+    )
+    def test_a_wrong_file(self, tmp_path, capsys, text, told):
+        pytest.importorskip("yaml")
+        file = tmp_path / "config.yaml"
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(SystemExit):
+            parse_args(["-np", "1", "--config-file", str(file), "x"])
+        assert told in capsys.readouterr().err
+
 
 class TestHosts:
     def test_their_forms(self, tmp_path):

@@ -77,6 +77,8 @@ class Engine:
         self._new: deque[Form] = deque()
         self._join: Request | None = None
         self._driving, self._ending = threading.Lock(), threading.Lock()
+        self._cycling = 0
+        """The thread that is in a cycle."""
         self._news = threading.Event()
         self._n_idle = 0
         self._failure: BaseException | None = None
@@ -125,8 +127,12 @@ class Engine:
         ------
         HorovodInternalError
             The ranks asked for different things under this name, or a rank was lost.
+        RuntimeError
+            Called by what a request calls when it is `finished`: nobody would drive.
         """
         while not request.is_done:
+            if self._cycling == threading.get_ident():
+                raise RuntimeError(f"{request.name!r} is waited for where another one is finished")
             with self._driving:
                 if not request.is_done:
                     self.cycle()
@@ -191,6 +197,7 @@ class Engine:
             pause = min(self._n_idle, _LONGEST_PAUSE) * self._options.cycle_time_s
             self._news.wait(pause)
             self._news.clear()
+        self._cycling = threading.get_ident()
         try:
             ready: list[Ready] = []
             if self.timeline is not None:
@@ -207,6 +214,8 @@ class Engine:
             self._fail(error)
             if not isinstance(error, Exception):  # Ctrl-C
                 raise
+        finally:
+            self._cycling = 0
 
     def _do(self, ready: list[Ready]) -> None:
         if self._exchange.have_agreed or not self._need_details(ready):

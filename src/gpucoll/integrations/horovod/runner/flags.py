@@ -28,7 +28,7 @@ class _Knob(NamedTuple):
 
 _KNOBS = {
     "fusion-threshold-mb": _Knob("params", "", int, "FUSION_THRESHOLD", "most MB in one call"),
-    "cycle-time-ms": _Knob("params", "", float, "CYCLE_TIME", "patience of the helper thread"),
+    "cycle-time-ms": _Knob("params", "", float, "CYCLE_TIME", "patience of the thread that drives"),
     "cache-capacity": _Knob("params", "", int, "CACHE_CAPACITY"),
     "hierarchical-allreduce": _Knob("params", "", bool, "HIERARCHICAL_ALLREDUCE"),
     "hierarchical-allgather": _Knob("params", "", bool, "HIERARCHICAL_ALLGATHER"),
@@ -169,12 +169,24 @@ def _read_config(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
         yaml = importlib.import_module("yaml")
     except ModuleNotFoundError:
         parser.error("--config-file needs PyYAML: pip install pyyaml")
-    with open(args.config_file, encoding="utf-8") as file:
-        sections = yaml.safe_load(file) or {}
+    try:
+        with open(args.config_file, encoding="utf-8") as file:
+            sections = yaml.safe_load(file) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        parser.error(f"--config-file {args.config_file} cannot be read: {error}")
+    if not isinstance(sections, dict) or not all(
+        isinstance(section, dict | None) for section in sections.values()
+    ):
+        parser.error(f"--config-file {args.config_file}: sections with options are expected")
     for option, knob in _KNOBS.items():
         value = (sections.get(knob.section) or {}).get(knob.key or _dest(option))
-        if value is not None and getattr(args, _dest(option)) is None:
-            setattr(args, _dest(option), value)
+        if value is None or getattr(args, _dest(option)) is not None:
+            continue
+        try:
+            setattr(args, _dest(option), knob.kind(value))
+        except (TypeError, ValueError):
+            kind = knob.kind.__name__
+            parser.error(f"--config-file: {option} must be of type {kind}; got {value!r}")
     enabled = (sections.get("stall_check") or {}).get("enabled")
     if enabled is not None and args.no_stall_check is None:
         args.no_stall_check = not enabled
