@@ -20,9 +20,9 @@ from unittest import mock
 
 from gpucoll import config, init
 from gpucoll.api.communicator import Communicator
+from gpucoll.config import environment
 from gpucoll.group.world import exchanges
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer
-from gpucoll.testing.session import environment
 from gpucoll.transport.shared.words import Context
 from tests.ranks import Pool, Pools, Seat
 

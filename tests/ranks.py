@@ -21,11 +21,12 @@ from typing import Any, TypeVar, cast
 from gpucoll import config, init
 from gpucoll.api import communicator
 from gpucoll.backends.choice import Wish
+from gpucoll.config import environment
 from gpucoll.rendezvous.job import Job
 from gpucoll.testing import pool, server
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer, Ended, Silent
 from gpucoll.testing.rank import RankLoop, Reply
-from gpucoll.testing.session import FOLLOWERS, environment
+from gpucoll.testing.session import FOLLOWERS
 from tests.compiling import load_kernels, load_loops
 from tests.waiting import collect
 

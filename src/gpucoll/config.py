@@ -11,6 +11,8 @@ import numbers
 import os
 import pwd
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -512,3 +514,18 @@ def cpu_tuning() -> dict[str, int]:
         return {name.strip(): int(value) for name, _, value in pairs}
     except ValueError:
         raise ArgumentError(f"{CPU_TUNING} must be name=number,..., but is {text!r}") from None
+
+
+@contextmanager
+def environment(changes: dict[str, str]) -> Iterator[None]:
+    """Set variables within a block; then they are what they were."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

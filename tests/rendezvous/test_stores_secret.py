@@ -10,8 +10,8 @@ import pytest
 from tests.ranks import Reply
 
 from gpucoll import config
+from gpucoll.config import environment
 from gpucoll.errors import AbortedError, AuthenticationError
-from gpucoll.testing.session import environment
 
 NO_SECRET = {config.SECRET: ""}
 

@@ -11,7 +11,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ class RankSession:
         following: Any = None
         if assignment.next_key is not None:  # a test of another file shares only the session
             following = self._items.get(assignment.next_key, self._session)
-        with environment(self._variables(assignment)):
+        with config.environment(self._variables(assignment)):
             # A rank without a part in the tests between may still hold fixtures of another file.
             self._session._setupstate.teardown_exact(item)
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -196,18 +195,3 @@ def follows_another(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
-
-
-@contextmanager
-def environment(changes: dict[str, str]) -> Iterator[None]:
-    """Set environment variables within the block."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -17,7 +17,7 @@ from tests.hosts import PlayedHosts
 
 from gpucoll import config
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.testing.session import environment
+from gpucoll.config import environment
 
 REAL = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch")]
 """A real GPU, through each array library: one rank."""

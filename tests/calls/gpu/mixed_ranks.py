@@ -15,7 +15,7 @@ from tests.calls.gpu import host_devices
 from tests.calls.gpu.conftest import Rank, in_rank
 
 from gpucoll import config
-from gpucoll.testing.session import environment
+from gpucoll.config import environment
 
 WITHOUT_GPU = "h"
 

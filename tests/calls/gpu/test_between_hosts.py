@@ -29,6 +29,7 @@ from tests.ranks import Ended
 from tests.topology.machines import write_xml
 from tests.waiting import SOON_S, until
 
+from gpucoll.config import environment
 from gpucoll.errors import (
     AbortedError,
     BackendUnavailableError,
@@ -36,7 +37,6 @@ from gpucoll.errors import (
     MismatchError,
     PeerLostError,
 )
-from gpucoll.testing.session import environment
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]
 BOTH = pytest.mark.parametrize("gpus_on_hosts", ["nccl", "rccl"], indirect=True)

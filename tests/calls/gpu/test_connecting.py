@@ -11,8 +11,8 @@ from tests.calls.gpu.conftest import in_rank, left_on_gpu
 from tests.faults.test_ends import errors
 
 from gpucoll import config
+from gpucoll.config import environment
 from gpucoll.errors import ArgumentError, BackendUnavailableError, MismatchError, RendezvousError
-from gpucoll.testing.session import environment
 
 
 def ones(kit, count=4):

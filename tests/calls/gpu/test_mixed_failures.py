@@ -17,6 +17,7 @@ from tests.waiting import SOON_S, is_broken, until
 
 import gpucoll
 from gpucoll import config
+from gpucoll.config import environment
 from gpucoll.errors import (
     AbortedError,
     ArgumentError,
@@ -27,7 +28,6 @@ from gpucoll.errors import (
     PeerLostError,
     RendezvousError,
 )
-from gpucoll.testing.session import environment
 
 BOTH_WAYS = pytest.mark.parametrize("kinds", ["nh", "hn"])
 

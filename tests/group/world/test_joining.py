@@ -22,6 +22,7 @@ from tests.waiting import SOON_S, until
 import gpucoll.group.world.joining as world_joining
 import gpucoll.rendezvous.host as rendezvous_host
 from gpucoll import config
+from gpucoll.config import environment
 from gpucoll.errors import (
     AbortedError,
     ArgumentError,
@@ -32,7 +33,6 @@ from gpucoll.errors import (
     RendezvousError,
 )
 from gpucoll.rendezvous.host import Host
-from gpucoll.testing.session import environment
 
 IN_TIME_S = 18.0
 """Of ranks whose deadline for meeting is 8 s at most: it runs out, and the others are told."""

@@ -13,8 +13,8 @@ import pytest
 from tests.group.world.test_namespaces import enter, ip
 
 from gpucoll import config
+from gpucoll.config import environment
 from gpucoll.errors import ArgumentError
-from gpucoll.testing.session import environment
 
 LARGE = 600_001
 """Elements: no multiple of lanes, hosts or ranks, and more than goes over one lane."""

@@ -22,6 +22,7 @@ from tests.rendezvous.conftest import held_open
 
 import gpucoll
 from gpucoll import config
+from gpucoll.config import environment
 from gpucoll.errors import (
     AbortedError,
     ArgumentError,
@@ -33,7 +34,6 @@ from gpucoll.errors import (
 from gpucoll.group.world import connecting
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import MOST_BYTES
-from gpucoll.testing.session import environment
 from gpucoll.transport.tcp import secure_streams
 from gpucoll.transport.tcp.credentials import certificate_files
 from gpucoll.transport.tcp.secure_streams import SecureStreams

@@ -11,7 +11,7 @@ from tests.hosts import SECRET
 from tests.process_groups import Given, in_group
 
 from gpucoll import config
-from gpucoll.testing.session import environment
+from gpucoll.config import environment
 
 
 def on_hosts(comm, path, variables, function):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from gpucoll import config
 from gpucoll.integrations.horovod import basics
 
 __all__ = [
@@ -60,20 +60,9 @@ def nccl_built(verbose: bool = False) -> bool:
     return basics.nccl_built() > 0
 
 
-@contextmanager
-def env(**kwargs: str | None) -> Iterator[None]:
+def env(**kwargs: str | None) -> AbstractContextManager[None]:
     """Set environment variables for a while; None leaves one as it is."""
-    given = {name: value for name, value in kwargs.items() if value is not None}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return config.environment({name: text for name, text in kwargs.items() if text is not None})
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:

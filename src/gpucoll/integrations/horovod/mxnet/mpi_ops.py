@@ -4,7 +4,7 @@ Calls whose result has the shape of their input return at once, and MXNet's engi
 result is there. The others wait for it, since MXNet cannot wait for an array of unknown shape.
 """
 
-# ruff: noqa: F401  # names of Horovod's module
+# ruff: noqa: F401, F403  # names of Horovod's module
 
 from __future__ import annotations
 
@@ -26,38 +26,16 @@ from gpucoll.integrations.horovod.basics import (
     Min,
     Product,
     Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
     engine_of,
-    gloo_built,
-    gloo_enabled,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
     rank,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
 )
 from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
 from gpucoll.integrations.horovod.mxnet.arrays import check, copy_of, empty_like, view
 from gpucoll.integrations.horovod.mxnet.dependencies import Operation, last_of, settle
-from gpucoll.integrations.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from gpucoll.integrations.horovod.names import *
+from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
 
 _ARRAYS = NumpyArrays()
 

@@ -115,7 +115,7 @@ def _elastic(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[
 
 
 def _run_elastic(args: argparse.Namespace) -> None:
-    """Run an elastic job.
+    """Run an elastic job: for callers of Horovod's runner, its own tests among them.
 
     Raises
     ------

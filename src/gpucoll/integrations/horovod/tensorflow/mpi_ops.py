@@ -1,6 +1,6 @@
 """Horovod's ops in Python, and their gradients; the names are those of Horovod's module."""
 
-# ruff: noqa: F401  # the names of `basics` belong to the module
+# ruff: noqa: F401, F403  # the names of `basics` belong to the module
 
 from __future__ import annotations
 
@@ -17,42 +17,9 @@ from gpucoll.integrations.horovod import process_sets
 from gpucoll.integrations.horovod.arguments import (
     reduction as handle_average_backwards_compatibility,
 )
-from gpucoll.integrations.horovod.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from gpucoll.integrations.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from gpucoll.integrations.horovod.basics import Adasum, Average, Sum, rank
+from gpucoll.integrations.horovod.names import *
+from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
 from gpucoll.integrations.horovod.tensorflow.kernels import registered
 from gpucoll.integrations.horovod.tensorflow.util import _executing_eagerly
 from gpucoll.integrations.tensorflow.operations import running_here

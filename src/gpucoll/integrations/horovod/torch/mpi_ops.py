@@ -1,47 +1,14 @@
 """The collectives, and who this rank is: where Horovod's programs import them from."""
 
-# ruff: noqa: F401  # the names are the module
+# ruff: noqa: F401, F403  # the names are the module
 
 from __future__ import annotations
 
 from typing import Any
 
 from gpucoll.integrations.horovod import basics as _basics
-from gpucoll.integrations.horovod.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from gpucoll.integrations.horovod.basics import is_initialized, rank
+from gpucoll.integrations.horovod.names import *
 from gpucoll.integrations.horovod.torch.compression import Compression
 from gpucoll.integrations.horovod.torch.handles import forget as _forget
 from gpucoll.integrations.horovod.torch.handles import poll, synchronize
