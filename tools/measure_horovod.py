@@ -2,12 +2,16 @@
 
     python tools/measure_horovod.py --peer PEER/bin/python --ours OURS/bin/python
     python tools/measure_horovod.py --torch
+    python tools/measure_horovod.py --tensorflow --ours OURS/bin/python
+    python tools/measure_horovod.py --loss
 
 PEER has Horovod 0.28.1, built with MXNet 1.9.1 and Gloo; OURS has MXNet 1.9.1 and what gpucoll
 needs. gpucoll must be importable in OURS. Two ranks. Jobs of both take turns, and each measures
 every case: a median of its samples. Figures are medians of the jobs, and their range.
 
-``--torch`` measures a blocking call of ``horovod.torch`` beside gpucoll's own, in this Python.
+``--torch`` measures a blocking call of ``horovod.torch`` beside gpucoll's own, in this Python;
+``--tensorflow`` an eager call in one that has TensorFlow; ``--loss`` the time from a kill of one of
+4 ranks until the others have the error that names it.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -102,6 +108,59 @@ def be_rank_with_torch() -> None:
     hvd.shutdown()
 
 
+def be_rank_with_tensorflow() -> None:
+    """Measure an eager call of horovod.tensorflow, and what TensorFlow's own cheapest op takes."""
+    tf = importlib.import_module("tensorflow")
+    hvd = importlib.import_module("gpucoll.integrations.horovod.tensorflow")
+    hvd.init()
+    one = tf.ones(1)
+    for name, x in (("4 KB", tf.ones(SMALL)), ("4 MB", tf.ones(LARGE))):
+        calls: dict[str, Call] = {
+            "x * 2": lambda x=x: x * 2.0,  # type: ignore[misc]
+            "allreduce": lambda x=x: hvd.allreduce(x, name="x"),  # type: ignore[misc]
+        }
+        for kind, call in calls.items():
+            took = [
+                median_us(call, lambda: hvd.allreduce(one, name="meet"), 5, 20) for _ in "12345"
+            ]
+            if hvd.rank() == 0:
+                print(f"{kind}, {name}: {spelled(took)}")
+    hvd.shutdown()
+
+
+def be_rank_of_a_loss() -> None:
+    """Lose rank 1, and print how long the error took."""
+    from gpucoll.integrations.horovod import basics as hvd
+    from gpucoll.integrations.horovod.exceptions import HorovodInternalError
+    from gpucoll.integrations.horovod.objects import allgather_object
+
+    hvd.init()
+    allgather_object(hvd.rank())
+    start = time.perf_counter()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        allgather_object(hvd.rank())
+    except HorovodInternalError as error:
+        if "rank 1" not in str(error):
+            raise
+        print(json.dumps([(time.perf_counter() - start) * 1e3]), flush=True)
+
+
+def measure_losses(jobs: int = 15) -> None:
+    """Run jobs that lose a rank, and print the milliseconds until the others know."""
+    command = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", "4", __file__]
+    took: list[float] = []
+    for _ in range(jobs):
+        done = subprocess.run(
+            [*command, "--rank-of", "loss"], capture_output=True, text=True, timeout=60, check=False
+        )
+        told = [json.loads(line)[0] for line in done.stdout.splitlines() if line.startswith("[")]
+        assert len(told) == 3, done.stderr
+        took += told
+    print(f"{len(took)} notices: {np.median(took):.0f} ms (at most {max(took):.0f})")
+
+
 def spelled(figures: list[float]) -> str:
     """Return median and range."""
     return f"{np.median(figures):.1f} us ({min(figures):.1f} to {max(figures):.1f})"
@@ -139,20 +198,28 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--ours", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--torch", action="store_true")
+    for what in ("--torch", "--tensorflow", "--loss"):
+        parser.add_argument(what, action="store_true")
     parser.add_argument("--rank-of", metavar="MODULE", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank_of == "torch":
         be_rank_with_torch()
+    elif given.rank_of == "tensorflow":
+        be_rank_with_tensorflow()
+    elif given.rank_of == "loss":
+        be_rank_of_a_loss()
     elif given.rank_of:
         be_rank_with_mxnet(given.rank_of)
-    elif given.torch:
-        command = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", "2", __file__]
-        subprocess.run([*command, "--rank-of", "torch"], check=True, timeout=120)
+    elif given.loss:
+        measure_losses()
+    elif given.torch or given.tensorflow:
+        framework = "torch" if given.torch else "tensorflow"
+        command = [given.ours, "-m", "gpucoll", "run", "--no-prefix", "-n", "2", __file__]
+        subprocess.run([*command, "--rank-of", framework], check=True, timeout=120)
     elif given.peer:
         compare(given.peer, given.ours, given.rounds)
     else:
-        parser.error("--peer or --torch")
+        parser.error("--peer, --torch, --tensorflow or --loss")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -81,3 +82,9 @@ def test_too_late():
     text += "from gpucoll.integrations.horovod import alias; alias.install()"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert "horovod is imported already" in done.stderr
+
+
+def test_every_framework_has_these_names():
+    names = importlib.import_module("gpucoll.integrations.horovod.names")
+    assert [name for name in names.__all__ if not hasattr(names, name)] == []
+    assert {"Average", "ProcessSet", "rank", "HorovodInternalError"} <= {*names.__all__}

@@ -179,7 +179,7 @@ def warn_of_ignored(rank: int) -> None:
     ]
     if found and rank == 0 and not _has_warned:
         _has_warned = True
-        warnings.warn(f"set, but without effect here: {', '.join(found)}", RuntimeWarning, 3)
+        warnings.warn(f"set, but without effect here: {', '.join(found)}", RuntimeWarning, 5)
 
 
 @dataclass(frozen=True)

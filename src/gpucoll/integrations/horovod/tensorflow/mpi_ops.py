@@ -17,7 +17,7 @@ from gpucoll.integrations.horovod import process_sets
 from gpucoll.integrations.horovod.arguments import (
     reduction as handle_average_backwards_compatibility,
 )
-from gpucoll.integrations.horovod.basics import Adasum, Average, Sum, rank
+from gpucoll.integrations.horovod.basics import Adasum, Average, Sum, init, rank, shutdown
 from gpucoll.integrations.horovod.names import *
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
 from gpucoll.integrations.horovod.tensorflow.kernels import registered
