@@ -233,7 +233,7 @@ def test_what_waits_for_long_is_told(ranks):
         log.addHandler(handler)
         log.propagate = False
         sets = {0: list(range(comm.world_size))}
-        check = StallCheck(comm.duplicate(), {0: engine}, sets, 0.05, 0.2)
+        check = StallCheck(comm.duplicate(), {0: engine}, sets, 0.3, 1.2)
         try:
             if comm.rank != 1:
                 text = error_of(engine, reduction(np.ones(1), "lonely"))
@@ -253,7 +253,7 @@ def test_what_waits_for_long_is_told(ranks):
 
     answers = ranks.call(3, warn)
     for text, _ in answers:
-        assert "This is longer than 0.2 seconds" in text
+        assert "This is longer than 1.2 seconds" in text
     (_, told), *others = answers
     assert any("1: [lonely]" in text for text in told)
     assert [warnings for _, warnings in others] == [[], []]
