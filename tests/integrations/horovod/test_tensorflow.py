@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.integrations.horovod.environments import Environment
+from tests.integrations.environments import Environment
 from tests.integrations.horovod.suite import left_out
 from tests.integrations.horovod.suite.running import run
 
