@@ -421,6 +421,12 @@ class HostBackend(Protocol):
     ) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""
 
+    def native_table(self, collective: Collective) -> int:
+        """Return the address of the entry's table, for `gpucoll.entries.native`.
+
+        0: there is none, and Python makes every call.
+        """
+
     def object_entry(self, request: Request) -> ObjectEntry | None:
         """Return the compiled entry of an object collective's first round, which is a request.
 

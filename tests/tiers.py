@@ -46,6 +46,7 @@ PLACES = {
     "tests/integrations/horovod/test_engine.py": "quick",
     "tests/integrations/horovod/test_engine_failures.py": "quick",
     "tests/integrations/mpi4py": "quick",
+    "tests/integrations/test_native.py": "quick",
     "tests/integrations/mpi4py/test_mpi4pys_own.py": "frameworks",
     "tests/integrations/mpi4py/test_programs_of_others.py": "frameworks",
     "tests/kernels/cpu/test_memory_order.py": "soak",

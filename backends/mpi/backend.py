@@ -400,6 +400,10 @@ class MpiBackend:
 
         table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
 
+    def native_table(self, collective: Collective) -> int:
+        """Return 0: MPI keeps addresses of arrays, which Python keeps alive."""
+        return 0
+
     def object_entry(self, request: Request) -> None:
         """Return None: no entry serves objects here."""
 

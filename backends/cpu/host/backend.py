@@ -337,6 +337,11 @@ class CpuBackend:
             kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table
         )
 
+    def native_table(self, collective: Collective) -> int:
+        """Return the address of the entry's table."""
+        self.entry(collective)
+        return self._entries[collective, False].address
+
     def object_entry(self, request: Request) -> ObjectCall:
         """Return the compiled entry of an object collective's first round with these rows."""
         entry = ObjectEntry(self._group, self._blocks.of(request), request.root)

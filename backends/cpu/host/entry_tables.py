@@ -83,6 +83,11 @@ class EntryTable:
         if numpy_struct.matches():
             self.call = self.entry_of(code)
 
+    @property
+    def address(self) -> int:
+        """Where compiled code finds it."""
+        return int(self._table.ctypes.data)
+
     def entry_of(self, code: Any) -> Callable[..., Any]:
         """Return a built-in of this table, which must be kept."""
         made: Callable[..., Any] = builtin(

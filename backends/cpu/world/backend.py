@@ -165,6 +165,10 @@ class WorldCpuBackend:
         if not of_blocks:
             self._entries.learn(collective, kind, op, root)
 
+    def native_table(self, collective: Collective) -> int:
+        """Return the address of the entry's table; 0 for lists."""
+        return self._entries.native_table(collective)
+
     def object_entry(self, request: Request) -> None:
         """Return None: no entry serves objects here."""
 

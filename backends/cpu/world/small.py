@@ -92,6 +92,11 @@ class SmallEntries:
             self._tables[collective] = EntryTable(self._group.host)
         return self._tables[collective].call
 
+    def native_table(self, collective: Collective) -> int:
+        """Return the address of the table of a collective; 0 if it has none."""
+        self.entry(collective)
+        return self._tables[collective].address if collective in self._tables else 0
+
     def serve_nothing(self, *_: object) -> None:
         """Leave a call to Python, without an error."""
         self._group.host.context[Context.status] = Status.NOT_RUN

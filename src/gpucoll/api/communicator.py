@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
@@ -74,6 +74,16 @@ _LOSSES = (PeerLostError, DeadlineError, AbortedError, MismatchError)
 """The errors after which `shrink` is useful."""
 
 
+class Companion(Protocol):
+    """What a front has made of a communicator, and ends with it."""
+
+    def close(self, timeout_s: float) -> None:
+        """End it, after what it still does."""
+
+    def give_up(self) -> None:
+        """End it without waiting for other ranks, if it has not ended."""
+
+
 class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, SaysNamesElsewhere):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
@@ -113,6 +123,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._door: Door | None = None
         """On rank 0, once `grow` was called: where newcomers wait."""
         self._n_growths = 0
+        self._companions: list[Companion] = []
+        """Communicators of fronts for this one's ranks, which end with it."""
         self._run_barrier = channel.run_barrier
         self._runner = runner = Runner(group, channel)
         self._queue = runner.queue
@@ -544,6 +556,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             self._give_up()
             raise
         try:
+            for companion in self._companions:
+                companion.close(_left_s(until))
             messages.finish(_left_s(until))
             self._queue.stop(_left_s(until))
             self._gpu.close(_left_s(until))
@@ -566,6 +580,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         steps = (
             lambda: _open.discard(self),
             self._close_door,
+            *(companion.give_up for companion in self._companions),
             self._gpu.give_up,
             self._finalizer.detach,  # an interrupt in the finalizer would be lost
             self._queue.end,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import weakref
 from typing import TYPE_CHECKING
 
 from gpucoll import config
@@ -144,13 +145,15 @@ def init(
     if rank is None and world_size is None and config.variable(config.JOIN):
         from gpucoll.api.joining import join
 
-        return join(
-            meet=meet,
-            name=name,
-            device=device,
-            timeout_s=timeout_s,
-            on_async_error=on_async_error,
-            bind=bind,
+        return _noted(
+            join(
+                meet=meet,
+                name=name,
+                device=device,
+                timeout_s=timeout_s,
+                on_async_error=on_async_error,
+                bind=bind,
+            )
         )
     if is_over_mpi(backend, rank, world_size, meet, name):
         from gpucoll.api.communicator import create
@@ -170,7 +173,25 @@ def init(
             made = create(meeting, limit, limit, wish, watch)
     if bind:
         made._group.bind_cpus()
+    return _noted(made)
+
+
+_made: list[weakref.ref[Communicator]] = []
+
+
+def _noted(made: Communicator) -> Communicator:
+    _made.append(weakref.ref(made))
     return made
+
+
+def latest() -> Communicator | None:
+    """Return the communicator that `init` made last, of those that are open."""
+    while _made:
+        last = _made[-1]()
+        if last is not None and not last.is_closed:
+            return last
+        _made.pop()
+    return None
 
 
 def is_over_mpi(

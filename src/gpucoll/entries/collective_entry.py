@@ -72,7 +72,7 @@ def _divides(n_dimensions: int, dimensions: Words, parts: int) -> bool:
 
 
 @inline
-def _fill(
+def fill_call(
     call: Call, n_dimensions: int, dimensions: Words, source: int, destination: int, out_count: int
 ) -> Call:
     """Fill in the call block for an input of this shape; return it, or 0 if Python must check.
@@ -116,7 +116,7 @@ def fill(call: Call, x: int, out: int) -> Call:
     )
     out_count = -1 if x == out else count_elements(out)
     source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
-    return _fill(call, n_dimensions, dimensions, source, destination, out_count)
+    return fill_call(call, n_dimensions, dimensions, source, destination, out_count)
 
 
 @inline
@@ -184,7 +184,7 @@ def _prepare_tensors(table: EntryTable, arguments: Words, out: int, is_new: int)
     call = find_call(table, key, arguments[2], arguments[3])  # the table may have changed
     if not call:
         return Call(0)
-    return _fill(call, n_dimensions, dimensions, source, destination, out_count)
+    return fill_call(call, n_dimensions, dimensions, source, destination, out_count)
 
 
 @inline

@@ -29,8 +29,8 @@ from gpucoll.arrays.tensor_table import TensorTable, TensorView
 from gpucoll.blocks import Block, Field, Words, words
 from gpucoll.config import LONGEST_TIMEOUT_S
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import call_loop, load32_acquire, load64
-from gpucoll.transport.shared.flags import HELD, release_interpreter
+from gpucoll.kernels.cpu.memory import call_loop, compare_exchange64, load32_acquire, load64
+from gpucoll.transport.shared.flags import HELD, NOT_HELD, release_interpreter
 from gpucoll.transport.shared.words import Call, Context, Pending, Segment, State, Status
 from gpucoll.types import mix_digest
 
@@ -126,6 +126,21 @@ def set_deadline(context: Context, timeout_ns: int) -> None:
 
 
 @inline
+def _end(context: Context, call: Call, status: int) -> None:
+    """Note how a call ended, and whether the next may run without Python."""
+    context.status = status
+    goes_on = (
+        status == Status.OK
+        or status == Status.NO_ROOM
+        or status == Status.NOT_YET
+        or status == Status.MISFIT
+    )
+    if status == Status.SIGNAL:
+        goes_on = call.leaves != 0
+    context.state = State.IDLE if goes_on else State.NEEDS_PYTHON
+
+
+@inline
 def run(context: Context, call: Call, size_bytes: int) -> int:
     """Run the call; return its status.
 
@@ -141,18 +156,25 @@ def run(context: Context, call: Call, size_bytes: int) -> int:
     context.interpreter = 0
     if thread != HELD:
         restore_thread(thread)
-    context.status = status
-    goes_on = (
-        status == Status.OK
-        or status == Status.NO_ROOM
-        or status == Status.NOT_YET
-        or status == Status.MISFIT
-    )
-    if status == Status.SIGNAL:
-        goes_on = call.leaves != 0
-    context.state = State.IDLE if goes_on else State.NEEDS_PYTHON
+    _end(context, call, status)
     if status == Status.SIGNAL:
         restore_error(context.raised[0], context.raised[1], context.raised[2])
+    return status
+
+
+@inline
+def run_without_python(context: Context, call: Call) -> int:
+    """Run the call in a thread that does not hold the interpreter; return its status.
+
+    The caller has seen to it that no other thread calls the communicator; one may close it. After
+    SIGNAL, `Context.raised` has what a signal handler raised.
+    """
+    if compare_exchange64(context.at.state, State.IDLE, State.BUSY) != State.IDLE:
+        return Status.NOT_RUN
+    context.interpreter = NOT_HELD
+    status = call_loop(call.loop, context, call)
+    context.interpreter = 0
+    _end(context, call, status)
     return status
 
 

@@ -99,7 +99,7 @@ def _share_memory(rows: Segment, seen: Words, n_places: int, count: int) -> bool
 
 
 @inline
-def _sign_array(digest: int, n_dimensions: int, dimensions: Words) -> int:
+def sign_array(digest: int, n_dimensions: int, dimensions: Words) -> int:
     """Mix an array's shape into a digest."""
     digest = mix(digest, n_dimensions)
     for place in range(n_dimensions):
@@ -108,7 +108,7 @@ def _sign_array(digest: int, n_dimensions: int, dimensions: Words) -> int:
 
 
 @inline
-def _add_row(row: Segment, start: int, size_bytes: int, source: int, destination: int) -> int:
+def add_row(row: Segment, start: int, size_bytes: int, source: int, destination: int) -> int:
     """Fill in the row of one array; return the end of the whole, or -1 if Python must check."""
     if source != destination and abs(source - destination) < size_bytes:
         return -1
@@ -147,11 +147,11 @@ def _add_arrays(table: EntryTable, call: Call, xs: int, outs: int, count: int) -
             return -1
         row = table.segments[number]
         addresses = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
-        end = _add_row(row, end, n_elements * call.item_bytes, *addresses)
+        end = add_row(row, end, n_elements * call.item_bytes, *addresses)
         if end < 0:
             return -1
         n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
-        digest = _sign_array(digest, n_dimensions, Words(load64(x + ARRAY_DIMENSIONS)))
+        digest = sign_array(digest, n_dimensions, Words(load64(x + ARRAY_DIMENSIONS)))
     call.digest = digest
     return end
 
@@ -166,14 +166,14 @@ def _add_tensors(table: EntryTable, call: Call, xs: int, outs: int, count: int) 
         if not is_tensor(tensors, x) or not is_tensor(tensors, out):
             return -1
         n_elements, source = read_view(tensors, x, view), address_of(view)
-        digest = _sign_array(digest, number_of_dimensions(view), shape_of(view))
+        digest = sign_array(digest, number_of_dimensions(view), shape_of(view))
         if n_elements < 0 or (number > 0 and key_of_dtype(view) != key):
             return -1
         key = key_of_dtype(view)
         if x != out and (read_view(tensors, out, view) != n_elements or key_of_dtype(view) != key):
             return -1
         row = table.segments[number]
-        end = _add_row(row, end, n_elements * call.item_bytes, source, address_of(view))
+        end = add_row(row, end, n_elements * call.item_bytes, source, address_of(view))
         if end < 0:
             return -1
     call.digest = digest
@@ -220,7 +220,7 @@ def _look_at_tensors(table: EntryTable, xs: int, outs: int, count: int, key: int
 
 
 @inline
-def _describe(table: EntryTable, call: Call, size_bytes: int, count: int) -> Call:
+def describe(table: EntryTable, call: Call, size_bytes: int, count: int) -> Call:
     """Describe the whole list in the call block; return it, or 0 if Python must check."""
     rows, seen = table.segments, table.seen
     if size_bytes < 0 or _share_memory(rows, seen, _clear_seen(seen, count), count):
@@ -265,7 +265,7 @@ def _run_on_tensors(table: EntryTable, xs: int, outs: int, operation: int, timeo
     if not call or load64(xs + LIST_SIZE) != count or load64(outs + LIST_SIZE) != count:
         return new_reference(none)
     size_bytes = _add_tensors(table, call, xs, outs, count)
-    if not _describe(table, call, size_bytes, count):
+    if not describe(table, call, size_bytes, count):
         return new_reference(none)
     return _finish(table, call, outs, timeout_ns, found == 1)
 
@@ -285,7 +285,7 @@ def _run_on_lists(table: EntryTable, xs: int, outs: int, operation: int, timeout
     if not call:
         return new_reference(none)
     size_bytes = _add_arrays(table, call, xs, outs, count)
-    if not _describe(table, call, size_bytes, count):
+    if not describe(table, call, size_bytes, count):
         return new_reference(none)
     return _finish(table, call, outs, timeout_ns, False)
 

@@ -136,7 +136,7 @@ def _not_shown(called: str) -> str:
         return "the shapes of the list's arrays"
     if "counts=[" in called:
         return "counts beyond the eighth, or the size of a row"
-    return "dimensions beyond the fourth"
+    return "dimensions beyond the fourth, or which operator of a compiled program this is"
 
 
 def counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:

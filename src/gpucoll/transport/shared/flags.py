@@ -49,6 +49,9 @@ if MACHINE not in _FUTEX_NUMBERS:
     raise ImportError(f"gpucoll's CPU backend does not know futex's number on {MACHINE}")
 
 SYS_FUTEX = _FUTEX_NUMBERS[MACHINE]
+_GETPID_NUMBERS = {"x86_64": 39, "aarch64": 172, "riscv64": 172, "ppc64le": 20}
+_GETTID_NUMBERS = {"x86_64": 186, "aarch64": 178, "riscv64": 178, "ppc64le": 207}
+_SYS_GETPID, _SYS_GETTID = _GETPID_NUMBERS[MACHINE], _GETTID_NUMBERS[MACHINE]
 _READV_NUMBERS = {"x86_64": 310, "aarch64": 270, "riscv64": 270, "ppc64le": 351}
 SYS_PROCESS_VM_READV = _READV_NUMBERS[MACHINE]
 FUTEX_WAIT = 0
@@ -80,6 +83,8 @@ SHARING_SLEEPS = 64
 
 HELD = 1
 """In `Context.interpreter`: the call holds it."""
+NOT_HELD = 2
+"""In `Context.interpreter`: the call came from a thread that may not be Python's."""
 
 _i64 = types.int64
 _sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
@@ -247,8 +252,20 @@ def end_sleep(bell: int) -> None:
 
 
 @inline
+def _is_main_thread() -> bool:
+    """Return whether this is the process's first thread."""
+    return syscall(_SYS_GETPID, 0, 0, 0, 0, 0, 0) == syscall(_SYS_GETTID, 0, 0, 0, 0, 0, 0)
+
+
+@inline
 def python_raised(context: Context) -> int:
-    """Let Python's signal handlers run; keep the exception, and return whether there is one."""
+    """Let Python's signal handlers run; keep the exception, and return whether there is one.
+
+    A framework's own thread does not take the interpreter for it: only the main thread runs
+    handlers, and a thread that asks for the interpreter of a process that ends never returns.
+    """
+    if context.interpreter == NOT_HELD and not _is_main_thread():
+        return False
     gil = _take_gil()
     raised = check_signals() != 0
     if raised:
