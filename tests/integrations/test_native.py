@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
 
 import numpy as np
@@ -148,6 +150,24 @@ def test_a_python_call_and_the_end(comm):
     mine.close()
     assert len(seen) == 2
     assert run(reduces, x, x).startswith("StateError: all_reduce: the communicator of rank")
+
+
+@pytest.mark.ranks(2)
+def test_an_interrupt_ends_a_wait(comm):
+    mine = comm.duplicate()
+    site, x = door_of(mine).site("all_reduce", "float64"), np.ones(3)
+    assert run(site, x, x) is None
+    comm.barrier()
+    texts = []
+    if comm.rank == 1:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            texts.append(run(site, x, x))
+        timer.join()
+    comm.barrier()
+    if comm.rank == 0:
+        assert "rank 1 was interrupted in all_reduce" in str(run(site, x, x))
 
 
 @pytest.mark.ranks(2)

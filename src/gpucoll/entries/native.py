@@ -21,10 +21,10 @@ from gpucoll.entries.collectives import (
     run_without_python,
 )
 from gpucoll.entries.lists import MOST_ARRAYS, add_row, describe, sign_array
-from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_words, compare_exchange64, exchange64
-from gpucoll.transport.shared.flags import FUTEX_WAIT, FUTEX_WAKE, SYS_FUTEX
+from gpucoll.transport.shared.flags import FUTEX_WAIT, FUTEX_WAKE, SYS_FUTEX, give_gil, take_gil
 from gpucoll.transport.shared.libc import sched_yield, syscall
 from gpucoll.transport.shared.words import Call, Status
 
@@ -36,12 +36,18 @@ AGAIN = -1
 _FREE, _TAKEN, _AWAITED = 0, 1, 2
 _YIELDS = 100
 
+_raise_in_thread = types.ExternalFunction(
+    "PyThreadState_SetAsyncExc", types.int32(types.int64, types.int64)
+)
+
 
 class Door(Block):
     """A communicator that compiled code of others calls, and nobody else."""
 
     mutex: int
-    python: int  # (site, source, destination, n_dimensions, dimensions, status, tries, 0)
+    interrupt: int  # a class of exceptions for the main thread, once a call has ended; 0: none
+    main_thread: int
+    python: int  # (site, source, destination, n_dimensions, dimensions, status, tries, raised)
 
 
 class Site(Block):
@@ -83,6 +89,28 @@ def _take(door: Door) -> None:
 def _give_back(door: Door) -> None:
     if exchange64(door.at.mutex, _FREE) == _AWAITED:
         syscall(SYS_FUTEX, door.at.mutex, FUTEX_WAKE, 1, 0, 0, 0)
+
+
+@inline
+def _raised(site: Site) -> int:
+    """Return where a call keeps what a signal handler has raised."""
+    table = site.table
+    return 0 if not table else table.context.at.raised
+
+
+@inline
+def _end(door: Door) -> None:
+    """Give the mutex back, and have the main thread raise what its signal handler has raised.
+
+    Not in Python: the exception would be raised in the very function that passes it on.
+    """
+    interrupt = door.interrupt
+    door.interrupt = 0
+    _give_back(door)
+    if interrupt != 0:
+        gil = take_gil()
+        _raise_in_thread(door.main_thread, interrupt)
+        give_gil(gil)
 
 
 @inline
@@ -148,17 +176,25 @@ def run_site(
     int
         The text is UTF-8, ends with a zero and stays for a while: copy it.
     """
-    door, text, tries = site.door, AGAIN, 0
+    door, text, tries, raised = site.door, AGAIN, 0, _raised(site)
     _take(door)
     while text == AGAIN:
         status = _run(site, _prepare(site, source, destination, n_dimensions, dimensions))
         text = 0
         if status != Status.OK:
             text = call_words(
-                door.python, site, source, destination, n_dimensions, dimensions, status, tries, 0
+                door.python,
+                site,
+                source,
+                destination,
+                n_dimensions,
+                dimensions,
+                status,
+                tries,
+                raised,
             )
         tries += 1
-    _give_back(door)
+    _end(door)
     return text
 
 
@@ -185,13 +221,13 @@ def _prepare_list(site: Site, arrays: NativeArray, count: int) -> Call:
 @compiled_when_used()
 def run_list_site(site: Site, arrays: NativeArray, count: int) -> int:
     """Reduce a list of arrays of one dtype in one fused call; return like `run_site`."""
-    door, text, tries = site.door, AGAIN, 0
+    door, text, tries, raised = site.door, AGAIN, 0, _raised(site)
     _take(door)
     while text == AGAIN:
         status = _run(site, _prepare_list(site, arrays, count))
         text = 0
         if status != Status.OK:
-            text = call_words(door.python, site, arrays, 0, count, 0, status, tries, 0)
+            text = call_words(door.python, site, arrays, 0, count, 0, status, tries, raised)
         tries += 1
-    _give_back(door)
+    _end(door)
     return text

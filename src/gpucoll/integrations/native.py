@@ -28,7 +28,7 @@ from gpucoll.entries import native
 from gpucoll.entries.collectives import EntryTable
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.finalizers import leave
-from gpucoll.transport.shared.words import Context, Status
+from gpucoll.transport.shared.words import Status
 from gpucoll.types import ReduceOp
 from gpucoll.wording import rank_of
 
@@ -46,8 +46,6 @@ _TEXTS = 64
 _PYTHON = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)
 _restore_error = ctypes.pythonapi.PyErr_Restore
 _restore_error.restype, _restore_error.argtypes = None, [ctypes.c_void_p] * 3
-_raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
-_raise_in_thread.argtypes = [ctypes.c_ulong, ctypes.py_object]
 
 
 def chosen(comm: Communicator | None, what: str) -> Communicator:
@@ -118,6 +116,7 @@ class Door:
         self.comm = comm.duplicate()
         self.before_close: list[Callable[[float], object]] = []
         self.words = native.Door.new()
+        self.words.main_thread = threading.main_thread().ident or 0
         self._python = _PYTHON(self._call_in_python)
         self.words.python = ctypes.cast(self._python, ctypes.c_void_p).value or 0
         self._sites: dict[int, Site] = {}
@@ -205,7 +204,7 @@ class Door:
         dimensions: int,
         status: int,
         tries: int,
-        _: int,
+        raised: int,
     ) -> int:
         """Make a call; return 0 or the address of the error's text. The caller has the mutex.
 
@@ -213,6 +212,10 @@ class Door:
         """
         try:
             site = self._sites[address]
+            if status == Status.SIGNAL:
+                _restore_error(
+                    *(word or None for word in (ctypes.c_int64 * 3).from_address(raised))
+                )
             self._raise_status(site, status)
             if tries < _TRIES and site.words.table:
                 self.comm._group.check_usable()
@@ -227,15 +230,12 @@ class Door:
                 site.call(source, destination, tuple(shape))
         except BaseException as error:
             if not isinstance(error, Exception):  # Ctrl-C: for the program, not for the framework
-                _raise_in_thread(threading.main_thread().ident or 0, type(error))
+                self.words.interrupt = id(type(error))  # a class that Python's handler knows
             return self._text_of(error)
         return 0
 
     def _raise_status(self, site: Site, status: int) -> None:
         """Raise the error of a call that compiled code has made."""
-        if status == Status.SIGNAL:
-            raised = self.comm._group.context[Context.raised : Context.raised + 3]  # type: ignore[attr-defined]
-            _restore_error(*(int(word) or None for word in raised))
         self.comm._collectives.raise_status(status)
         if self.comm.is_closed:
             raise StateError(

@@ -89,8 +89,8 @@ NOT_HELD = 2
 _i64 = types.int64
 _sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
 save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
-_take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
-_give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
+take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
+give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
 check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
 _fetch_error = types.ExternalFunction("PyErr_Fetch", types.void(_i64, _i64, _i64))
 
@@ -266,12 +266,12 @@ def python_raised(context: Context) -> int:
     """
     if context.interpreter == NOT_HELD and not _is_main_thread():
         return False
-    gil = _take_gil()
+    gil = take_gil()
     raised = check_signals() != 0
     if raised:
         kept = context.at.raised
         _fetch_error(kept, kept + 8, kept + 16)
-    _give_gil(gil)
+    give_gil(gil)
     return raised
 
 
