@@ -314,3 +314,36 @@ def test_lists_that_are_left_to_python(comm):
         comm.all_reduce(both, out=both)
     both = [theirs, torch.ones(2)]
     assert [x.tolist() for x in comm.all_reduce(both)] == [[4.0] * 3, [2.0] * 2]
+
+
+@pytest.mark.ranks(2)
+def test_tensors_with_counts_go_through_the_entry_of_arrays(comm):
+    x = torch.arange(6.0).reshape(3, 2) + comm.rank
+    own, counts = x[: comm.rank + 1].contiguous(), [1, 2]
+    calls = {
+        "all_gather": lambda **out: comm.all_gather(own, counts=counts, **out),
+        "gather": lambda **out: comm.gather(own, counts=counts, root=1, **out),
+        "reduce_scatter": lambda **out: comm.reduce_scatter(x, counts=counts, **out),
+        "all_to_all": lambda **out: comm.all_to_all(
+            x, send_counts=counts, recv_counts=[comm.rank + 1] * 2, **out
+        ),
+    }
+    expected = {name: call() for name, call in calls.items()}
+
+    def refuse(*_, **__):
+        raise AssertionError("Python made this call")
+
+    comm._collectives._run_now = refuse
+    for name, call in calls.items():
+        result = call()
+        if expected[name] is None:
+            assert result is None
+            continue
+        assert torch.equal(result, expected[name])
+        out = torch.empty_like(result)
+        before = out._version
+        assert call(out=out) is out
+        assert torch.equal(out, result)
+        assert out._version == before + 1
+        with torch.no_grad():
+            assert torch.equal(call(out=torch.empty_like(result).requires_grad_()), result)

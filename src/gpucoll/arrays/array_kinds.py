@@ -61,13 +61,14 @@ def kind_of_array(x: AnyArray, template: Template) -> ArrayKind | None:
 def numpy_view(x: AnyArray) -> npt.NDArray[np.generic] | None:
     """Return a plain PyTorch tensor on the host as a NumPy array; None for anything else.
 
-    None, too, if NumPy cannot show it: for bfloat16, lazy conjugates, and if autograd follows it.
+    None, too, if NumPy cannot show it: bfloat16, lazy conjugates, and where autograd follows it.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or type(x) is not getattr(torch, "Tensor", None) or not x.is_cpu:
         return None
     try:
-        shown: npt.NDArray[np.generic] = x.numpy()
+        plain = x.detach() if x.requires_grad and not torch.is_grad_enabled() else x
+        shown: npt.NDArray[np.generic] = plain.numpy()
     except (TypeError, RuntimeError):
         return None
     return shown

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpucoll.arrays.array_kinds import kind_of_array, numpy_view
+from gpucoll.arrays.array_kinds import kind_of_array, note_written, numpy_view
 from gpucoll.arrays.library import AnyArray, AnyStream, Template
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
 from gpucoll.backends.protocol import HostBackend, Request
@@ -128,9 +128,45 @@ class Collectives:
             check_on_host(collective, self.dispatch.enqueues_host)
             given = with_counts(collective, x, given, self.rank, self.world_size)
             counts = given.get("counts"), given.get("receive_counts")
+        elif counts[0] is not None and not async_op and stream is None:
+            served = self._run_as_numpy(collective, x, given, timeout_s)
+            if served is not None:
+                return served[0]
         if exchanged_counts.are_asked_for(collective, *counts):
             return self._run_with_counts(collective, x, given, async_op, timeout_s, stream)
         return self._run_now(collective, x, given, async_op, timeout_s, stream)
+
+    def _run_as_numpy(
+        self, collective: Collective, x: AnyInput, given: Given, timeout_s: float | None
+    ) -> tuple[AnyResult] | None:
+        """Serve a tensor with counts by the entry for NumPy arrays; None if it does not serve it.
+
+        The entry reads counts and blocks for NumPy's arrays alone, and a tensor on the host is one.
+        """
+        view, out, counts = numpy_view(x), given.get("out"), given.get("counts")
+        root = given.get("root")
+        if view is None or type(counts) is not list or self.runner.grouped is not None:
+            return None
+        gets = root is None or collective.gets(self.rank, root)
+        if gets and out is None:
+            came = given.get("receive_counts") or counts
+            try:
+                rows = sum(came) if collective.gathers else counts[self.rank]
+                out = x.new_empty((rows, *x.shape[1:]))
+            except (IndexError, RuntimeError, TypeError):
+                return None
+        into = numpy_view(out) if gets else view
+        if into is None:
+            return None
+        what = given.get("op"), root, timeout_s, counts, given.get("receive_counts")
+        entry = self.host.entry(collective, of_blocks=True)
+        if entry(view, into, *what) is None:
+            self.raise_left()
+            return None
+        if not gets:
+            return (None,)
+        note_written(out)
+        return (out,)
 
     def _run_now(
         self,
@@ -253,7 +289,9 @@ class Collectives:
         self, collective: Collective, x: AnyInput, template: Template, given: Given
     ) -> None:
         """Have the compiled entry serve the next call with counts or blocks, on NumPy arrays."""
-        kind = kind_of_array(x[0] if isinstance(x, list | tuple) else x, template)
+        shown = x[0] if isinstance(x, list | tuple) else x
+        view = numpy_view(shown)
+        kind = kind_of_array(shown if view is None else view, template)
         if kind is not None and not kind.tensor_table:
             op, root = given.get("op"), given.get("root")
             self.host.learn(collective, kind, op, root, of_blocks=True)

@@ -159,7 +159,7 @@ def _all_gather(comm: Communicator, request: Request) -> None:
         if len(set(rows)) == 1:
             comm.all_gather(x, out=whole)
         else:
-            comm.all_gather(library.view(x), counts=rows, out=library.view(whole))
+            comm.all_gather(x, counts=rows, out=whole)
         request.results.append(whole)
 
 
@@ -170,10 +170,8 @@ def _all_to_all(comm: Communicator, request: Request) -> None:
         splits = [x.shape[0] // comm.world_size] * comm.world_size
     received = comm.all_to_all(_counts(splits))
     request.received_splits = came = received.tolist()
-    library = request.library
-    result = library.empty(x, (sum(came), *x.shape[1:]))
-    given = library.view(x), library.view(result)
-    comm.all_to_all(given[0], send_counts=list(splits), recv_counts=came, out=given[1])
+    result = request.library.empty(x, (sum(came), *x.shape[1:]))
+    comm.all_to_all(x, send_counts=list(splits), recv_counts=came, out=result)
     request.results = [result]
 
 
@@ -194,8 +192,7 @@ def _reduce_scatter(comm: Communicator, request: Request) -> None:
         counts = [rows + (rank < left) for rank in range(comm.world_size)]
         out = library.empty(x, (counts[comm.rank], *x.shape[1:]))
         if left:
-            given = library.view(x), library.view(out)
-            comm.reduce_scatter(given[0], form.operation, counts=counts, out=given[1])
+            comm.reduce_scatter(x, form.operation, counts=counts, out=out)
         else:
             comm.reduce_scatter(x, form.operation, out=out)
         if form.factor != 1.0:

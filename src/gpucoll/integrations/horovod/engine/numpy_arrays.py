@@ -35,9 +35,6 @@ class NumpyArrays:
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         return np.empty(shape, like.dtype)
 
-    def view(self, x: Any) -> Any:
-        return x
-
     def scale(self, x: Any, factor: float, out: Any) -> None:
         if factor == 1.0:
             out[...] = x

@@ -67,10 +67,6 @@ class ArrayLibrary(Protocol):
         """Return an array of the dtype and device of `like`."""
         ...
 
-    def view(self, x: Any) -> Any:
-        """Return x, or its memory as a NumPy array: gpucoll takes those faster with counts."""
-        ...
-
     def scale(self, x: Any, factor: float, out: Any) -> None:
         """Write factor x into `out`, which may be x: half types in float32, integers truncated.
 

@@ -50,10 +50,6 @@ class TorchArrays:
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         return like.new_empty(shape)
 
-    def view(self, x: Any) -> Any:
-        has_view = not x.is_cuda and x.dtype is not torch.bfloat16
-        return x.detach().numpy() if has_view else x
-
     def scale(self, x: Any, factor: float, out: Any) -> None:
         with torch.inference_mode():  # tensors may be of a program that is in it
             if factor == 1.0:
