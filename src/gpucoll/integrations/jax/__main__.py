@@ -1,4 +1,4 @@
-"""``python -m gpucoll.integrations.jax script.py``: run a JAX program whose processes use gpucoll."""
+"""``python -m gpucoll.integrations.jax FILE``: run a JAX program whose processes use gpucoll."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _world_of(comm: Communicator) -> World:
 
 
 def _address(comm: Communicator) -> str:
-    """Return where rank 0 is to start JAX's service: on the loopback if all ranks are on one host."""
+    """Return where rank 0 starts JAX's service: on the loopback if all ranks are on one host."""
     is_one_host = comm.all_reduce(colour_of_host(comm), "max") == 0
     found = None
     if comm.rank == 0:
