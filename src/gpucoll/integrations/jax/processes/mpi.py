@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import ctypes
 import itertools
 import sys
@@ -12,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpucoll.errors import BackendUnavailableError
+from gpucoll.errors import (
+    AbortedError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+    PeerLostError,
+)
 from gpucoll.integrations.jax.processes import members
 from gpucoll.integrations.jax.processes.clique import Array, Clique
 
@@ -107,10 +114,14 @@ class Functions:
         """An address in the stack of each thread that is about to make a communicator."""
         self._lock = threading.Lock()
         self._kept: list[Any] = []
+        self._tables: list[Any] = []
         self.is_finalized = False
+        self.has_lost = False
+        """Whether a process is lost, or did not come in time."""
 
     def fill(self, library: Library) -> None:
         """Fill the table of a library."""
+        self._tables.append(library.slots)
         for name, slot in library.functions.items():
             served = _SIGNATURES.get(name)
             if served is not None:
@@ -148,6 +159,7 @@ class Functions:
         """Keep an error's text for `Error_string`, and return its code."""
         if isinstance(error, KeyboardInterrupt):  # JAX raises its own error, and Python this one
             _thread.interrupt_main()
+        self.has_lost |= isinstance(error, PeerLostError | DeadlineError | AbortedError)
         text = f"{type(error).__name__}: {error}"
         if name not in _RETURN_CODES_ARE_READ or len(text.encode()) > _MOST_TEXT_BYTES:
             print(f"gpucoll: in MPI_{name} for JAX: {text}", file=sys.stderr, flush=True)
@@ -174,21 +186,29 @@ class Functions:
         _put_int(flag, self.is_finalized)
 
     def _finalize(self) -> None:
-        self.is_finalized = True
-        self.close()
+        self.end()
 
     def _is_thread_main(self, flag: int) -> None:
         """Say that any thread may make a communicator, and note the thread's stack."""
         self._stack[threading.get_ident()] = flag
         _put_int(flag, 1)
 
-    def close(self) -> None:
-        """Release all communicators."""
+    def end(self) -> None:
+        """Wait for what the program has started, release all communicators, and empty the table.
+
+        XLA calls MPI even while the interpreter ends, when no callback can run any more.
+        """
+        if self.is_finalized:
+            return
+        self.is_finalized = True
+        _wait_for_arrays()
         with self._lock:
             cliques = list(self._cliques.values())
-            self._cliques.clear()
         for clique in cliques:
-            clique.close()
+            with contextlib.suppress(GpucollError):  # JAX has raised it
+                clique.close()
+        for slots in self._tables:
+            ctypes.memset(slots, 0, ctypes.sizeof(slots))
 
     # --- communicators ----------------------------------------------------------------------------
 
@@ -340,6 +360,15 @@ _RETURN_CODES_ARE_READ = frozenset(
     }
 )
 """The functions of whose errors jaxlib raises the text. It goes on after those of others."""
+
+
+def _wait_for_arrays() -> None:
+    """Wait for what computes the arrays that the program has: others may wait for it."""
+    import jax
+
+    for array in jax.live_arrays():
+        with contextlib.suppress(Exception):  # the program did not want to know
+            array.block_until_ready()
 
 
 def _nothing() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import functools
 import importlib
 import inspect
@@ -10,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import gpucoll
@@ -30,6 +33,8 @@ _SHUTDOWN_S = 60
 """How long JAX waits at its end for processes that are still at work (JAX's own: 300)."""
 _HEARTBEAT_S = 30
 """After how long without a sign JAX ends all processes if one is gone (JAX's own: 100)."""
+_AFTER_LOSS_S = 3.0
+"""How long it waits if a process is lost: time for those that are left to say that they end."""
 _started: Functions | None = None
 
 
@@ -177,6 +182,23 @@ def _initialize_again(
             )
 
 
+
 def _end(functions: Functions, distributed: Any) -> None:
-    """Release the communicators; after a failure, do not wait for processes that may be gone."""
-    functions.close()
+    """End gpucoll's part, and JAX's if a process is lost, for which JAX would wait."""
+    functions.end()
+    state = distributed.global_state
+    if not functions.has_lost or state.client is None:
+        return
+    kept = (state.client, state.service)
+    ending = threading.Thread(target=_shut_down, args=(distributed,), daemon=True)
+    ending.start()
+    ending.join(_AFTER_LOSS_S)
+    if ending.is_alive():
+        for one in kept:  # their destructors would wait, too
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+        state.client = state.service = state.preemption_sync_manager = None
+
+
+def _shut_down(distributed: Any) -> None:
+    with contextlib.suppress(Exception):  # the loss is known
+        distributed.shutdown()
