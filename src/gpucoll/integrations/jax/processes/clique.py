@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gpucoll.errors import DeadlineError, MismatchError
+from gpucoll.integrations.native import Door, door_of
 
 if TYPE_CHECKING:
     from gpucoll import Communicator, Work
@@ -97,6 +98,11 @@ class Clique:
                 if self._comm is None:
                     self._comm = self._connect()
         return self._comm
+
+    @property
+    def door(self) -> Door:
+        """What compiled code calls; its first call is that of all processes."""
+        return door_of(self.comm)
 
     # --- collectives ------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpucoll.entries import mpi_functions
+from gpucoll.entries.mpi_functions import FIRST_DTYPE, FIRST_OP, N_OPS, Handle
 from gpucoll.errors import (
     AbortedError,
     BackendUnavailableError,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from gpucoll import Work
     from gpucoll.integrations.jax.processes.library import Library
     from gpucoll.integrations.jax.processes.world import World
+    from gpucoll.integrations.native import Site
 
 __all__ = ["VALUES", "Functions"]
 
@@ -43,10 +46,9 @@ DTYPES = {
 OPS = {"SUM": "sum", "PROD": "prod", "MIN": "min", "MAX": "max"}
 
 _SUCCESS, _THREAD_MULTIPLE, _UNDEFINED, _WORLD = 0, 3, -32766, 0x0FFF
-_FIRST_DTYPE, _FIRST_OP = 0x100, 0x200
 VALUES = {
-    **{name: turn for turn, name in enumerate(DTYPES, start=_FIRST_DTYPE)},
-    **{name: turn for turn, name in enumerate(OPS, start=_FIRST_OP)},
+    **{name: turn for turn, name in enumerate(DTYPES, start=FIRST_DTYPE)},
+    **{name: turn for turn, name in enumerate(OPS, start=FIRST_OP)},
     "SUCCESS": _SUCCESS,
     "THREAD_MULTIPLE": _THREAD_MULTIPLE,
     "COMM_WORLD": _WORLD,
@@ -60,6 +62,7 @@ _MOST_TEXT_BYTES = 511  # jaxlib has room for at least 512
 _KEPT_ERRORS = 64
 _FIRST_ERROR = 100
 
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)
 _int, _handle, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "Init_thread": (_pointer, _pointer, _int, _pointer),
@@ -92,6 +95,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 """The C types of the functions that are served."""
 
 
+_LOSSES = tuple(error.__name__ for error in (PeerLostError, DeadlineError, AbortedError))
+_SOON_S = 0.02
+
+
+class _Text(Exception):
+    """The text of an error of a compiled call, with the error's name."""
+
+
 class Functions:
     """Everything behind the table of the library.
 
@@ -103,10 +114,13 @@ class Functions:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._numbers = itertools.count(1 << 16)
         self._cliques: dict[tuple[int, ...], Clique] = {}
         self._members: dict[int, tuple[Clique, int] | BaseException] = {}
-        """The clique and place of each of XLA's communicators, or why it has none."""
+        """The clique and place of each of XLA's communicators, or why it has none.
+
+        By handle: the address of its `Handle`, which is kept as long as the process."""
+        self._handles: list[Handle] = []
+        self._request_numbers = itertools.count(1)
         self._requests: dict[int, tuple[Work[Any], Array]] = {}
         self._texts: dict[int, str] = {}
         self._error_numbers = itertools.count()
@@ -114,6 +128,8 @@ class Functions:
         """An address in the stack of each thread that is about to make a communicator."""
         self._lock = threading.Lock()
         self._kept: list[Any] = []
+        self._python: dict[str, int] = {}
+        self._failed_natively = 0
         self._tables: list[Any] = []
         self.is_finalized = False
         self.has_lost = False
@@ -130,9 +146,20 @@ class Functions:
                 call, types = _nothing, ()
             else:
                 call, types = self._refusal_of(name), ()
-            callback = ctypes.CFUNCTYPE(_int, *types)(self._guarded(name, call))
-            self._kept.append(callback)
-            library.slots[slot] = ctypes.cast(callback, _pointer).value  # type: ignore[call-overload]
+            self._python[name] = self._address_of(name, call, types)
+            library.slots[slot] = self._python[name]  # type: ignore[call-overload]
+        self._failed_natively = self._address_of("a compiled call", self._raise_text, (_pointer,))
+        for name, compiled in (
+            ("Allreduce", mpi_functions.all_reduce),
+            ("Allgather", mpi_functions.all_gather),
+            ("Reduce_scatter", mpi_functions.reduce_scatter),
+        ):
+            library.slots[library.functions[name]] = compiled.address  # type: ignore[call-overload]
+
+    def _address_of(self, name: str, call: Callable[..., None], types: tuple[Any, ...]) -> int:
+        callback = ctypes.CFUNCTYPE(_int, *types)(self._guarded(name, call))
+        self._kept.append(callback)
+        return ctypes.cast(callback, _pointer).value or 0
 
     def _refusal_of(self, name: str) -> Callable[..., None]:
         def refuse() -> None:
@@ -157,16 +184,20 @@ class Functions:
 
     def _failed(self, name: str, error: BaseException) -> int:
         """Keep an error's text for `Error_string`, and return its code."""
-        if isinstance(error, KeyboardInterrupt):  # JAX raises its own error, and Python this one
-            _thread.interrupt_main()
-        self.has_lost |= isinstance(error, PeerLostError | DeadlineError | AbortedError)
-        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            # JAX raises its own error, and the program this one, but not before this returns
+            threading.Timer(_SOON_S, _thread.interrupt_main).start()
+        text = str(error) if isinstance(error, _Text) else f"{type(error).__name__}: {error}"
+        self.has_lost |= text.startswith(_LOSSES)
         if name not in _RETURN_CODES_ARE_READ or len(text.encode()) > _MOST_TEXT_BYTES:
             print(f"gpucoll: in MPI_{name} for JAX: {text}", file=sys.stderr, flush=True)
         with self._lock:
             code = _FIRST_ERROR + next(self._error_numbers) % _KEPT_ERRORS
             self._texts[code] = text
         return code
+
+    def _raise_text(self, text: int) -> None:
+        raise _Text(ctypes.string_at(text).decode())
 
     def _error_string(self, code: int, text: int, length: int) -> None:
         found = self._texts.get(code, f"error {code}").encode()[:_MOST_TEXT_BYTES]
@@ -223,13 +254,25 @@ class Functions:
 
         jaxlib does not look whether this fails, so a failure waits for the first call.
         """
-        number = next(self._numbers)
-        _put_handle(made, number)
+        handle = self._new_handle(made)
         try:
-            self._members[number] = self._split(color, key), key
+            clique = self._split(color, key)
+            handle.size = clique.size
+            self._members[handle.address] = clique, key
         except BaseException as error:
-            self._members[number] = error
+            self._members[handle.address] = error
             raise
+
+    def _new_handle(self, made: int) -> Handle:
+        handle = Handle.new()
+        handle.failed = self._failed_natively
+        handle.all_reduce_in_python = self._python["Allreduce"]
+        handle.all_gather_in_python = self._python["Allgather"]
+        handle.reduce_scatter_in_python = self._python["Reduce_scatter"]
+        with self._lock:
+            self._handles.append(handle)
+        _put_handle(made, handle.address)
+        return handle
 
     def _split(self, color: int, key: int) -> Clique:
         stack = self._stack.pop(threading.get_ident(), 0)
@@ -251,9 +294,10 @@ class Functions:
         return found
 
     def _comm_dup(self, comm: int, made: int) -> None:
-        number = next(self._numbers)
-        self._members[number] = self._members[comm]
-        _put_handle(made, number)
+        clique, place = self._member(comm)
+        handle = self._new_handle(made)
+        handle.size = clique.size
+        self._members[handle.address] = clique, place
 
     def _comm_free(self, comm: int) -> None:
         self._members.pop(ctypes.c_size_t.from_address(comm).value, None)
@@ -269,6 +313,11 @@ class Functions:
 
     def _allreduce(self, x: int, out: int, count: int, dtype: int, op: int, comm: int) -> None:
         clique, place = self._member(comm)
+        if clique.is_one_each:
+            site = clique.door.site("all_reduce", _DTYPE_OF[dtype], _OP_OF[op])
+            Handle(comm).all_reduce_sites[_place_of_site(dtype, op)] = site.address
+            _run(site, x, out, count)
+            return
         given, result = _array(x, count, dtype), _array(out, count, dtype)
         clique.all_reduce(place, given, result, _OP_OF[op])
 
@@ -276,6 +325,11 @@ class Functions:
         self, x: int, count: int, dtype: int, out: int, each: int, dtype_out: int, comm: int
     ) -> None:
         clique, place = self._member(comm)
+        if clique.is_one_each and dtype == dtype_out:
+            site = clique.door.site("all_gather", _DTYPE_OF[dtype])
+            Handle(comm).all_gather_sites[dtype - FIRST_DTYPE] = site.address
+            _run(site, x, out, count)
+            return
         result = _array(out, each * clique.size, dtype_out)
         clique.all_gather(place, _array(x, count, dtype), result)
 
@@ -300,6 +354,11 @@ class Functions:
         self, x: int, out: int, count: int, dtype: int, op: int, comm: int
     ) -> None:
         clique, place = self._member(comm)
+        if clique.is_one_each:
+            site = clique.door.site("reduce_scatter", _DTYPE_OF[dtype], _OP_OF[op])
+            Handle(comm).reduce_scatter_sites[_place_of_site(dtype, op)] = site.address
+            _run(site, x, out, count * clique.size)
+            return
         given, result = _array(x, count * clique.size, dtype), _array(out, count, dtype)
         clique.reduce_scatter(place, given, result, _OP_OF[op])
 
@@ -320,7 +379,7 @@ class Functions:
         self._put_request(request, clique.receive(place, result, source), result)
 
     def _put_request(self, request: int, work: Work[Any], array: Array) -> None:
-        number = next(self._numbers)
+        number = next(self._request_numbers)
         self._requests[number] = (work, array)
         _put_handle(request, number)
 
@@ -380,6 +439,18 @@ def _array(address: int | None, count: int, dtype: int) -> Array:
     if not count or not address:
         return np.empty(0, kind)
     return np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
+
+
+def _place_of_site(dtype: int, op: int) -> int:
+    return (dtype - FIRST_DTYPE) * N_OPS + op - FIRST_OP
+
+
+def _run(site: Site, x: int, out: int, count: int) -> None:
+    """Make the call of a site."""
+    dimensions = ctypes.c_int64(count)
+    text = _RUN(site.words.run)(site.address, x, out, 1, ctypes.addressof(dimensions))
+    if text:
+        raise _Text(ctypes.string_at(text).decode())
 
 
 def _put_int(address: int, value: int) -> None:

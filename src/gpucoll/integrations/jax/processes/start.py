@@ -182,7 +182,6 @@ def _initialize_again(
             )
 
 
-
 def _end(functions: Functions, distributed: Any) -> None:
     """End gpucoll's part, and JAX's if a process is lost, for which JAX would wait."""
     functions.end()
