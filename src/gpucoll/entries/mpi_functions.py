@@ -1,8 +1,8 @@
 """MPI's collectives as jaxlib calls them: by number of dtype and op, in threads of XLA.
 
-A handle of MPI's is the address of a `Handle`, which has a site of `gpucoll.entries.native` for each
-collective, dtype and op that has been called. A function without a site calls Python, which makes
-one. MPI's ints are 32 bits wide: what their registers have above them means nothing.
+A handle of MPI's is the address of a `Handle`, which has a site of `gpucoll.entries.native` for
+each collective, dtype and op that has been called. A function without a site calls Python, which
+makes one. MPI's ints are 32 bits wide: what their registers have above them means nothing.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ _LOSSES = tuple(error.__name__ for error in (PeerLostError, DeadlineError, Abort
 _SOON_S = 0.02
 
 
-class _Text(Exception):
+class _CompiledCallError(Exception):
     """The text of an error of a compiled call, with the error's name."""
 
 
@@ -187,7 +187,11 @@ class Functions:
         if isinstance(error, KeyboardInterrupt):
             # JAX raises its own error, and the program this one, but not before this returns
             threading.Timer(_SOON_S, _thread.interrupt_main).start()
-        text = str(error) if isinstance(error, _Text) else f"{type(error).__name__}: {error}"
+        text = (
+            str(error)
+            if isinstance(error, _CompiledCallError)
+            else f"{type(error).__name__}: {error}"
+        )
         self.has_lost |= text.startswith(_LOSSES)
         if name not in _RETURN_CODES_ARE_READ or len(text.encode()) > _MOST_TEXT_BYTES:
             print(f"gpucoll: in MPI_{name} for JAX: {text}", file=sys.stderr, flush=True)
@@ -197,7 +201,7 @@ class Functions:
         return code
 
     def _raise_text(self, text: int) -> None:
-        raise _Text(ctypes.string_at(text).decode())
+        raise _CompiledCallError(ctypes.string_at(text).decode())
 
     def _error_string(self, code: int, text: int, length: int) -> None:
         found = self._texts.get(code, f"error {code}").encode()[:_MOST_TEXT_BYTES]
@@ -450,7 +454,7 @@ def _run(site: Site, x: int, out: int, count: int) -> None:
     dimensions = ctypes.c_int64(count)
     text = _RUN(site.words.run)(site.address, x, out, 1, ctypes.addressof(dimensions))
     if text:
-        raise _Text(ctypes.string_at(text).decode())
+        raise _CompiledCallError(ctypes.string_at(text).decode())
 
 
 def _put_int(address: int, value: int) -> None:
