@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from typing import Any
 
 SIZES_BYTES = (4 << 10, 1 << 20)
 COLLECTIVES = ("psum", "all_gather", "psum_scatter", "ppermute", "all_to_all")
@@ -65,7 +66,7 @@ def measure(collectives: list[str]) -> None:
                 print("RESULT", json.dumps([name, size_bytes, statistics.median(times) * 1e6]))
 
 
-def _everyones(x: object) -> object:
+def _everyones(x: Any) -> Any:
     from jax.experimental.multihost_utils import process_allgather
 
     return process_allgather(x)

@@ -101,8 +101,11 @@ class Clique:
 
     @property
     def door(self) -> Door:
-        """What compiled code calls; its first call is that of all processes."""
-        return door_of(self.comm)
+        """What compiled code calls; made by all processes, when it is first needed."""
+        door = door_of(self.comm)
+        # An interrupt would be raised in the callback that takes the error: mpi.py passes it on.
+        door.words.main_thread = 0
+        return door
 
     # --- collectives ------------------------------------------------------------------------------
 
@@ -117,15 +120,6 @@ class Clique:
     def reduce_scatter(self, place: int, x: Array, out: Array, op: str) -> None:
         """Combine x of all devices, and put the block of this place into out."""
         self._meet(place, _Call("reduce_scatter", op, x.size, x.dtype.name), (x, out))
-
-    def broadcast(self, x: Array, root: int) -> None:
-        """Give x of the device at place `root` to all; each process must have one device."""
-        self.comm.broadcast(x, root=self.rank_of[root], out=x)
-
-    def barrier(self, place: int) -> None:
-        """Wait for all devices."""
-        nothing = np.zeros(1, np.uint8)
-        self._meet(place, _Call("all_reduce", "max", 1, "uint8"), (nothing, nothing.copy()))
 
     def send(self, place: int, x: Array, to: int) -> Work[Any]:
         """Start to send x to the device at place `to`."""
@@ -197,9 +191,6 @@ class Clique:
             self._gather(inputs, first)
         elif call.name == "all_reduce":
             self._reduce(self._combined(inputs, call.op), call.op, first)
-        elif self.is_one_each:
-            self.comm.reduce_scatter(inputs[0], call.op, out=first)
-            return
         else:
             total = np.empty_like(inputs[0])
             self._reduce(self._combined(inputs, call.op), call.op, total)
@@ -222,9 +213,6 @@ class Clique:
             self.comm.all_reduce(x, op, out=out)
 
     def _gather(self, inputs: list[Array], out: Array) -> None:
-        if self.is_one_each:
-            self.comm.all_gather(inputs[0], out=out)
-            return
         most = max(map(len, self._places))
         blocks = out.reshape(self.size, -1)
         given = np.zeros((most, blocks.shape[1]), out.dtype)

@@ -82,7 +82,7 @@ class _Memory:
         about = self.word(table - 8)
         return self.read(self.word(about + 8), len(_TYPE_NAME)) if about else b""
 
-    def vector(self, address: int, code: str) -> tuple[int, ...] | list[int]:
+    def vector(self, address: int, code: str) -> list[int]:
         """Return the numbers in a std::vector."""
         size = struct.calcsize(code)
         begin, end = (*self.words(address, 16), 0, 0)[:2]

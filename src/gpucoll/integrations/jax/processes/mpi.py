@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import ctypes
 import itertools
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -66,27 +66,19 @@ _RUN = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)
 _int, _handle, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "Init_thread": (_pointer, _pointer, _int, _pointer),
-    "Initialized": (_pointer,),
-    "Finalized": (_pointer,),
     "Finalize": (),
     "Is_thread_main": (_pointer,),
     "Error_string": (_int, _pointer, _pointer),
     "Comm_rank": (_handle, _pointer),
     "Comm_size": (_handle, _pointer),
     "Comm_split": (_handle, _int, _int, _pointer),
-    "Comm_dup": (_handle, _pointer),
     "Comm_free": (_pointer,),
-    "Barrier": (_handle,),
-    "Bcast": (_pointer, _int, _handle, _int, _handle),
     "Allreduce": (_pointer, _pointer, _int, _handle, _handle, _handle),
     "Allgather": (_pointer, _int, _handle, _pointer, _int, _handle, _handle),
-    "Alltoall": (_pointer, _int, _handle, _pointer, _int, _handle, _handle),
     "Reduce_scatter": (_pointer, _pointer, _pointer, _handle, _handle, _handle),
-    "Reduce_scatter_block": (_pointer, _pointer, _int, _handle, _handle, _handle),
     "Isend": (_pointer, _int, _handle, _int, _int, _handle, _pointer),
     "Irecv": (_pointer, _int, _handle, _int, _int, _handle, _pointer),
     "Wait": (_pointer, _pointer),
-    "Waitall": (_int, _pointer, _pointer),
     "Sendrecv": (
         *(_pointer, _int, _handle, _int, _int),
         *(_pointer, _int, _handle, _int, _int, _handle, _pointer),
@@ -96,7 +88,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 _LOSSES = tuple(error.__name__ for error in (PeerLostError, DeadlineError, AbortedError))
+_INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
 _SOON_S = 0.02
+_COMPILED = "a compiled call"
 
 
 class _CompiledCallError(Exception):
@@ -147,14 +141,14 @@ class Functions:
             else:
                 call, types = self._refusal_of(name), ()
             self._python[name] = self._address_of(name, call, types)
-            library.slots[slot] = self._python[name]  # type: ignore[call-overload]
-        self._failed_natively = self._address_of("a compiled call", self._raise_text, (_pointer,))
+            library.slots[slot] = self._python[name]
+        self._failed_natively = self._address_of(_COMPILED, self._raise_text, (_pointer,))
         for name, compiled in (
             ("Allreduce", mpi_functions.all_reduce),
             ("Allgather", mpi_functions.all_gather),
             ("Reduce_scatter", mpi_functions.reduce_scatter),
         ):
-            library.slots[library.functions[name]] = compiled.address  # type: ignore[call-overload]
+            library.slots[library.functions[name]] = compiled.address
 
     def _address_of(self, name: str, call: Callable[..., None], types: tuple[Any, ...]) -> int:
         callback = ctypes.CFUNCTYPE(_int, *types)(self._guarded(name, call))
@@ -184,15 +178,15 @@ class Functions:
 
     def _failed(self, name: str, error: BaseException) -> int:
         """Keep an error's text for `Error_string`, and return its code."""
-        if isinstance(error, KeyboardInterrupt):
-            # JAX raises its own error, and the program this one, but not before this returns
-            threading.Timer(_SOON_S, _thread.interrupt_main).start()
         text = (
             str(error)
             if isinstance(error, _CompiledCallError)
             else f"{type(error).__name__}: {error}"
         )
         self.has_lost |= text.startswith(_LOSSES)
+        if text.startswith(_INTERRUPTS):
+            # JAX raises its own error; the program is interrupted, but not before this returns
+            threading.Timer(_SOON_S, _interrupt).start()
         if name not in _RETURN_CODES_ARE_READ or len(text.encode()) > _MOST_TEXT_BYTES:
             print(f"gpucoll: in MPI_{name} for JAX: {text}", file=sys.stderr, flush=True)
         with self._lock:
@@ -213,12 +207,6 @@ class Functions:
 
     def _init_thread(self, _: int, __: int, ___: int, provided: int) -> None:
         _put_int(provided, _THREAD_MULTIPLE)
-
-    def _initialized(self, flag: int) -> None:
-        _put_int(flag, 1)
-
-    def _finalized(self, flag: int) -> None:
-        _put_int(flag, self.is_finalized)
 
     def _finalize(self) -> None:
         self.end()
@@ -297,23 +285,10 @@ class Functions:
             raise found
         return found
 
-    def _comm_dup(self, comm: int, made: int) -> None:
-        clique, place = self._member(comm)
-        handle = self._new_handle(made)
-        handle.size = clique.size
-        self._members[handle.address] = clique, place
-
     def _comm_free(self, comm: int) -> None:
         self._members.pop(ctypes.c_size_t.from_address(comm).value, None)
 
     # --- collectives ------------------------------------------------------------------------------
-
-    def _barrier(self, comm: int) -> None:
-        clique, place = self._member(comm)
-        clique.barrier(place)
-
-    def _bcast(self, x: int, count: int, dtype: int, root: int, comm: int) -> None:
-        self._member(comm)[0].broadcast(_array(x, count, dtype), root)
 
     def _allreduce(self, x: int, out: int, count: int, dtype: int, op: int, comm: int) -> None:
         clique, place = self._member(comm)
@@ -337,27 +312,12 @@ class Functions:
         result = _array(out, each * clique.size, dtype_out)
         clique.all_gather(place, _array(x, count, dtype), result)
 
-    def _alltoall(
-        self, x: int, count: int, dtype: int, out: int, each: int, dtype_out: int, comm: int
-    ) -> None:
-        clique, place = self._member(comm)
-        given = _array(x, count * clique.size, dtype).reshape(clique.size, -1)
-        result = _array(out, each * clique.size, dtype_out).reshape(clique.size, -1)
-        works = [clique.receive(place, block, source) for source, block in enumerate(result)]
-        works += [clique.send(place, block, to) for to, block in enumerate(given)]
-        for work in works:
-            work.wait()
-
     def _reduce_scatter(
         self, x: int, out: int, counts: int, dtype: int, op: int, comm: int
     ) -> None:
         """Serve blocks of one size only, as jaxlib asks for."""
-        self._reduce_scatter_block(x, out, _int.from_address(counts).value, dtype, op, comm)
-
-    def _reduce_scatter_block(
-        self, x: int, out: int, count: int, dtype: int, op: int, comm: int
-    ) -> None:
         clique, place = self._member(comm)
+        count = _int.from_address(counts).value
         if clique.is_one_each:
             site = clique.door.site("reduce_scatter", _DTYPE_OF[dtype], _OP_OF[op])
             Handle(comm).reduce_scatter_sites[_place_of_site(dtype, op)] = site.address
@@ -391,10 +351,6 @@ class Functions:
         work, _array = self._requests.pop(ctypes.c_size_t.from_address(request).value)
         work.wait()
 
-    def _waitall(self, count: int, requests: int, _: int) -> None:
-        for turn in range(count):
-            self._wait(requests + 8 * turn, 0)
-
     def _sendrecv(
         self,
         x: int,
@@ -418,11 +374,18 @@ class Functions:
 
 _RETURN_CODES_ARE_READ = frozenset(
     {
-        *("Allreduce", "Allgather", "Alltoall", "Reduce_scatter", "Reduce_scatter_block"),
-        *("Isend", "Irecv", "Wait", "Waitall", "Sendrecv", "Bcast", "Barrier"),
+        *("Allreduce", "Allgather", "Reduce_scatter", _COMPILED),
+        *("Isend", "Irecv", "Wait", "Sendrecv"),
     }
 )
 """The functions of whose errors jaxlib raises the text. It goes on after those of others."""
+
+
+def _interrupt() -> None:
+    """Send the main thread what Ctrl-C sends: it may sleep by now."""
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 def _wait_for_arrays() -> None:
@@ -442,7 +405,9 @@ def _array(address: int | None, count: int, dtype: int) -> Array:
     kind = _DTYPE_OF[dtype]
     if not count or not address:
         return np.empty(0, kind)
-    return np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
+    memory: Any = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
+    found: Array = np.frombuffer(memory, kind)
+    return found
 
 
 def _place_of_site(dtype: int, op: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 jax.config.update("jax_enable_x64", True)
-DTYPES = [
-    "bool",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "float32",
-    "float64",
-    "bfloat16",
-]
-REDUCED = {
+INTEGERS = [f"{kind}{n}" for kind in ("int", "uint") for n in (8, 16, 32, 64)]
+DTYPES = ["bool", *INTEGERS, "float32", "float64", "bfloat16", "complex64", "complex128"]
+REDUCED: dict[str, tuple[Any, Any]] = {
     "psum": (jax.lax.psum, np.sum),
     "pmin": (jax.lax.pmin, np.min),
     "pmax": (jax.lax.pmax, np.max),
@@ -58,7 +47,8 @@ def values_of(dtype, n):
 
 
 def every_dtype(mesh, axis, n):
-    for dtype in DTYPES + ["complex64", "complex128"]:
+    shift = [(k, (k + 1) % n) for k in range(n)]
+    for dtype in sys.argv[2:] or DTYPES:
         x = values_of(dtype, n)
         blocks = x.reshape(n, -1)
         for name, (collective, combine) in REDUCED.items():
@@ -70,7 +60,6 @@ def every_dtype(mesh, axis, n):
         if dtype != "bfloat16":  # jaxlib has no all_gather of it over MPI
             result = run(mesh, lambda part: jax.lax.all_gather(part, axis), x, P(axis), P())
             check(result, blocks, ("all_gather", dtype))
-        shift = [(k, (k + 1) % n) for k in range(n)]
         result = run(mesh, lambda part: jax.lax.ppermute(part, axis, shift), x, P(axis), P(axis))
         check(result, np.roll(blocks, 1, axis=0).ravel(), ("ppermute", dtype))
         result = run(
@@ -106,15 +95,15 @@ def some_devices(devices):
     check(columns, blocks.sum(axis=1), "psum over columns")
 
     backwards = Mesh(devices[::-1], ("i",))
-    x = np.arange(2.0 * n)
-    result = run(backwards, lambda part: jax.lax.all_gather(part, "i", tiled=True), x, P("i"), P())
-    check(result, x, "backwards")
+    y = np.arange(2.0 * n)
+    result = run(backwards, lambda part: jax.lax.all_gather(part, "i", tiled=True), y, P("i"), P())
+    check(result, y, "backwards")
 
     few = Mesh(devices[: n // 2], ("i",))
     if any(device.process_index == jax.process_index() for device in devices[: n // 2]):
-        x = np.arange(3.0 * (n // 2))
-        result = run(few, lambda part: jax.lax.psum(part, "i"), x, P("i"), P())
-        check(result, x.reshape(n // 2, 3).sum(axis=0), "half of the devices")
+        y = np.arange(3.0 * (n // 2))
+        result = run(few, lambda part: jax.lax.psum(part, "i"), y, P("i"), P())
+        check(result, y.reshape(n // 2, 3).sum(axis=0), "half of the devices")
 
 
 def whole_arrays(mesh, n):
