@@ -12,7 +12,7 @@ import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAMS = Path(__file__).with_name("programs")
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 @pytest.fixture

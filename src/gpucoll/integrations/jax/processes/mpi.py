@@ -236,9 +236,11 @@ class Functions:
     # --- communicators ----------------------------------------------------------------------------
 
     def _comm_rank(self, comm: int, rank: int) -> None:
+        _put_int(rank, 0)  # jaxlib does not look whether this fails
         _put_int(rank, self._world.rank if comm == _WORLD else self._member(comm)[1])
 
     def _comm_size(self, comm: int, size: int) -> None:
+        _put_int(size, 1)
         _put_int(size, self._world.size if comm == _WORLD else self._member(comm)[0].size)
 
     def _comm_split(self, _: int, color: int, key: int, made: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gpucoll
+from gpucoll.errors import BackendUnavailableError
 from gpucoll.integrations.jax.processes.clique import Clique
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class World:
 
         For versions of jaxlib that have no object with the clique's devices.
         """
+        import jax
+
+        if jax.local_device_count("cpu") > 1:
+            raise BackendUnavailableError(
+                f"a process has {jax.local_device_count('cpu')} devices, which needs jaxlib 0.5 or "
+                f"newer; this is {jax.__version__}: upgrade it, or use one device for each process"
+            )
         comm = self.comm.split(color, key)
         assert comm is not None
         return Clique(comm.all_gather_object(self.rank), self.rank, lambda _: comm, self._timeout_s)
