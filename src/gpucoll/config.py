@@ -154,6 +154,9 @@ HOST_DEVICES: Final = "GPUCOLL_HOST_DEVICES"
 """Number of Host devices that a process sees (default: as many as it asks for, up to 64)."""
 HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
 """Bytes of each Host device's memory in each process (2 GiB)."""
+JAX: Final = "GPUCOLL_JAX"
+"""``1``: the Python programs that gpucoll-run starts let JAX's collectives between processes go
+through gpucoll (docs/jax_processes.md)."""
 
 MPI4PY_RC: Final = "MPI4PY_RC_"
 """Prefix of the variables that set mpi4py's options (``MPI4PY_RC_INITIALIZE=no``). gpucoll's names
@@ -316,6 +319,11 @@ def compiles() -> bool:
 def build_for() -> str:
     """Return the levels of processors that the builder of the package asks for; empty: none."""
     return os.environ.get(BUILD_FOR, "").strip()
+
+
+def is_for_jax() -> bool:
+    """Return whether gpucoll-run prepares its programs for JAX."""
+    return _is_on(JAX)
 
 
 def full_tracebacks() -> bool:

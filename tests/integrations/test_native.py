@@ -186,3 +186,16 @@ def test_bad_input(comm):
     closed.close()
     with pytest.raises(StateError, match="is closed"):
         chosen(closed, "all_reduce")
+
+
+def test_a_first_call_between_hosts(hosts):
+    """The leaders' Python makes it, the compiled code of the other ranks theirs."""
+
+    def call(comm):
+        x, out = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+        site = door_of(comm).site("all_reduce", "float32")
+        return [run(site, x, out) for _ in range(3)], out.tolist()
+
+    for texts, out in hosts.call("aabb", call):
+        assert texts == [None] * 3
+        assert out == [0.0, 4.0, 8.0, 12.0]

@@ -234,7 +234,7 @@ def parse(arguments: list[str]) -> Options:
     except (ValueError, argparse.ArgumentTypeError):
         parser.error(f"{config.GRACE_S}={os.environ[config.GRACE_S]} is not a number of seconds")
     if known.module is not None:
-        command = [sys.executable, "-m", known.module, *rest]
+        command = [*python_command(), "-m", known.module, *rest]
     elif rest:
         command = program_command(parser, rest[0], rest[1:])
     else:
@@ -300,13 +300,19 @@ def program_command(parser: OneLineParser, program: str, arguments: list[str]) -
     if program.endswith(".py"):
         if not os.path.isfile(program):
             parser.error(f"no such file: {program}")
-        return [sys.executable, program, *arguments]
+        return [*python_command(), program, *arguments]
     found = which(program)
     if found is None:
         if os.path.exists(program):
             parser.error(f"{program} is neither a .py file nor executable")
         parser.error(f"no such program: {program}")
     return [found, *arguments]
+
+
+def python_command() -> list[str]:
+    """Return the words before a script or ``-m module`` that run it in Python."""
+    prepared = ["-m", "gpucoll.integrations.jax"] if config.is_for_jax() else []
+    return [sys.executable, *prepared]
 
 
 def which(program: str) -> str | None:
