@@ -1,0 +1,70 @@
+"""Collectives on arrays of JAX: ``import gpucoll.integrations.jax as gcj``.
+
+The functions have the names and parameters of `Communicator`'s methods, and work inside `jax.jit`,
+`jax.grad`, `jax.vmap` and JAX's control flow (`docs/jax.md`).
+
+>>> import gpucoll.integrations.jax as gcj
+>>> gcj.use(gpucoll.init())
+>>> total = jax.jit(lambda x: gcj.all_reduce(x * 2))(x)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.jax.collectives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        exclusive_scan,
+        gather,
+        recv,
+        reduce,
+        reduce_scatter,
+        scan,
+        scatter,
+        send,
+        send_recv,
+    )
+    from gpucoll.integrations.jax.ending import flush
+    from gpucoll.integrations.jax.sites import use
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "exclusive_scan",
+    "flush",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+    "send",
+    "send_recv",
+    "use",
+]
+
+_HOMES = {"flush": "ending", "use": "sites"}
+"""Modules other than `collectives`."""
+
+
+def __getattr__(name: str) -> object:
+    """Import JAX when a function is first used: what prepares JAX itself must come before."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gpucoll.integrations.jax import handlers
+
+    handlers.register()
+    importlib.import_module(f"{__name__}.ending")
+    for one in __all__:
+        home = _HOMES.get(one, "collectives")
+        globals()[one] = getattr(importlib.import_module(f"{__name__}.{home}"), one)
+    return globals()[name]
