@@ -4,7 +4,7 @@ The functions have the names and parameters of `Communicator`'s methods, and wor
 `jax.grad`, `jax.vmap` and JAX's control flow (`docs/jax.md`).
 
 >>> import gpucoll.integrations.jax as gcj
->>> gcj.use(gpucoll.init())
+>>> comm = gpucoll.init()
 >>> total = jax.jit(lambda x: gcj.all_reduce(x * 2))(x)
 """
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         send_recv,
     )
     from gpucoll.integrations.jax.ending import flush
-    from gpucoll.integrations.jax.sites import use
 
 __all__ = [
     "all_gather",
@@ -49,11 +48,7 @@ __all__ = [
     "scatter",
     "send",
     "send_recv",
-    "use",
 ]
-
-_HOMES = {"flush": "ending", "use": "sites"}
-"""Modules other than `collectives`."""
 
 
 def __getattr__(name: str) -> object:
@@ -63,8 +58,8 @@ def __getattr__(name: str) -> object:
     from gpucoll.integrations.jax import handlers
 
     handlers.register()
-    importlib.import_module(f"{__name__}.ending")
+    ending = importlib.import_module(f"{__name__}.ending")
+    collectives = importlib.import_module(f"{__name__}.collectives")
     for one in __all__:
-        home = _HOMES.get(one, "collectives")
-        globals()[one] = getattr(importlib.import_module(f"{__name__}.{home}"), one)
+        globals()[one] = getattr(ending if one == "flush" else collectives, one)
     return globals()[name]

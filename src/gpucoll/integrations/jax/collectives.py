@@ -12,7 +12,8 @@ from gpucoll import ANY_SOURCE, ReduceOp
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.integrations.jax.primitives import call
-from gpucoll.integrations.jax.sites import ALL_REDUCE, Options, communicator, site_of
+from gpucoll.integrations.jax.sites import ALL_REDUCE, Options, site_of
+from gpucoll.integrations.native import chosen
 
 if TYPE_CHECKING:
     from gpucoll import Communicator
@@ -50,7 +51,7 @@ def all_reduce(
         The same shapes and dtypes on all ranks. A tree is one fused call.
     op : str or ReduceOp
     comm : Communicator, optional
-        Default: that of `use`.
+        Default: the one that `gpucoll.init` made last.
     gradient : str
         What a gradient passes on. ``"all_reduce"``: the sum of all ranks' cotangents, which is
         right if the loss is the sum of the ranks' losses. ``"identity"``: this rank's cotangent,
@@ -210,7 +211,7 @@ def all_to_all(x: Any, *, comm: Communicator | None = None) -> Any:
 
 def barrier(*, comm: Communicator | None = None) -> None:
     """Wait until every rank is here; in a jitted function: hold the calls that follow."""
-    found = communicator("barrier", comm)
+    found = chosen(comm, "barrier")
     call(site_of(found, Options(Collective.BARRIER)))
 
 
@@ -219,7 +220,7 @@ def send(x: Any, dest: int, tag: int = 0, *, comm: Communicator | None = None) -
 
     It runs although nobody uses a result. It has no derivative: `send_recv` has.
     """
-    found = communicator("send", comm)
+    found = chosen(comm, "send")
     call(site_of(found, Options(Collective.SEND, dest=dest, tag=tag)), jnp.asarray(x))
 
 
@@ -259,7 +260,7 @@ def recv(
                 "recv: pass like=, or shape= and dtype=: compiled programs need both"
             )
         like = jnp.zeros(shape, dtype)
-    found = communicator("recv", comm)
+    found = chosen(comm, "recv")
     options = Options(Collective.RECV, source=source, recv_tag=tag)
     return call(site_of(found, options), jax.lax.stop_gradient(jnp.asarray(like)))[0]
 
@@ -289,7 +290,7 @@ def send_recv(
     A gradient goes the way back: the cotangent of what came from `source` is sent there. Errors
     are as for `recv`.
     """
-    found = communicator("send_recv", comm)
+    found = chosen(comm, "send_recv")
     x = jnp.asarray(x)
     options = Options(Collective.SEND, dest=dest, source=source, tag=tag, recv_tag=tag)
     template = jax.lax.stop_gradient(x if like is None else jnp.asarray(like))
@@ -297,21 +298,36 @@ def send_recv(
 
 
 def _on_array(x: Any, collective: Collective, comm: Communicator | None, **options: Any) -> Any:
-    found = communicator(collective.spelled, comm)
+    found = chosen(comm, collective.spelled)
     if isinstance(x, list | tuple | dict):
         raise ArgumentTypeError(
             f"{collective.spelled}: x must be one array; got a {type(x).__name__}. Lists are for "
             "all_reduce, reduce and broadcast"
         )
-    results = call(site_of(found, Options(collective, **options)), jnp.asarray(x))
+    x = jnp.asarray(x)
+    if x.ndim == 0 and collective.gathers and not collective.spreads:
+        x = x[None]
+    results = call(site_of(found, Options(collective, **options)), x)
     return results[0] if results else None
 
 
 def _on_tree(x: Any, collective: Collective, comm: Communicator | None, **options: Any) -> Any:
-    found = communicator(collective.spelled, comm)
+    site = site_of(chosen(comm, collective.spelled), Options(collective, **options))
     leaves, structure = jax.tree.flatten(x)
-    if not leaves:
-        return x
-    site = site_of(found, Options(collective, **options))
-    results = call(site, *map(jnp.asarray, leaves))
-    return jax.tree.unflatten(structure, results) if results else None
+    arrays = [jnp.asarray(leaf) for leaf in leaves]
+    results: list[Any] = [None] * len(arrays)
+    for places in (
+        _fused(arrays) if collective.of_list else [[place] for place in range(len(arrays))]
+    ):
+        found = call(site, *[arrays[place] for place in places])
+        for place, result in zip(places, found, strict=False):
+            results[place] = result
+    return jax.tree.unflatten(structure, results) if site.gets else None
+
+
+def _fused(arrays: list[Any]) -> list[list[int]]:
+    """Return the numbers of the arrays of each dtype: one call each."""
+    by_dtype: dict[Any, list[int]] = {}
+    for place, array in enumerate(arrays):
+        by_dtype.setdefault(array.dtype, []).append(place)
+    return list(by_dtype.values())

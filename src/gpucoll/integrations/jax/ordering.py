@@ -59,7 +59,7 @@ def _results_of_program(*_: Any, program: Any) -> Any:
 
 def _lower_program(ctx: Any, *operands: Any, program: Any) -> Any:
     tokens = {effect: ctx.tokens_in.get(effect) for effect in ctx.tokens_in.effects()}
-    inner = mlir.TokenSet({**tokens, **{ORDER: _first_token()}})
+    inner = mlir.TokenSet({**tokens, ORDER: _first_token()})
     replaced = ctx.replace(tokens_in=inner)
     results = mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(replaced, *operands)
     if tokens:

@@ -18,8 +18,9 @@ from jax.interpreters import ad, batching, mlir
 from gpucoll import ReduceOp
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, StateError
+from gpucoll.integrations.jax.ending import failed
 from gpucoll.integrations.jax.handlers import TARGET
-from gpucoll.integrations.jax.ordering import ORDER, register_lowering
+from gpucoll.integrations.jax.ordering import ORDER, number_of_call, register_lowering
 from gpucoll.integrations.jax.sites import ALL_REDUCE, Options, Site, site_of
 
 __all__ = ["call"]
@@ -73,7 +74,7 @@ def _run(*operands: Any, site: Site) -> Any:
     return results
 
 
-def _lower(ctx: Any, *operands: Any, site: Site) -> Any:
+def _lower(ctx: Any, *operands: Any, site: Site, on_host: bool) -> Any:
     devices = _n_devices(ctx.module_context.axis_context)
     if devices > 1:
         raise StateError(
@@ -82,14 +83,18 @@ def _lower(ctx: Any, *operands: Any, site: Site) -> Any:
             "process, reduce over the process's devices outside (jax.lax.psum), or let JAX itself "
             "run its collectives between processes (gpucoll.integrations.jax.use_for_processes)"
         )
-    sent = operands[:-1] if site.result_is_template else operands
-    sent_avals = ctx.avals_in[: len(sent)]
-    token = ctx.tokens_in.get(ORDER)
+    comm = site.comm  # raises if it is closed
+    n_sent = len(operands) - (1 if site.result_is_template else 0)
+    sent, token = ctx.avals_in[:n_sent], ctx.tokens_in.get(ORDER)
     with_token = ctx.replace(
-        avals_in=(*sent_avals, abstract_token), avals_out=(*ctx.avals_out, abstract_token)
+        avals_in=(*sent, abstract_token), avals_out=(*ctx.avals_out, abstract_token)
     )
+    called = site.key
+    if on_host:
+        called = site.address_of(sent, ctx.avals_out, number_of_call(ctx, comm))
+    attributes = {"failed": np.int64(0 if site.gets else failed.address), "site": np.int64(called)}
     *results, token = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(
-        with_token, *sent, token, site=np.int64(site.key)
+        with_token, *operands[:n_sent], token, **attributes
     )
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ORDER: token})))
     return results
@@ -104,7 +109,7 @@ def _n_devices(context: Any) -> int:
 
 
 for _platform in ("cpu", "cuda", "rocm"):
-    register_lowering(_call, _lower, _platform)
+    register_lowering(_call, functools.partial(_lower, on_host=_platform == "cpu"), _platform)
 
 
 # --- batching: one call for the whole batch -------------------------------------------------------
@@ -117,15 +122,12 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], *, site: Site) -> Any:
         results = _call.bind(*operands, site=site)
         return results, list(axes[: len(results)])
     (x,), (axis,) = operands, axes
-    if x.ndim == 1:  # numbers: they become rows
-        results = _call.bind(x[None], site=site)
-    else:  # blocks are rows: the batch is the next axis
-        results = _call.bind(jnp.moveaxis(x, axis, 1), site=site)
+    results = _call.bind(jnp.moveaxis(x, axis, 1), site=site)  # blocks are rows, on axis 0
     return results, [1] * len(results)
 
 
 def _batch_message(operands: Sequence[Any], axes: Sequence[Any], site: Site) -> Any:
-    """What is sent and what is received is batched, or nothing is."""
+    """Batch what is sent and what is received."""
     none = batching.not_mapped
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not none)
     fronted = [

@@ -6,18 +6,22 @@ that JAX finds functions again that it has compiled.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
-import threading
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax import numpy as jnp
 
 from gpucoll import ANY_SOURCE, ANY_TAG, Communicator, ReduceOp
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
+from gpucoll.integrations.jax.ending import flush_before_close
+from gpucoll.integrations.native import chosen, door_of
 from gpucoll.types import DTYPES
 
 if TYPE_CHECKING:
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = Sequence[Any]
     Shape: TypeAlias = tuple[int, ...]
 
-__all__ = ["ALL_REDUCE", "IDENTITY", "Options", "Site", "communicator", "site_of", "use"]
+__all__ = ["ALL_REDUCE", "IDENTITY", "Options", "Site", "site_of", "sites"]
 
 ALL_REDUCE, IDENTITY = "all_reduce", "identity"
 """What a gradient of an all_reduce is: the sum of all ranks' cotangents, or a rank's own."""
@@ -79,11 +83,14 @@ class Site:
     rank, world_size : int
     """
 
-    def __init__(self, key: int, comm: Communicator, lane: Lane, options: Options) -> None:
-        self.key, self.options, self.lane = key, options, lane
+    def __init__(self, key: int, comm: Communicator, options: Options) -> None:
+        self.key, self.options = key, options
         self.rank, self.world_size = comm.rank, comm.world_size
         self._comm = weakref.ref(comm)
+        self._door = door_of(comm)
+        flush_before_close(self._door)
         self._served: set[str] = set()
+        self._messages: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         options = self.options
@@ -96,17 +103,11 @@ class Site:
 
     @property
     def comm(self) -> Communicator:
-        """The communicator that the program passed.
-
-        Raises
-        ------
-        StateError
-            It is closed.
-        """
+        """The communicator that the program passed; StateError if it is closed."""
         comm = self._comm()
-        if comm is None or comm.is_closed:
-            raise _closed(self.options.spelled)
-        return comm
+        if comm is None:
+            raise StateError(f"{self.options.spelled}: the communicator of this call is closed")
+        return chosen(comm, self.options.spelled)
 
     @property
     def gets(self) -> bool:
@@ -145,14 +146,10 @@ class Site:
             The rows cannot be divided among the ranks.
         """
         collective = self.options.collective
-        if not collective.has_blocks or (collective.knows_one_block and not shape):
-            if collective.knows_one_block:
-                raise ArgumentError(f"{self.options.spelled}: x has no rows; got a scalar")
+        if not collective.has_blocks:
             return shape
         if not shape:
-            if collective.spreads:
-                raise ArgumentError(f"{self.options.spelled}: x has no rows; got a scalar")
-            shape = (1,)
+            raise ArgumentError(f"{self.options.spelled}: x has no rows; got a scalar")
         factor, divisor = collective.rows_factor(self.world_size)
         if shape[0] % divisor:
             raise ArgumentError(
@@ -161,131 +158,92 @@ class Site:
             )
         return (shape[0] * factor // divisor, *shape[1:])
 
+    # --- what compiled programs call --------------------------------------------------------------
+
+    def address_of(self, operands: Sequence[Any], results: Sequence[Any], label: int) -> int:
+        """Return the address of what the handler on CPUs calls.
+
+        Parameters
+        ----------
+        operands, results : sequence
+            What is sent and what is received: objects with shape and dtype.
+        label : int
+            The number of the call in its program, which ranks compare.
+        """
+        what, door = self.options, self._door
+        if what.collective in (Collective.SEND, Collective.RECV, Collective.BARRIER):
+            kinds = tuple((x.shape, jnp.dtype(x.dtype)) for x in (*operands, *results))
+            found = self._messages.get(kinds)
+            if found is None:
+                call = _HostMessage(self, operands, results)
+                found = self._messages[kinds] = door.python_site(call)
+        else:
+            name = what.collective.name.lower() + ("_list" if len(operands) > 1 else "")
+            root = what.root if what.collective.has_root else None
+            found = door.site(name, operands[0].dtype, what.op, root, label)
+        return found.address
+
     def run(self, sources: Arrays, results: Arrays, **options: Any) -> None:
         """Make the call: from arrays into arrays.
 
         Raises
         ------
         GpucollError
-            The call failed, or the communicator is closed.
+            It failed.
         """
-        what = self.options
-        self.comm  # noqa: B018 - raises if it is closed
-        lane = self.lane
-        if not lane.lock.acquire(blocking=False):
-            raise StateError(
-                f"{what.spelled}: rank {self.rank} runs another call on this communicator, in "
-                "another thread; give each thread that runs jitted functions a communicator of "
-                "its own (comm.duplicate())"
-            )
-        try:
-            comm = lane.comm
-            if what.collective is Collective.BARRIER:
-                comm.barrier()
-            elif what.collective in (Collective.SEND, Collective.RECV):
-                self._run_message(comm, sources, results, options)
-            else:
-                self._run_collective(comm, sources, results, options)
-        finally:
-            lane.lock.release()
-
-    def _run_collective(
-        self, comm: Communicator, sources: Arrays, results: Arrays, options: dict[str, Any]
-    ) -> None:
-        what = self.options
-        if what.op is not None:
-            options["op"] = what.op
-        if what.collective.has_root:
-            options["root"] = what.root
-        x = sources[0] if len(sources) == 1 else list(sources)
-        if len(sources) == 1 and x.ndim == 0 and what.collective.gathers:
-            x = x.reshape(1)
-        if self.gets:
-            options["out"] = results[0] if len(sources) == 1 else list(results)
-        getattr(comm, what.collective.spelled)(x, **options)
-
-    def _run_message(
-        self, comm: Communicator, sources: Arrays, results: Arrays, options: dict[str, Any]
-    ) -> None:
-        what = self.options
-        if what.source is None:
+        what, comm = self.options, self._door.comm
+        if what.collective is Collective.BARRIER:
+            comm.barrier()
+        elif what.collective is Collective.SEND and what.source is None:
             comm.send(sources[0], what.dest, what.tag, **options)
-            return
-        pending = comm.recv(results[0], what.source, what.recv_tag, async_op=True, **options)
-        if what.dest is not None:
-            comm.send(sources[0], what.dest, what.tag, **options)
-        pending.wait()
-        if what.on_message is not None:
-            what.on_message(pending.message)
+        elif what.collective in (Collective.SEND, Collective.RECV):
+            pending = comm.recv(results[0], what.source, what.recv_tag, async_op=True, **options)
+            if what.dest is not None:
+                comm.send(sources[0], what.dest, what.tag, **options)
+            pending.wait()
+            if what.on_message is not None:
+                what.on_message(pending.message)
+        else:
+            if what.op is not None:
+                options["op"] = what.op
+            if what.collective.has_root:
+                options["root"] = what.root
+            is_list = len(sources) > 1
+            if self.gets:
+                options["out"] = list(results) if is_list else results[0]
+            x = list(sources) if is_list else sources[0]
+            getattr(comm, what.collective.spelled)(x, **options)
 
 
-class Lane:
-    """The communicator on which the calls of compiled programs run: a duplicate of the program's.
+class _HostMessage:
+    """A message, or a barrier, of arrays in host memory."""
 
-    Compiled programs run when JAX sees fit; a communicator of their own keeps their calls apart
-    from those that the program makes itself.
-    """
+    def __init__(self, site: Site, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        self._site = site
+        self._kinds = [
+            [(x.shape, jnp.dtype(x.dtype)) for x in some] for some in (operands, results)
+        ]
 
-    def __init__(self, comm: Communicator) -> None:
-        self.comm = comm.duplicate()
-        self.lock = threading.Lock()
-        """Held while a call runs."""
+    def __call__(self, source: int, destination: int, shape: tuple[int, ...]) -> None:
+        sent, received = self._kinds
+        self._site.run(
+            [_host_array(source, *kind) for kind in sent],
+            [_host_array(destination, *kind) for kind in received],
+        )
 
 
-_default: Communicator | None = None
-_lanes: weakref.WeakKeyDictionary[Communicator, Lane] = weakref.WeakKeyDictionary()
+def _host_array(address: int, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if not size_bytes:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
 _known: weakref.WeakKeyDictionary[Communicator, dict[Options, Site]] = weakref.WeakKeyDictionary()
 _keys = itertools.count(1)
 sites: dict[int, Site] = {}
 """All, by their keys: kept, since compiled programs name them."""
-
-
-def use(comm: Communicator | None) -> None:
-    """Set the communicator of the calls that are given none.
-
-    A collective call: all ranks of `comm` make it, and the calls of jitted functions get a
-    duplicate of it.
-
-    Parameters
-    ----------
-    comm : Communicator or None
-        None: calls without ``comm=`` are errors again.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is no communicator.
-    StateError
-        It is closed.
-    """
-    global _default
-    if comm is not None:
-        _lane_of(communicator("use", comm))
-    _default = comm
-
-
-def communicator(name: str, comm: Communicator | None) -> Communicator:
-    """Return the communicator of a call.
-
-    Raises
-    ------
-    StateError
-        There is none, or it is closed.
-    ArgumentTypeError
-        It is no communicator.
-    """
-    if comm is None:
-        comm = _default
-    if comm is None:
-        raise StateError(
-            f"{name}: there is no communicator: pass comm=, or call "
-            "gpucoll.integrations.jax.use(gpucoll.init()) first"
-        )
-    if not isinstance(comm, Communicator):
-        raise ArgumentTypeError(f"{name}: comm must be a gpucoll.Communicator; got {comm!r}")
-    if comm.is_closed:
-        raise _closed(name)
-    return comm
 
 
 def site_of(comm: Communicator, options: Options) -> Site:
@@ -300,16 +258,9 @@ def site_of(comm: Communicator, options: Options) -> Site:
     site = known.get(options)
     if site is None or options.on_message is not None:
         _check(comm, options)
-        site = Site(next(_keys), comm, _lane_of(comm), options)
+        site = Site(next(_keys), comm, options)
         sites[site.key] = known[options] = site
     return site
-
-
-def _lane_of(comm: Communicator) -> Lane:
-    lane = _lanes.get(comm)
-    if lane is None:
-        lane = _lanes[comm] = Lane(comm)
-    return lane
 
 
 def _check(comm: Communicator, options: Options) -> None:
@@ -339,10 +290,3 @@ def _check_rank(comm: Communicator, name: str, word: str, rank: Any) -> None:
         raise ArgumentError(
             f"{name}: {word} must be a rank, 0 to {comm.world_size - 1}; got {rank}"
         )
-
-
-def _closed(name: str) -> StateError:
-    return StateError(
-        f"{name}: the communicator of this call is closed; pass an open one as comm= (or to use), "
-        "and jit the functions anew that were traced with the closed one (jax.clear_caches())"
-    )
