@@ -15,7 +15,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from gpucoll import ReduceOp
+from gpucoll import ANY_TAG, ReduceOp
 from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.errors import ArgumentError, StateError
 from gpucoll.integrations.jax.ending import failed
@@ -128,10 +128,9 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], *, site: Site) -> Any:
 
 def _batch_message(operands: Sequence[Any], axes: Sequence[Any], site: Site) -> Any:
     """Batch what is sent and what is received."""
-    none = batching.not_mapped
-    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not none)
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     fronted = [
-        jnp.broadcast_to(x, (size, *x.shape)) if axis is none else jnp.moveaxis(x, axis, 0)
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(operands, axes, strict=True)
     ]
     return _call.bind(*fronted, site=site), [0]
@@ -189,10 +188,9 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, site: Site) -> Any:
     if options.collective is Collective.ALL_REDUCE:
         return _transposed_all_reduce(site, given)
     if options.collective is Collective.SEND:
-        back = _sibling(
-            site, dest=options.source, source=options.dest, tag=options.recv_tag,
-            recv_tag=options.tag,
-        )  # fmt: skip
+        tag = options.tag if options.recv_tag == ANY_TAG else options.recv_tag
+        back_tag = ANY_TAG if options.recv_tag == ANY_TAG else options.tag
+        back = _sibling(site, dest=options.source, source=options.dest, tag=tag, recv_tag=back_tag)
         like = jnp.zeros(shapes[0], given[0].dtype)
         return [*_call.bind(given[0], like, site=back), ad.Zero(operands[1].aval)]
     if options.collective in _SCANS:
