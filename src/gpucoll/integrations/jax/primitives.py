@@ -91,7 +91,8 @@ def _lower(ctx: Any, *operands: Any, site: Site, on_host: bool) -> Any:
     )
     called = site.key
     if on_host:
-        called = site.address_of(sent, ctx.avals_out, number_of_call(ctx, comm))
+        label = number_of_call(ctx, comm) if site.is_labelled else 0
+        called = site.address_of(sent, ctx.avals_out, label)
     attributes = {"failed": np.int64(0 if site.gets else failed.address), "site": np.int64(called)}
     *results, token = jax.ffi.ffi_lowering(TARGET, has_side_effect=True)(
         with_token, *operands[:n_sent], token, **attributes

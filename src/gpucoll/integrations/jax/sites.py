@@ -18,7 +18,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from gpucoll import ANY_SOURCE, ANY_TAG, Communicator, ReduceOp
-from gpucoll.collectives import NO_ROOT, Collective
+from gpucoll.collectives import NO_ROOT, Collective, Data
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.integrations.jax.ending import flush_before_close
 from gpucoll.integrations.native import chosen, door_of
@@ -118,6 +118,11 @@ class Site:
         return has_data and self.options.collective.gets(self.rank, self.options.root)
 
     @property
+    def is_labelled(self) -> bool:
+        """Whether ranks compare the number that the call has in its program."""
+        return self.options.collective.data == Data.ARRAYS
+
+    @property
     def result_is_template(self) -> bool:
         """Whether the last operand says what the result is like, and is not sent."""
         return self.options.source is not None
@@ -171,7 +176,7 @@ class Site:
             The number of the call in its program, which ranks compare.
         """
         what, door = self.options, self._door
-        if what.collective in (Collective.SEND, Collective.RECV, Collective.BARRIER):
+        if not self.is_labelled:
             kinds = tuple((x.shape, jnp.dtype(x.dtype)) for x in (*operands, *results))
             found = self._messages.get(kinds)
             if found is None:
@@ -255,7 +260,10 @@ def site_of(comm: Communicator, options: Options) -> Site:
         A rank or a tag is out of range.
     """
     known = _known.setdefault(comm, {})
-    site = known.get(options)
+    try:
+        site = known.get(options)
+    except TypeError:  # a root, say, that is traced; `_check` says so
+        site = None
     if site is None or options.on_message is not None:
         _check(comm, options)
         site = Site(next(_keys), comm, options)

@@ -1,0 +1,31 @@
+"""Collectives of JAX inside jit: the programs in ``programs/``, on one to four ranks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.integrations.jax.conftest import PROGRAMS
+
+
+def checks_of(program):
+    return re.findall(r"^def (check_\w+)", (PROGRAMS / program).read_text("utf-8"), re.M)
+
+
+@pytest.mark.parametrize(
+    ("program", "n_ranks"),
+    [
+        *(("calls.py", 3), ("gradients.py", 2), ("order.py", 4), ("errors.py", 2)),
+        *(pytest.param("calls.py", n_ranks, marks=pytest.mark.soak) for n_ranks in (1, 2, 4)),
+        *(pytest.param("gradients.py", n_ranks, marks=pytest.mark.soak) for n_ranks in (1, 3)),
+        *(pytest.param("order.py", n_ranks, marks=pytest.mark.soak) for n_ranks in (1, 2, 3)),
+    ],
+)
+def test_a_program(run_ranks, program, n_ranks):
+    printed = run_ranks(n_ranks, PROGRAMS / program)
+    for name in checks_of(program):
+        assert printed.count(f"{name} passed") == n_ranks, printed
+
+
+def test_the_end_of_a_program(run_ranks):
+    assert run_ranks(2, PROGRAMS / "ending.py").count("the program is done") == 2
