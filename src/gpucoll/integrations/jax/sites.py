@@ -199,15 +199,15 @@ class Site:
         what, comm = self.options, self._door.comm
         if what.collective is Collective.BARRIER:
             comm.barrier()
-        elif what.collective is Collective.SEND and what.source is None:
-            comm.send(sources[0], what.dest, what.tag, **options)
-        elif what.collective in (Collective.SEND, Collective.RECV):
+        elif what.source is not None:
             pending = comm.recv(results[0], what.source, what.recv_tag, async_op=True, **options)
             if what.dest is not None:
                 comm.send(sources[0], what.dest, what.tag, **options)
             pending.wait()
             if what.on_message is not None:
                 what.on_message(pending.message)
+        elif what.dest is not None:
+            comm.send(sources[0], what.dest, what.tag, **options)
         else:
             if what.op is not None:
                 options["op"] = what.op

@@ -32,6 +32,15 @@ def text_of(function, *arguments):
     raise AssertionError("no error")
 
 
+def refused(kind, function, *arguments):
+    """Return the text of the error of a call that is refused when it is traced."""
+    try:
+        function(*arguments)
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind}")
+
+
 def run(module):
     """Call the functions of a module whose names begin with ``check_``, in the module's order."""
     named = sys.argv[1:]

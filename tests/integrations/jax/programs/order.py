@@ -135,12 +135,26 @@ ROWS = 12
 """Divisible by 1, 2, 3 and 4 ranks."""
 
 
+KINDS = (
+    "add",
+    "all_reduce",
+    "max",
+    "broadcast",
+    "scan",
+    "ring",
+    "spread",
+    "gather",
+    "unused",
+    "jit",
+    "loop",
+    "branch",
+)
+
+
 def random_program(seed, depth=2):
     """Return a list of steps, the same on all ranks; each changes one of three values."""
     chance = random.Random(seed)
-    kinds = "add all_reduce max broadcast scan ring spread gather jit loop branch unused".split()
-    if not depth:
-        kinds = kinds[:-4] + ["unused"]
+    kinds = KINDS if depth else KINDS[:-3]
     steps = []
     for _ in range(chance.randint(2, 6)):
         kind = chance.choice(kinds)

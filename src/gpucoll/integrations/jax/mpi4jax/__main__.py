@@ -7,7 +7,7 @@ import sys
 from gpucoll.integrations.aliases import run_program
 from gpucoll.integrations.jax.mpi4jax.alias import install
 
-_USAGE = """usage: python -m gpucoll.integrations.jax.mpi4jax [-m MODULE | -c CODE | FILE] arguments...
+_USAGE = """usage: python -m gpucoll.integrations.jax.mpi4jax [-m MODULE | -c CODE | FILE] ...
 
 Runs a program of mpi4jax on gpucoll: `import mpi4jax` finds gpucoll.integrations.jax.mpi4jax, and
 `import mpi4py` finds gpucoll.integrations.mpi4py.
