@@ -74,4 +74,4 @@ def test_mpi4jaxs_own_tests(run_ranks, tmp_path, n_ranks):
     for passed, skipped, left_out in ended:
         assert int(left_out) == len(LEFT_OUT)
         assert int(passed) + int(skipped or 0) == TESTS - len(LEFT_OUT)
-        assert n_ranks == 1 or int(passed) > 80
+        assert int(passed) >= 70

@@ -9,6 +9,7 @@ from tests.integrations.jax.conftest import PROGRAMS
 
 
 def checks_of(program):
+    program = program.replace("_by_tokens", "")
     return re.findall(r"^def (check_\w+)", (PROGRAMS / program).read_text("utf-8"), re.M)
 
 
@@ -18,6 +19,7 @@ def checks_of(program):
         *(("calls.py", 2), ("gradients.py", 2), ("order.py", 3), ("errors.py", 2)),
         *(pytest.param("calls.py", n_ranks, marks=pytest.mark.soak) for n_ranks in (1, 3, 4)),
         *(pytest.param("gradients.py", n_ranks, marks=pytest.mark.soak) for n_ranks in (1, 3)),
+        pytest.param("order_by_tokens.py", 2, marks=pytest.mark.soak),
         *(pytest.param("order.py", n_ranks, marks=pytest.mark.soak) for n_ranks in (1, 2, 4)),
     ],
 )

@@ -80,7 +80,7 @@ def _begin_with_a_token(lower: Any) -> Any:
 
     @functools.wraps(lower)
     def lower_without_effect(closed_jaxpr: Any, *arguments: Any, **options: Any) -> Any:
-        if ORDER not in closed_jaxpr.effects:
+        if ORDER not in getattr(closed_jaxpr, "effects", ()):
             return lower(closed_jaxpr, *arguments, **options)
         operands = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed_jaxpr.in_avals]
         whole = jax.make_jaxpr(lambda *x: _program.bind(*x, program=closed_jaxpr))(*operands)
