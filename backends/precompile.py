@@ -52,6 +52,7 @@ MODULES_WHEN_USED = (
     *MODULES_BETWEEN_HOSTS,
     "gpucoll.entries.native",
     "gpucoll.entries.mpi_functions",
+    "gpucoll.integrations.jax.compiled.handler",
     "gpucoll.devices.host.loop",
     "gpucoll.backends.mpi.carriers",
     "gpucoll.backends.mpi.collectives",

@@ -1,19 +1,71 @@
-"""JAX programs on gpucoll: their own collectives between processes, and gpucoll's inside jit."""
+"""Collectives on arrays of JAX: ``import gpucoll.integrations.jax as gcj``.
+
+The functions have the names and parameters of `Communicator`'s methods, and work inside `jax.jit`,
+`jax.grad`, `jax.vmap` and JAX's control flow (`docs/jax.md`).
+
+>>> import gpucoll.integrations.jax as gcj
+>>> comm = gpucoll.init()
+>>> total = jax.jit(lambda x: gcj.all_reduce(x * 2))(x)
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpucoll.integrations.jax.collectives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        exclusive_scan,
+        gather,
+        recv,
+        reduce,
+        reduce_scatter,
+        scan,
+        scatter,
+        send,
+        send_recv,
+    )
+    from gpucoll.integrations.jax.ending import flush
     from gpucoll.integrations.jax.processes import use_for_processes
 
-__all__ = ["use_for_processes"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "exclusive_scan",
+    "flush",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+    "send",
+    "send_recv",
+    "use_for_processes",
+]
 
-_PLACES = {"use_for_processes": "processes"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+def __getattr__(name: str) -> object:
+    """Import JAX when a function is first used: what prepares JAX itself must come before."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    if name == "use_for_processes":
+        processes = importlib.import_module(f"{__name__}.processes")
+        globals()[name] = processes.use_for_processes
+        return globals()[name]
+    from gpucoll.integrations.jax import handlers
+
+    handlers.register()
+    ending = importlib.import_module(f"{__name__}.ending")
+    collectives = importlib.import_module(f"{__name__}.collectives")
+    for one in set(__all__) - {"use_for_processes"}:
+        globals()[one] = getattr(ending if one == "flush" else collectives, one)
+    return globals()[name]

@@ -1,0 +1,1 @@
+"""mpi4jax's own tests on gpucoll."""
