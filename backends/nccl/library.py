@@ -212,8 +212,9 @@ class Library:
         self._present = frozenset(bound)
         self.functions = Functions(self, bound)
         if required := [name for name, since in missing.items() if not since]:
+            symbols = ", ".join(vendor.spellings.get(name, (name,))[0] for name in required)
             raise BackendUnavailableError(
-                f"{self} lacks {', '.join(required)}, which {vendor.name} has had since before "
+                f"{self} lacks {symbols}, which {vendor.name} has had since before "
                 f"{spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
             )
 

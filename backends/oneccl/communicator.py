@@ -16,6 +16,7 @@ from gpucoll.errors import GpucollError
 
 _ENDING_S = 1.0
 _left: list[object] = []
+"""What calls that hang may still write."""
 
 
 class OneCclCommunicator(NcclCommunicator):
@@ -94,8 +95,8 @@ class OneCclCommunicator(NcclCommunicator):
 
         What a call that hangs may still write is kept until the process ends.
         """
-        self.handle, held = 0, self.held()
+        handle, self.handle = self.handle, 0
         self.thread.give_up()
-        if self.thread.is_calling:
-            _left.append(held)
+        if handle and self.thread.is_calling:
+            _left.append(self.held())
         return not self.thread.is_calling

@@ -77,6 +77,7 @@ _PROTOTYPES: Final = (
     Prototype("DPCTLmalloc_device", (c_size_t, _p), _p),
     Prototype("DPCTLmalloc_host", (c_size_t, _p), _p),
     Prototype("DPCTLfree_with_queue", (_p, _p), None),
+    Prototype("DPCTLUSM_GetPointerType", (_p, _p)),
     Prototype("DPCTLUSM_GetPointerDevice", (_p, _p), _p),
 )
 
@@ -136,6 +137,8 @@ class SyclDriver:
         """Return the number of the device that owns this memory; None: none, or freed."""
         for device in self.devices:
             context = self.functions["DPCTLDeviceMgr_GetCachedContext"](device)
+            if not self.functions["DPCTLUSM_GetPointerType"](address, context):
+                continue  # of other memory the next function ends the process
             owner = self.functions["DPCTLUSM_GetPointerDevice"](address, context)
             if (number := self.number_of(owner)) is not None:
                 return number
