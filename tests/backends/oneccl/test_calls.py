@@ -12,7 +12,7 @@ from tests.backends.oneccl.test_real import array, close
 from tests.calls.gpu.host_devices import HostDevices, _HostGpus, in_rank
 from tests.doubles import run_python
 
-from gpucoll.backends.oneccl import communicator
+from gpucoll.backends.oneccl import communicator, thread
 from gpucoll.config import environment
 from gpucoll.errors import BackendError, BackendUnavailableError, DeadlineError
 
@@ -89,6 +89,33 @@ def hang_in_close(rank, function):
 def test_hanging_in_close(oneccl, function):
     (took_s,) = oneccl.call_ranks(1, hang_in_close, function)
     assert 4 < took_s < 15
+
+
+def crowd(rank):
+    """More calls than there are words for streams, on two streams and in groups of both."""
+    kit = rank.kit
+    n_words, thread._N_WORDS = thread._N_WORDS, 4
+    try:
+        with rank.init(backend="oneccl", timeout_s=20.0) as comm:
+            x = array(kit, np.arange(5.0))
+            out = [array(kit, np.zeros(5)) for _ in range(60)]
+            first, second = kit.stream(), kit.stream()
+            kit.read(x)  # it was written on the current stream
+            for place in range(0, 60, 3):
+                comm.all_reduce(x, out=out[place], stream=first)
+                with comm.group():
+                    comm.all_reduce(x, out=out[place + 1], stream=first)
+                    comm.all_reduce(x, out=out[place + 2], stream=second)
+            comm.check()
+            first.synchronize()
+            second.synchronize()
+            return [kit.read(each).tolist() for each in out]
+    finally:
+        thread._N_WORDS = n_words
+
+
+def test_many_calls_on_several_streams(oneccl):
+    assert oneccl.call_ranks(1, crowd) == [[np.arange(5.0).tolist()] * 60]
 
 
 def fail_in_init(rank):

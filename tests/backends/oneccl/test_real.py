@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
 
 from gpucoll import ReduceOp
-from gpucoll.errors import DeadlineError, GpucollError, MismatchError
+from gpucoll.errors import DeadlineError, GpucollError, MismatchError, PeerLostError
 
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
 OPS = ("sum", "prod", "max", "min", "avg")
@@ -129,6 +130,27 @@ def close(comm):
 
 def test_mismatch(oneccl):
     assert oneccl.call_ranks(2, call_something_else) == [True, True]
+
+
+def lose_one(rank):
+    comm, kit = rank.init(backend="oneccl", timeout_s=30.0), rank.kit
+    x = array(kit, np.ones(4))
+    kit.read(comm.all_reduce(x))
+    if rank.rank:
+        os._exit(3)
+    begun_s = time.monotonic()
+    comm.all_reduce(x)
+    with pytest.raises(PeerLostError, match="rank 1"):
+        comm.check()
+    close(comm)
+    return time.monotonic() - begun_s
+
+
+def test_a_lost_rank(oneccl):
+    first, lost = oneccl.replies(2, lose_one)
+    assert lost.exit_code == 3
+    assert first.error is None
+    assert first.result < 15
 
 
 def come_alone(rank):
