@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpucoll.backends.choice import HOST_DEVICE
@@ -35,8 +35,9 @@ class OneCclCommunicator(NcclCommunicator):
     ) -> None:
         super().__init__(library, device, handle)
         self.thread = thread
-        self.held: Callable[[], object] = lambda: None
+        self.held: Callable[[], Sequence[object]] = tuple
         """Returns the arrays of calls under way."""
+        self._goes_on = False
 
     @staticmethod
     def join(
@@ -91,12 +92,17 @@ class OneCclCommunicator(NcclCommunicator):
         self.thread.stop(_ENDING_S)
 
     def abort(self) -> bool:
-        """Give it up; return False if a call hangs in the library, which nothing can end.
+        """Give it up; return False if calls go on, which nothing can end.
 
-        What a call that hangs may still write is kept until the process ends.
+        A call may hang in the library; on a GPU, work may be left on a queue. The arrays that they
+        may still write are kept until the process ends.
         """
         handle, self.handle = self.handle, 0
         self.thread.give_up()
-        if handle and self.thread.is_calling:
-            _left.append(self.held())
-        return not self.thread.is_calling
+        if handle:
+            held = self.held()
+            is_on_queue = bool(held) and self.device.kind != HOST_DEVICE
+            self._goes_on = self.thread.is_calling or is_on_queue
+            if self._goes_on:
+                _left.append(held)
+        return not self._goes_on

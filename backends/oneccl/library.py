@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gpucoll import config
+from gpucoll.backends.choice import HOST_DEVICE
 from gpucoll.backends.nccl.library import Library, Vendor, find
 from gpucoll.backends.nccl.prototypes import PROTOTYPES
 from gpucoll.devices.foreign_library import Prototype
@@ -106,7 +107,8 @@ def load() -> Library:
         There is none, or it is not usable; the text gives cause and remedy. The next call searches
         again.
     """
-    return find(ONECCL)
+    is_on_host = config.uses_host_devices()
+    return find(ONECCL._replace(device_kind=HOST_DEVICE) if is_on_host else ONECCL)
 
 
 def set_environment(interface: str, *, is_on_host: bool) -> None:
