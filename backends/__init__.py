@@ -35,6 +35,7 @@ BACKENDS = MappingProxyType(
         # Arrays on GPUs, through their vendor's library.
         "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
         "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
+        "oneccl": KnownBackend("gpucoll.backends.oneccl.connected", enqueues=True),
         # Arrays on GPUs, without a vendor's library.
         "direct": KnownBackend("gpucoll.backends.direct.connected", enqueues=True),
     }

@@ -14,11 +14,19 @@ from gpucoll.backends import BACKENDS
 from gpucoll.errors import BackendUnavailableError
 from gpucoll.wording import list_ranks
 
-VENDOR_BACKENDS = {"cuda": "nccl", "rocm": "rccl"}
+VENDOR_BACKENDS = {"cuda": "nccl", "rocm": "rccl", "sycl": "oneccl"}
 """Kind of GPU, as in a Buffer's ``device`` -> the backend over its vendor's library."""
 KINDS = {backend: kind for kind, backend in VENDOR_BACKENDS.items()}
+LIBRARY_NAMES = {"nccl": "NCCL", "rccl": "RCCL", "oneccl": "oneCCL"}
+"""Backend -> the name of its vendor's library."""
 DIRECT = "direct"
-"""The backend that uses no vendor's library, for GPUs of every kind."""
+"""The backend that uses no vendor's library."""
+NOT_DIRECT = ("sycl",)
+"""Kinds of GPUs that the direct backend does not serve."""
+WHY_NOT_DIRECT = (
+    "the direct backend does not serve Intel GPUs: it needs Level Zero's shared memory handles, "
+    "which gpucoll does not use yet. Use backend='oneccl', or copy to the host"
+)
 GPU_BACKENDS = (*KINDS, DIRECT)
 """The backends that can move GPU arrays, if this version has them."""
 MPI = "mpi"
@@ -35,7 +43,7 @@ class Seen(NamedTuple):
     """The GPU that a rank sees without loading a library."""
 
     kind: str
-    """``"cuda"``, ``"rocm"``, ``"host"`` (Host devices, for tests), or empty if there is none."""
+    """``"cuda"``, ``"rocm"``, ``"sycl"``, ``"host"`` (Host devices, for tests); empty: none."""
     reason: str
     """How the rank found out."""
 
@@ -147,15 +155,31 @@ def choose(
         "", f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
     )
     if wish in KINDS:
-        return Choice(host, Pick(wish, "asked for", (KINDS[wish],) * len(seen)))
-    if refusal := _without_gpu(seen):
+        return Choice(host, Pick(wish, "asked for", _kinds_of_library(wish, seen)))
+    if refusal := _without_gpu(seen) or _without_direct(seen):
         return Choice(host, Pick("", refusal))
     return Choice(host, Pick(wish, "asked for", tuple(item.kind for item in seen)))
 
 
+def _kinds_of_library(backend: str, seen: Sequence[Seen]) -> tuple[str, ...]:
+    """Return the kind of device that a vendor's library serves on each rank.
+
+    oneCCL serves host memory, too: with it, Host devices stand in for GPUs.
+    """
+    takes_host = backend == VENDOR_BACKENDS["sycl"]
+    kind = KINDS[backend]
+    return tuple(HOST_DEVICE if takes_host and item.kind == HOST_DEVICE else kind for item in seen)
+
+
+def _without_direct(seen: Sequence[Seen]) -> str:
+    """Return which ranks the direct backend does not serve, and why; empty if it serves all."""
+    without = [rank for rank, item in enumerate(seen) if item.kind in NOT_DIRECT]
+    return f"{list_ranks(without)}: {WHY_NOT_DIRECT}" if without else ""
+
+
 def _staged_for_mpi(seen: Sequence[Seen]) -> Pick:
     """Return the pick for GPU arrays if the user chose MPI: direct, which sends through MPI."""
-    if refusal := _without_gpu(seen):
+    if refusal := _without_gpu(seen) or _without_direct(seen):
         return Pick("", refusal)
     kinds = tuple(item.kind for item in seen)
     reason = "backend='mpi' was asked for: direct, whose ranks move arrays through MPI"
@@ -164,7 +188,9 @@ def _staged_for_mpi(seen: Sequence[Seen]) -> Pick:
 
 def _for_both(seen: Sequence[Seen]) -> Choice:
     """Return the choice for communicators whose calls may mix host and GPU arrays."""
-    kinds = tuple(item.kind or HOST_ARRAYS for item in seen)
+    kinds = tuple(
+        HOST_ARRAYS if not item.kind or item.kind in NOT_DIRECT else item.kind for item in seen
+    )
     pick = Pick(DIRECT, f"mixed=True: {spelled_kinds(kinds)}", kinds)
     return Choice(Pick(DIRECT, "mixed=True: other ranks may pass GPU arrays", kinds), pick)
 
@@ -211,7 +237,7 @@ def _for_gpus(seen: Sequence[Seen], served: Collection[str]) -> Pick:
         )
         why = f"GPUs of different vendors ({listed}): no vendor's library moves arrays between them"
         remedy = "; copy to the host"
-    if DIRECT in served:
+    if DIRECT in served and not _without_direct(seen):
         return Pick(DIRECT, f"chosen by auto: {why}", kinds)
     return Pick("", f"{why}{remedy}")
 
@@ -235,6 +261,8 @@ def instead(
     """
     if wish != "auto" or not error.has_gpus or DIRECT not in served:
         return None
+    if any(kind in NOT_DIRECT for kind in pick.kinds):
+        return None
     return pick._replace(backend=DIRECT, reason=f"chosen by auto when the GPUs connected: {error}")
 
 
@@ -244,13 +272,13 @@ def obstacle(backend: str, found: Sequence[Found], served: Collection[str] = BAC
     Parameters
     ----------
     backend : str
-        ``"nccl"`` or ``"rccl"``.
+        A vendor's: ``"nccl"``, ``"rccl"`` or ``"oneccl"``.
     found : sequence of Found
         By rank.
     served : collection of str
         The backends that there are.
     """
-    name = backend.upper()
+    name = LIBRARY_NAMES[backend]
     by_problem: dict[str, list[int]] = defaultdict(list)
     for rank, item in enumerate(found):
         by_problem[item.problem].append(rank)
@@ -274,7 +302,7 @@ def obstacle(backend: str, found: Sequence[Found], served: Collection[str] = BAC
     return (
         f"{list_ranks(ranks)} share one GPU ({found[ranks[0]].name}, {uuid}), which {name} "
         f"{spelled(found[0].version)} refuses: start one rank per GPU"
-        + _direct_hint(served)
+        + ("" if KINDS[backend] in NOT_DIRECT else _direct_hint(served))
         + _sharing_hint(backend, found[0].version)
     )
 

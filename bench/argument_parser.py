@@ -162,7 +162,7 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--array", choices=tuple(KINDS), default="numpy",
         help="kind of arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank; "
         "those of Host devices, for tests without a GPU (numpy)")  # fmt: skip
-    add("--backend", choices=("auto", "mpi", "nccl", "rccl", "direct"), default="auto",
+    add("--backend", choices=("auto", "mpi", "nccl", "rccl", "oneccl", "direct"), default="auto",
         help="backend for arrays on GPUs (auto); direct lets ranks share a GPU; mpi is for host "
         "arrays, with ranks that mpiexec starts: mpiexec -n 4 gpucoll-bench ...")  # fmt: skip
     add("--compare", type=peers, default={}, metavar="PEER[=PYTHON],...",

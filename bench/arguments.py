@@ -190,7 +190,7 @@ def refuse_places(parser: argparse.ArgumentParser, given: argparse.Namespace) ->
     if given.backend not in ("auto", "mpi") and given.array == "numpy":
         parser.error(f"--backend {given.backend} moves arrays on GPUs: add --array")
     if given.array == TEST_ARRAY:
-        if given.backend not in ("auto", "direct", "mpi"):
+        if given.backend not in ("auto", "direct", "mpi", "oneccl"):
             parser.error(
                 f"--array {TEST_ARRAY} --backend {given.backend}: no vendor's library supports "
                 "Host devices; use --backend direct"

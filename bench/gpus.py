@@ -13,6 +13,7 @@ from gpucoll.topology import usable_cpu_count
 
 __all__ = ["check_installed", "default_ranks", "ranks_on_gpus"]
 
+INTEL = KINDS["oneccl"]
 LOOK_S = 30.0
 """Drivers take a second or two to start on machines with many GPUs."""
 EXTRAS = {"cupy": "'gpucoll[cuda13]' (or [cuda12], [rocm])", "torch": "torch"}
@@ -52,6 +53,13 @@ def ranks_on_gpus(array: str, ranks: int | None, backend: str = "auto") -> int:
     if found is None:
         raise NoGpuError(f"--array {array}: the search for GPUs failed: {problem}")
     gpus: Gpus = found
+    if gpus["kind"] == INTEL:
+        if ranks is None:
+            raise NoGpuError(
+                f"--array {array}: give --ranks N, one for each Intel GPU: gpucoll-bench does not "
+                "count them"
+            )
+        return ranks
     count = len(gpus["devices"])
     if not count:
         raise NoGpuError(f"--array {array} needs a GPU, but none was found: {gpus['kind_reason']}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gpucoll import config
 from gpucoll.arrays.device_array import DeviceArray
-from gpucoll.backends.choice import Found, Wish
+from gpucoll.backends.choice import NOT_DIRECT, Found, Wish
 from gpucoll.backends.direct import between, peer_memory, word_trial
 from gpucoll.backends.direct.backend import DirectBackend
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
@@ -200,6 +200,8 @@ def connect(
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
     kind = look_for_gpus().kind
+    if kind in NOT_DIRECT:
+        kind = ""
     has_gpu = bool(kind) or not wish.mixed
     if has_gpu:
         found, device = look(kind, number, group)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpucoll import config
-from gpucoll.backends.choice import KINDS, Found, ObstacleError, Wish, obstacle
+from gpucoll.backends.choice import KINDS, LIBRARY_NAMES, Found, ObstacleError, Wish, obstacle
 from gpucoll.backends.gpu.abandoned import end_all
 from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.connected import ConnectedGpu
@@ -32,10 +32,10 @@ from gpucoll.backends.gpu.streams import Streams
 from gpucoll.backends.nccl import library
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.collectives import Launch
-from gpucoll.backends.nccl.communicator import NcclCommunicator
+from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
 from gpucoll.backends.nccl.memory import Memory, Registration, Registrations
 from gpucoll.collectives import Collective
-from gpucoll.devices import device_count, open_device
+from gpucoll.devices import Device, device_count, open_device
 from gpucoll.errors import (
     BackendError,
     BackendUnavailableError,
@@ -53,11 +53,40 @@ _ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
 _LOOK_FOR_PEERS_S = 0.02
 
 
-def look(backend: str, number: int | None, group: Group) -> Found:
+class Way(NamedTuple):
+    """How GPUs are connected through a vendor's library."""
+
+    backend: str
+    """The backend's name."""
+    kind: str
+    """The kind of devices."""
+    load: Callable[[], library.Library]
+    join: Callable[[library.Library, Device, bytes, int, int, Watch], NcclCommunicator]
+    """Makes the library's communicator: `NcclCommunicator.join`."""
+    may_share: Callable[[], bool]
+    """Returns whether the library takes several ranks on one device."""
+
+    @property
+    def name(self) -> str:
+        """The library's name, for errors."""
+        return LIBRARY_NAMES[self.backend]
+
+
+def _way_of(backend: str) -> Way:
+    return Way(
+        backend,
+        KINDS[backend],
+        partial(library.load, backend),
+        NcclCommunicator.join,
+        lambda: config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
+    )
+
+
+def look(way: Way, number: int | None, group: Group) -> Found:
     """Load what this rank needs; a missing part becomes a `Found.problem`."""
-    kind, copy, problem = KINDS[backend], None, ""
+    kind, copy, problem = way.kind, None, ""
     try:
-        copy = library.load(backend)
+        copy = way.load()
     except (BackendUnavailableError, ImportError) as error:
         problem = _said(kind, error)
     try:  # even without the library: another backend may serve the rank's GPU
@@ -75,7 +104,7 @@ def look(backend: str, number: int | None, group: Group) -> Found:
         device.identity.uuid,
         device.identity.name,
         copy.version,
-        config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
+        way.may_share(),
         group.here,
     )
 
@@ -86,11 +115,11 @@ def _said(kind: str, error: Exception) -> str:
     return f"the support for {kind} GPUs cannot be loaded: {error}"
 
 
-def _join(
+def join(
     group: Group,
     channel: Channel,
     calls: EnqueuedCalls,
-    backend: str,
+    way: Way,
     number: int | None,
     timeout_s: float | None,
 ) -> NcclCommunicator:
@@ -98,8 +127,8 @@ def _join(
 
     Parameters
     ----------
-    backend : str
-        ``"nccl"`` or ``"rccl"``.
+    way : Way
+        The library.
     number : int or None
         The number of this rank's GPU in this process; None: the GPU at the rank's local index.
     timeout_s : float or None
@@ -111,29 +140,25 @@ def _join(
         The GPUs cannot be connected; all ranks raise the same error. It is an ObstacleError if this
         was known before any rank began to join.
     """
-    if interface := group.interface:
-        from gpucoll.backends.nccl import network  # of use between hosts only
-
-        network.choose_interface(interface)
-    found = look(backend, number, group)
+    found = look(way, number, group)
     mine: dict[str, Any] = {_FOUND_KEY: found}
     if group.rank == 0 and not found.problem:
         try:
-            mine[_ID_KEY] = library.load(backend).unique_id().hex()
+            mine[_ID_KEY] = way.load().unique_id().hex()
         except BackendUnavailableError as problem:
             mine[_FOUND_KEY] = found._replace(problem=str(problem))
-    everyone = _exchange(channel, mine, timeout_s)
+    everyone = exchange(channel, mine, timeout_s)
     all_found = [Found(*item[_FOUND_KEY]) for item in everyone]
     all_found = [item._replace(version=tuple(item.version)) for item in all_found]
-    if reason := obstacle(backend, all_found):
-        text = f"{backend.upper()} cannot connect these ranks: {reason}"
+    if reason := obstacle(way.backend, all_found):
+        text = f"{way.name} cannot connect these ranks: {reason}"
         raise ObstacleError(text, has_gpus=all(item.device for item in all_found))
-    device = open_device(KINDS[backend], int(found.device.partition(":")[2]))
-    watch = _watch_of(group, calls, "connecting the GPUs", timeout_s)
+    device = open_device(way.kind, int(found.device.partition(":")[2]))
+    watch = watch_of(group, calls, "connecting the GPUs", timeout_s)
     connection, error = None, ""
     try:
-        connection = NcclCommunicator.join(
-            library.load(backend),
+        connection = way.join(
+            way.load(),
             device,
             bytes.fromhex(everyone[0][_ID_KEY]),
             group.world_size,
@@ -143,21 +168,21 @@ def _join(
     except BackendUnavailableError as problem:
         error = str(problem)
         calls.say_failed()
-    _agree(channel, backend, connection, error, timeout_s)
+    agree(channel, way.name, connection, error, timeout_s)
     assert connection is not None
     return connection
 
 
-def _agree(
+def agree(
     channel: Channel,
-    backend: str,
+    name: str,
     connection: NcclCommunicator | None,
     error: str,
     timeout_s: float | None,
 ) -> None:
     """Raise on every rank if any rank could not be connected."""
     try:
-        everyone = _exchange(channel, {_ERROR_KEY: error}, timeout_s)
+        everyone = exchange(channel, {_ERROR_KEY: error}, timeout_s)
     except BaseException:
         if connection is not None:
             connection.abort()
@@ -168,15 +193,13 @@ def _agree(
             connection.abort()
         # A rank that only heard of another's failure says so; the original cause is more useful.
         rank, text = min(failed, key=lambda item: item[1].startswith(_HEARD))
-        raise BackendUnavailableError(
-            f"{backend.upper()} cannot connect these ranks: rank {rank}: {text}"
-        )
+        raise BackendUnavailableError(f"{name} cannot connect these ranks: rank {rank}: {text}")
 
 
 _HEARD = "another rank failed"
 
 
-def _watch_of(
+def watch_of(
     group: Group,
     calls: EnqueuedCalls,
     doing: str,
@@ -216,7 +239,7 @@ def _watch_of(
     return watch
 
 
-def _exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
+def exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
     """Return the values of all ranks, by rank; each must be JSON-serialisable."""
     data = json.dumps(mine).encode()
     everyone = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
@@ -266,7 +289,7 @@ def _allocate_window(
         channel, size_bytes, problem, backend.library.has("ncclCommWindowRegister"), timeout_s
     )
     assert memory is not None
-    watch = _watch_of(group, issuer.calls, "registering a window", timeout_s)
+    watch = watch_of(group, issuer.calls, "registering a window", timeout_s)
     try:
         with issuer.lock:
             if has_windows:
@@ -282,14 +305,14 @@ def _allocate_window(
 
 def _dead_on_all(channel: Channel, mine: list[int], timeout_s: float | None) -> frozenset[int]:
     """Return the windows that no rank uses any more."""
-    return frozenset(mine).intersection(*_exchange(channel, mine, timeout_s))
+    return frozenset(mine).intersection(*exchange(channel, mine, timeout_s))
 
 
 def _agree_on_window(
     channel: Channel, size_bytes: int, problem: str, has_windows: bool, timeout_s: float | None
 ) -> bool:
     """Return whether every rank has windows; raise on all ranks if one of them has a problem."""
-    everyone = _exchange(channel, [size_bytes, problem, has_windows], timeout_s)
+    everyone = exchange(channel, [size_bytes, problem, has_windows], timeout_s)
     sizes = [size for size, _, _ in everyone]
     if len(set(sizes)) > 1:
         asked = ", ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))
@@ -349,15 +372,25 @@ class Connected(ConnectedGpu[NcclBackend]):
     ) -> None:
         what = "a call of the vendor's library"
         lost = partial(lost_ranks, group, calls)
-        new_watch = partial(_watch_of, group, calls, what, None, lost)
+        new_watch = partial(watch_of, group, calls, what, None, lost)
         place = Place(group.rank, group.world_size)
-        backend = NcclBackend(connection, place, new_watch, group.keeps_order)
+        backend = self.new_backend(connection, place, new_watch, group.keeps_order)
         issuer = Issuer(group, calls, connection.device, backend.failure, backend.abort)
         backend.in_driver = issuer.in_driver
         resources = GpuResources(
             connection, backend.registrations, backend.scratch, issuer.streams, issuer.in_flight
         )
         super().__init__(group, calls, backend, issuer, resources, exits)
+
+    def new_backend(
+        self,
+        connection: NcclCommunicator,
+        place: Place,
+        new_watch: Callable[[], Watch],
+        keeps_order: bool,
+    ) -> NcclBackend:
+        """Return the backend that this class puts calls through."""
+        return NcclBackend(connection, place, new_watch, keeps_order)
 
     def compiled_call(
         self, name: str, signatures: Sequence[Signature], launches: Sequence[Launch]
@@ -409,7 +442,7 @@ class Connected(ConnectedGpu[NcclBackend]):
     ) -> NcclCommunicator | None:
         """Divide the library's communicator; every rank calls it, after its calls are done."""
         self.issuer.synchronize()
-        watch = _watch_of(self._group, self._calls, "splitting", timeout_s)
+        watch = watch_of(self._group, self._calls, "splitting", timeout_s)
         made, error = None, ""
         try:
             with self.issuer.lock:
@@ -417,7 +450,7 @@ class Connected(ConnectedGpu[NcclBackend]):
         except BackendUnavailableError as problem:
             error = str(problem)
             self._calls.say_failed()
-        _agree(channel, self.backend.name, made, error, timeout_s)
+        agree(channel, self.backend.library.vendor.name, made, error, timeout_s)
         return made
 
 
@@ -432,7 +465,11 @@ def connect(
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
     assert not wish.mixed, "a vendor's library moves GPU arrays only"
-    made = _join(group, channel, calls, name, number, timeout_s)
+    if interface := group.interface:
+        from gpucoll.backends.nccl import network  # of use between hosts only
+
+        network.choose_interface(interface)
+    made = join(group, channel, calls, _way_of(name), number, timeout_s)
     return Connected(group, calls, made, wish.exits)
 
 

@@ -57,6 +57,7 @@ _OPERATIONS_OF_BOOL = {
 _LINEAR = ("sum", "avg", "scaled_sum")
 """Ops that reduce the two parts of a complex number independently."""
 FLOAT8_VERSION = (2, 24, 0)
+_HAVE_FLOAT8 = ("NCCL", "RCCL")
 
 
 OPERATION = -1
@@ -90,7 +91,7 @@ def reduction(
     dtype : str
         One of `gpucoll.types.DTYPES`.
     name : str
-        ``"NCCL"`` or ``"RCCL"``, for errors.
+        The library's name.
     version : tuple of int
         The library's version.
     world_size : int
@@ -117,6 +118,8 @@ def reduction(
 
 def lack(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...], world_size: int) -> str:
     """Return why the library lacks this reduction; empty if it has it. See `reduction`."""
+    if dtype.startswith("float8") and name not in _HAVE_FLOAT8:
+        return "it has no such type; convert to float16 first"
     return _refusal(op, dtype, version, is_alone=world_size == 1 and name == "NCCL")
 
 

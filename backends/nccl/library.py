@@ -40,11 +40,9 @@ from gpucoll.errors import (
 Version = tuple[int, int, int]
 IN_PROGRESS = int(ncclResult_t.ncclInProgress)
 
-_ERRORS: dict[int, type[GpucollError]] = {
-    ncclResult_t.ncclRemoteError: PeerLostError,
-    ncclResult_t.ncclTimeout: DeadlineError,
-}
-"""The exception for each code; every other code is a BackendError."""
+_ERRORS: Mapping[int, type[GpucollError]] = MappingProxyType(
+    {ncclResult_t.ncclRemoteError: PeerLostError, ncclResult_t.ncclTimeout: DeadlineError}
+)
 
 
 class Vendor(NamedTuple):
@@ -73,6 +71,10 @@ class Vendor(NamedTuple):
     """Environment variable -> the note to print if it is set."""
     variables_to_set: Mapping[str, str]
     """Environment variable that should be 1 -> the note to print if it is not."""
+    errors: Mapping[int, type[GpucollError]] = _ERRORS
+    """The exception for each code; every other code is a BackendError."""
+    unique_id: type[ctypes.Structure] = ncclUniqueId
+    """The id that rank 0 makes and every rank joins with."""
 
 
 BLOCKING = (
@@ -207,10 +209,12 @@ class Library:
         self._check_version()
         missing = {row.name: row.since for row in vendor.prototypes if row.name not in bound}
         self.absent = tuple(missing)
+        self._present = frozenset(bound)
         self.functions = Functions(self, bound)
         if required := [name for name, since in missing.items() if not since]:
+            symbols = ", ".join(vendor.spellings.get(name, (name,))[0] for name in required)
             raise BackendUnavailableError(
-                f"{self} lacks {', '.join(required)}, which {vendor.name} has had since before "
+                f"{self} lacks {symbols}, which {vendor.name} has had since before "
                 f"{spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
             )
 
@@ -239,7 +243,7 @@ class Library:
 
     def has(self, name: str) -> bool:
         """Return whether this copy has a function of the table."""
-        return name not in self.absent
+        return name in self._present
 
     def notes(self) -> list[str]:
         """Return what a user should know about this copy and the environment: sentences."""
@@ -273,7 +277,9 @@ class Library:
 
     def error(self, code: int, what: str, communicator: int = 0) -> GpucollError:
         """Return the exception for a code, with the library's own text; `what` names the call."""
-        return _ERRORS.get(code, BackendError)(self._explanation(code, what, communicator))
+        return self.vendor.errors.get(code, BackendError)(
+            self._explanation(code, what, communicator)
+        )
 
     def unavailable(self, code: int, what: str, communicator: int = 0) -> BackendUnavailableError:
         """Return the exception for a code while a communicator is made: it cannot serve here."""
@@ -294,8 +300,8 @@ class Library:
     # --- communicators ----------------------------------------------------------------------------
 
     def unique_id(self) -> bytes:
-        """Return a new unique id of 128 bytes: one rank makes it, and all ranks join with it."""
-        made = ncclUniqueId()
+        """Return a new unique id: one rank makes it, and all ranks join with it."""
+        made = self.vendor.unique_id()
         code = self.functions.ncclGetUniqueId(ctypes.byref(made))
         if code:
             raise self.unavailable(code, "ncclGetUniqueId")
@@ -369,7 +375,11 @@ def load(vendor_name: str) -> Library:
         There is none, or it is not usable; the text gives cause and remedy. The next call searches
         again.
     """
-    vendor = VENDORS[vendor_name]
+    return find(VENDORS[vendor_name])
+
+
+def find(vendor: Vendor) -> Library:
+    """Return the first copy of a vendor's library; raise as `load` does."""
     if config.cpu_only():
         raise BackendUnavailableError(
             f"{vendor.name} is not loaded: {config.CPU_ONLY} keeps this process to the CPU"

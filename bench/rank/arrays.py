@@ -140,18 +140,21 @@ class CupyArrays(DeviceArrays):
 
 
 class TorchArrays:
-    """PyTorch's tensors on one GPU, of their own dtype."""
+    """PyTorch's tensors on one GPU, of their own dtype; on Intel's, never executed so far."""
 
     on_gpu = True
 
     def __init__(self, rank: int) -> None:
         self.torch: Any = importlib.import_module("torch")
-        self.number: int | None = own_gpu(rank, self.torch.cuda.device_count(), "PyTorch")
-        self.torch.cuda.set_device(self.number)
+        is_intel = not self.torch.cuda.is_available() and self.torch.xpu.is_available()
+        self._kind = "xpu" if is_intel else "cuda"
+        self._gpus: Any = getattr(self.torch, self._kind)
+        self.number: int | None = own_gpu(rank, self._gpus.device_count(), "PyTorch")
+        self._gpus.set_device(self.number)
 
     def allocate(self, count: int, dtype: str) -> Array:
         """Return a tensor on the GPU."""
-        return self.torch.empty(count, dtype=getattr(self.torch, dtype), device="cuda")
+        return self.torch.empty(count, dtype=getattr(self.torch, dtype), device=self._kind)
 
     def kept_as(self, dtype: str) -> str:
         """Return the dtype itself."""
@@ -177,11 +180,11 @@ class TorchArrays:
 
     def wait(self) -> None:
         """Wait for the whole GPU."""
-        self.torch.cuda.synchronize()
+        self._gpus.synchronize()
 
     def versions(self) -> dict[str, str]:
         """Return PyTorch's version and the GPU's name."""
-        name = self.torch.cuda.get_device_name(self.number)
+        name = self._gpus.get_device_name(self.number)
         return {"torch": str(self.torch.__version__), "GPU": str(name)}
 
 

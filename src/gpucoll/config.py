@@ -135,12 +135,15 @@ NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
 """Path of the libnccl to use, if the process has not loaded one already."""
 RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
 """Path of the librccl to use, if the process has not loaded one already."""
+ONECCL_LIBRARY: Final = "GPUCOLL_ONECCL_LIBRARY"
+"""Path of the libccl.so.2 to use, if the process has not loaded one already."""
 NVRTC_LIBRARY: Final = "GPUCOLL_NVRTC_LIBRARY"
 """Path of the libnvrtc that compiles kernels for NVIDIA's GPUs."""
 HIPRTC_LIBRARY: Final = "GPUCOLL_HIPRTC_LIBRARY"
 """Path of the libhiprtc that compiles kernels for AMD's GPUs."""
 GPU_KIND: Final = "GPUCOLL_GPU_KIND"
-"""``cuda`` or ``rocm``: which GPUs to use, if there are device files of neither vendor or both."""
+"""``cuda``, ``rocm`` or ``sycl``: which GPUs to use, if there are device files of no vendor or of
+several."""
 DEVICE: Final = "GPUCOLL_DEVICE"
 """``host``: use Host devices, which emulate GPUs in host memory. For tests without a GPU."""
 DIRECT_SCHEDULE: Final = "GPUCOLL_DIRECT_SCHEDULE"
@@ -199,11 +202,22 @@ NCCL_IB_HCA: Final = "NCCL_IB_HCA"
 NCCL_CONF_FILE: Final = "NCCL_CONF_FILE"
 """A file in which NCCL and RCCL look for variables that are not set."""
 
+CCL_ATL_TRANSPORT: Final = "CCL_ATL_TRANSPORT"
+"""How oneCCL's processes talk, ``mpi`` or ``ofi``; set to ``ofi`` if the user has not."""
+CCL_YIELD: Final = "CCL_YIELD"
+"""How oneCCL's threads wait; set to ``sleep`` for host memory if the user has not."""
+CCL_KVS_IFACE: Final = "CCL_KVS_IFACE"
+FI_TCP_IFACE: Final = "FI_TCP_IFACE"
+"""The interfaces by which oneCCL reaches other hosts; set if the user has not."""
+ZE_AFFINITY_MASK: Final = "ZE_AFFINITY_MASK"
+ONEAPI_DEVICE_SELECTOR: Final = "ONEAPI_DEVICE_SELECTOR"
+"""Which of Intel's GPUs a process sees."""
+
 _PREFIX: Final = "GPUCOLL_"
 _OF_TESTS: Final = "GPUCOLL_TEST_"
 """Prefix of the variables that only gpucoll's own tests read."""
 
-_NAMES_LIBRARY: Final = (NCCL_LIBRARY, RCCL_LIBRARY, NVRTC_LIBRARY, HIPRTC_LIBRARY)
+_NAMES_LIBRARY: Final = (NCCL_LIBRARY, RCCL_LIBRARY, ONECCL_LIBRARY, NVRTC_LIBRARY, HIPRTC_LIBRARY)
 _NAMES_CODE: Final = (*_NAMES_LIBRARY, CUDA_PATH, CUDA_HOME, ROCM_PATH)
 """Variables that name code for this process to run."""
 _AT_SECURE: Final = 23

@@ -245,4 +245,17 @@ def test_gpu_devices_are_known_with_their_stream(monkeypatch, hip, name):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[str(device)])
 
     assert torch_tensors._place(torch.device("cuda:1")) == (name, 4711)
-    assert torch_tensors._place(torch.device("xpu:0")) == ("xpu:0", 0)
+    assert torch_tensors._place(torch.device("mtia:0")) == ("mtia:0", 0)
+
+
+def test_intel_gpus(monkeypatch):
+    """Without one: no tensor can be made on `xpu` here, but its device and stream are known."""
+    from gpucoll.arrays import torch_tensors
+
+    stream = SimpleNamespace(sycl_queue=0x1234)
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda device: stream)
+    device = torch.device("xpu:1")
+    assert torch_tensors._place(device) == ("sycl:1", 0x1234)
+    template = torch_tensors.template_of_dtype("float32")
+    template = template._replace(native=(torch.float32, device))
+    assert torch_tensors.current_stream_of(template)() == 0x1234

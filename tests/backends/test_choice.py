@@ -22,9 +22,11 @@ from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.errors import ArgumentError
 
 CUDA, ROCM = Seen("cuda", "there is /dev/nvidiactl"), Seen("rocm", "there is /dev/kfd")
+INTEL = Seen("sycl", "there is /dev/dri/renderD128")
 NONE = Seen("", "nothing is there")
 HOST = Seen("host", "GPUCOLL_DEVICE=host")
-WITHOUT, WITH = ("cpu", "nccl", "rccl"), ("cpu", "nccl", "rccl", "direct")
+WITHOUT = ("cpu", "nccl", "rccl", "oneccl")
+WITH = (*WITHOUT, "direct")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,9 @@ WITHOUT, WITH = ("cpu", "nccl", "rccl"), ("cpu", "nccl", "rccl", "direct")
         ("cpu", [CUDA, CUDA], "cpu", "", "backend='cpu' was asked for"),
         ("nccl", [NONE, NONE], "", "nccl", "asked for"),
         ("rccl", [CUDA, ROCM], "", "rccl", "asked for"),
+        ("auto", [INTEL] * 2, "cpu", "oneccl", "chosen by auto: there is /dev/dri/renderD128"),
+        ("oneccl", [INTEL, NONE], "", "oneccl", "asked for"),
+        ("oneccl", [HOST, HOST], "", "oneccl", "asked for"),
     ],
 )
 def test_choose(wish, seen, host, gpu, reason):
@@ -110,6 +115,8 @@ def test_an_obstacle_says_what_serves_instead():
         ("direct", [NONE, NONE], "", "no GPU: nothing is there"),
         ("direct", [CUDA, NONE], "", "no GPU on rank 1: nothing is there; start ranks only"),
         ("nccl", [HOST], "nccl", "asked for"),
+        ("auto", [CUDA, INTEL], "", "different vendors (cuda on rank 0, sycl on rank 1)"),
+        ("direct", [CUDA, INTEL], "", "rank 1: the direct backend does not serve Intel GPUs"),
     ],
 )
 def test_choose_where_direct_is_there(wish, seen, gpu, reason):
@@ -123,7 +130,7 @@ def test_choose_where_direct_is_there(wish, seen, gpu, reason):
 @pytest.mark.parametrize("served", [WITHOUT, WITH])
 def test_whatever_three_ranks_see(served):
     """Every combination: auto takes what serves all ranks' kinds, and refuses else with a cause."""
-    for seen in itertools.product([CUDA, ROCM, HOST, NONE], repeat=3):
+    for seen in itertools.product([CUDA, ROCM, INTEL, HOST, NONE], repeat=3):
         for wish in ("auto", "cpu", *KINDS, DIRECT):
             host, gpu = choose(wish, seen, served)
             kinds = [item.kind for item in seen]
@@ -133,22 +140,26 @@ def test_whatever_three_ranks_see(served):
             assert len(gpu.kinds) == (3 if gpu.backend else 0)
             if wish == "auto":
                 assert gpu.backend in (*served, "")
-                assert bool(gpu.backend) == ("" not in kinds) or served is WITHOUT
+                has_way = "" not in kinds and ("sycl" not in kinds or set(kinds) == {"sycl"})
+                assert bool(gpu.backend) == has_way or served is WITHOUT
                 if gpu.backend in KINDS:
                     assert set(kinds) == {KINDS[gpu.backend]}
             if gpu.backend == DIRECT:
                 assert list(gpu.kinds) == kinds
-                assert "" not in kinds
+                assert not {"", "sycl"} & {*kinds}
+            elif gpu.backend == "oneccl":
+                assert list(gpu.kinds) == ["host" if kind == "host" else "sycl" for kind in kinds]
             elif gpu.backend:
                 assert set(gpu.kinds) == {KINDS[gpu.backend]}
 
 
 @pytest.mark.parametrize("wish", ["auto", DIRECT])
 def test_mixed_takes_direct_for_all_arrays_whatever_the_ranks_see(wish):
-    for seen in itertools.product([CUDA, ROCM, HOST, NONE], repeat=3):
+    for seen in itertools.product([CUDA, ROCM, INTEL, HOST, NONE], repeat=3):
         host, gpu = choose(wish, seen, mixed=True)
         assert host.backend == gpu.backend == DIRECT
-        assert list(gpu.kinds) == [item.kind or "cpu" for item in seen]
+        on_host = ("", "sycl")  # the direct backend does not serve Intel GPUs
+        assert list(gpu.kinds) == ["cpu" if item.kind in on_host else item.kind for item in seen]
     shown = choose(wish, [CUDA, NONE, ROCM, NONE], mixed=True).gpu.reason
     assert shown == "mixed=True: host arrays alone on ranks 1, 3, cuda on rank 0, rocm on rank 2"
 
@@ -190,12 +201,38 @@ def test_discovery_by_device_files(monkeypatch, tmp_path, file, kind):
     assert f"/{file}" in seen.reason or not kind
 
 
+@pytest.mark.parametrize(
+    ("vendor", "has_node", "kind"),
+    [("0x8086\n", True, "sycl"), ("0x8086\n", False, ""), ("0x10de\n", True, "")],
+)
+def test_discovery_of_intel(monkeypatch, tmp_path, vendor, has_node, kind):
+    """Render nodes are of every vendor: sysfs tells whose; a container may lack the file."""
+    monkeypatch.delenv(config.CPU_ONLY, raising=False)
+    said, node = tmp_path / "sys/class/drm/renderD129/device/vendor", "dev/dri/renderD129"
+    for path in (said, tmp_path / node):
+        path.parent.mkdir(parents=True)
+    said.write_text(vendor)
+    if has_node:
+        (tmp_path / node).touch()
+
+    seen = look_for_gpus(tmp_path)
+
+    assert seen.kind == kind
+    assert f"/{node}, of an Intel GPU" in seen.reason or not kind
+
+
+def test_an_intel_gpu_has_no_other_backend():
+    pick = Pick("oneccl", "chosen by auto", ("sycl", "sycl"))
+    assert instead("auto", ObstacleError("no oneCCL", has_gpus=True), pick, WITH) is None
+    assert "direct" not in obstacle("oneccl", [found(1)] * 2, WITH)
+
+
 def test_discovery_by_environment(monkeypatch, tmp_path):
     monkeypatch.delenv(config.CPU_ONLY, raising=False)
     monkeypatch.setenv(config.GPU_KIND, "rocm")
     assert look_for_gpus(tmp_path) == Seen("rocm", "GPUCOLL_GPU_KIND=rocm")
     monkeypatch.setenv(config.GPU_KIND, "tpu")
-    with pytest.raises(ArgumentError, match="must be cuda or rocm"):
+    with pytest.raises(ArgumentError, match="must be one of cuda, rocm, sycl"):
         look_for_gpus(tmp_path)
     monkeypatch.setenv(config.CPU_ONLY, "1")
     assert look_for_gpus(tmp_path).kind == ""

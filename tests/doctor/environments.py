@@ -54,7 +54,7 @@ LAPTOP = {
     ],
     "gpus": {
         "kind": "",
-        "kind_reason": "there are no device files of NVIDIA's or AMD's driver",
+        "kind_reason": "there are no device files of NVIDIA's, AMD's or Intel's driver",
         "may_share": False,
         "drivers": [
             {

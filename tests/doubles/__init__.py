@@ -72,6 +72,10 @@ class Builder:
         defines = [f"-D{kind.upper()}_SUPPORT={value}" for kind, value in says.items()]
         return self._compile("mpi_double.c", "libmpi_says.so.1", *defines)
 
+    def oneccl(self, *defines: str) -> Path:
+        """Return oneCCL's double, for one rank; ``oneccl_double.c`` says what it does."""
+        return self._compile("oneccl_double.c", "libccl.so.2", *defines)
+
     def _rtc(self, soname: str, *defines: str) -> Path | None:
         """Return the compiler's double; None without a C++ compiler behind it."""
         found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)

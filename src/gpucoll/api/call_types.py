@@ -34,12 +34,17 @@ class _CudaArrayInterface(Protocol):
     def __cuda_array_interface__(self) -> object: ...
 
 
+class _SyclArrayInterface(Protocol):
+    @property
+    def __sycl_usm_array_interface__(self) -> object: ...
+
+
 class _Dlpack(Protocol):
     # Only Any accepts every signature, of old and new versions of DLPack.
     def __dlpack__(self, *args: Any, **kwargs: Any) -> object: ...
 
 
-Array: TypeAlias = _Buffer | _ArrayInterface | _CudaArrayInterface | _Dlpack
+Array: TypeAlias = _Buffer | _ArrayInterface | _CudaArrayInterface | _SyclArrayInterface | _Dlpack
 AnyDevice: TypeAlias = Any
 """A GPU: its number, its name, or a device of CuPy or PyTorch, whose classes may be missing."""
 Numbers: TypeAlias = npt.NDArray[Any]

@@ -61,7 +61,7 @@ def init(
         through the vendor's library if every rank has its own GPU, otherwise through ``"direct"``.
         `Communicator.describe` says what was chosen and why. ``"cpu"``: host arrays only.
         ``"mpi"``: host arrays, through the MPI of mpi4py, which has started these ranks.
-        ``"nccl"``, ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
+        ``"nccl"``, ``"rccl"``, ``"oneccl"``, ``"direct"``: GPU arrays only, connected at once.
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
         are then connected at once; an error is raised unless every rank has one. Default: the GPUs

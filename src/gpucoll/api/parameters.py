@@ -59,7 +59,7 @@ def _device_number(device: object) -> int:
     """Return a GPU's number."""
     if isinstance(device, str):
         kind, _, text = device.partition(":")
-        if kind in (*VENDOR_BACKENDS, HOST_DEVICE, "hip") and text.isdecimal():
+        if kind in (*VENDOR_BACKENDS, HOST_DEVICE, "hip", "xpu") and text.isdecimal():
             return int(text)
     for name in ("index", "id"):  # the attributes of PyTorch's and CuPy's devices
         if not isinstance(device, int | str) and isinstance(getattr(device, name, None), int):

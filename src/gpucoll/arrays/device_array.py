@@ -68,6 +68,8 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         """The description that CUDA libraries read; missing for dtypes that NumPy lacks."""
+        if self.device.startswith("sycl"):
+            raise AttributeError("the memory belongs to an Intel GPU: use DLPack")
         if self.dtype in _WITHOUT_TYPESTR:
             raise AttributeError(f"the array interface has no {self.dtype}: use DLPack")
         address = self.address if self.size_bytes else 0  # the interface's value without elements

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 DEVICES = {
     1: "cpu", 2: "cuda", 3: "cpu", 8: "metal", 9: "vpi", 10: "rocm", 11: "cpu", 13: "cuda",
-    14: "oneapi",
+    14: "sycl",
 }  # fmt: skip
-"""DLDeviceType -> device name. Pinned host memory (3, 11) is "cpu", managed memory is "cuda"."""
+"""DLDeviceType -> device name. Pinned host memory (3, 11) is "cpu", managed memory is "cuda";
+kDLOneAPI is "sycl"."""
 
 _READ_ONLY, _IS_COPIED = 1, 2
 

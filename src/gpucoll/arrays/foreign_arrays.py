@@ -1,6 +1,7 @@
 """Arrays of libraries without a module here, read through the protocols that they share.
 
-``__cuda_array_interface__``, ``__array_interface__`` or DLPack give the memory. The library's own
+``__cuda_array_interface__``, ``__sycl_usm_array_interface__`` (dpctl, dpnp),
+``__array_interface__`` or DLPack give the memory. The library's own
 ``from_dlpack`` makes the result on the host, and its ``empty`` on a GPU, if it has them (as
 libraries of the array API standard do). Otherwise the result on the host is a NumPy array, and on a
 GPU `out` must be given.
@@ -45,9 +46,11 @@ def look_at_out(out: AnyArray) -> View:
 
 def _seen(x: AnyArray, what: str) -> tuple[View, str]:
     """Return the view of x, and the reason why x cannot be written; empty if it can."""
+    if (usm := getattr(x, "__sycl_usm_array_interface__", None)) is not None:
+        return _interface_view(x, *_of_sycl(usm, what), what)
     for attribute in ("__cuda_array_interface__", "__array_interface__"):
         if (interface := getattr(x, attribute, None)) is not None:
-            return _interface_view(x, interface, what, _device_of(x, attribute))
+            return _interface_view(x, interface, _device_of(x, attribute), what)
     tensor = dlpack.read(x, what)
     name, item_bytes = tensor.dtype, tensor.item_bytes
     template = Template(tensor.shape, name, item_bytes, _THIS, tensor.device, 0, None, (x, name))
@@ -61,7 +64,25 @@ def _device_of(x: AnyArray, attribute: str) -> str:
     return dlpack.device_of(x) if hasattr(x, "__dlpack_device__") else "cuda"
 
 
-def _interface_view(x: AnyArray, interface: Interface, what: str, device: str) -> tuple[View, str]:
+def _of_sycl(usm: Interface, what: str) -> tuple[Interface, str]:
+    """Return what the interface of SYCL's shared memory says in CUDA's words, and the device."""
+    queue = usm["syclobj"]
+    if not hasattr(queue, "addressof_ref") or not hasattr(queue, "sycl_device"):
+        raise ArgumentTypeError(f"{what} does not say on which queue of dpctl it was made")
+    item_bytes = np.dtype(usm["typestr"]).itemsize
+    strides = usm.get("strides")
+    address, is_read_only = usm["data"]
+    interface = {
+        "typestr": usm["typestr"],
+        "shape": usm["shape"],
+        "strides": None if strides is None else tuple(step * item_bytes for step in strides),
+        "data": (address + usm.get("offset", 0) * item_bytes, is_read_only),
+        "stream": queue.addressof_ref(),
+    }
+    return interface, f"sycl:{queue.sycl_device.get_device_id()}"
+
+
+def _interface_view(x: AnyArray, interface: Interface, device: str, what: str) -> tuple[View, str]:
     """Return the same as `_seen`, from x's array interface, NumPy's or CUDA's."""
     if interface.get("mask") is not None:
         raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")

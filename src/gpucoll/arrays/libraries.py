@@ -27,7 +27,12 @@ LIBRARIES = {
 }
 """Root module of a type, or of one of its bases -> the module here."""
 
-PROTOCOLS = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
+PROTOCOLS = (
+    "__cuda_array_interface__",
+    "__sycl_usm_array_interface__",
+    "__array_interface__",
+    "__dlpack__",
+)
 """Attributes that describe arrays of other libraries; `foreign_arrays` reads them."""
 
 REMEDIES = {

@@ -13,7 +13,7 @@ from gpucoll.arrays.library import AnyArray, AnyDtype, Destination, Source, Temp
 from gpucoll.arrays.overlap import overlaps, overlaps_itself
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 
-GPU_KINDS = ("cuda", "rocm", "host")
+GPU_KINDS = ("cuda", "rocm", "sycl", "host")
 """Kinds of devices, other than the host, whose arrays can be moved (without device numbers)."""
 
 

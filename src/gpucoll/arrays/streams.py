@@ -14,8 +14,8 @@ def address_of(stream: AnyStream) -> int:
     Parameters
     ----------
     stream : int or stream
-        The handle itself, a stream of CuPy, PyTorch or Numba, or any object with
-        ``__cuda_stream__``.
+        The handle itself (for Intel GPUs the address of a ``sycl::queue``), a stream of CuPy,
+        PyTorch or Numba, a queue of dpctl, or any object with ``__cuda_stream__``.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream >= 0:
@@ -23,7 +23,9 @@ def address_of(stream: AnyStream) -> int:
     elif (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
         _, handle = protocol() if callable(protocol) else protocol
         return int(handle)
-    for name in ("ptr", "cuda_stream"):  # CuPy, PyTorch
+    if (address_of_queue := getattr(stream, "addressof_ref", None)) is not None:  # dpctl
+        return int(address_of_queue())
+    for name in ("ptr", "cuda_stream", "sycl_queue"):  # CuPy, PyTorch
         if (address := getattr(stream, name, None)) is not None:
             return int(address)
     if (handle := getattr(stream, "handle", None)) is not None:  # Numba: a c_void_p

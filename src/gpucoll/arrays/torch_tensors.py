@@ -120,6 +120,8 @@ def _place(device: torch.device) -> tuple[str, int]:
     """Return the name of a device, and the address of its current stream."""
     if device.type == "cpu":
         return "cpu", 0
+    if device.type == "xpu":
+        return f"sycl:{device.index}", torch.xpu.current_stream(device).sycl_queue
     if device.type != "cuda":
         return str(device), 0
     kind = "cuda" if torch.version.hip is None else "rocm"
@@ -174,6 +176,8 @@ def adopt(array: DeviceArray, template: Template) -> torch.Tensor:
 def current_stream_of(template: Template) -> Callable[[], int]:
     """Return a function that returns the address of the stream on which PyTorch currently works."""
     device = template.native[1]
+    if device.type == "xpu":
+        return lambda: torch.xpu.current_stream(device).sycl_queue
     if device.type != "cuda":
         return lambda: 0
     return lambda: torch.cuda.current_stream(device).cuda_stream

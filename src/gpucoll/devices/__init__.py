@@ -1,7 +1,8 @@
 """GPUs, as far as gpucoll needs them: streams, events, memory, and their identities.
 
-`device.Device` is the protocol. `cuda` and `hip` are its two implementations over the vendors'
-drivers alone: without a CUDA toolkit or CuPy. `open_device` loads a driver only when it is needed.
+`device.Device` is the protocol. `cuda` and `hip` implement it over the vendors' drivers alone:
+without a CUDA toolkit or CuPy. `sycl` needs dpctl. `open_device` loads a driver only when it is
+needed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ KINDS = MappingProxyType(
     {
         "cuda": "gpucoll.devices.cuda",
         "rocm": "gpucoll.devices.hip",
+        "sycl": "gpucoll.devices.sycl",
         "host": "gpucoll.devices.host.device",
     }
 )

@@ -49,7 +49,7 @@ class Device(Protocol):
     """
 
     kind: str
-    """``"cuda"``, ``"rocm"`` or ``"host"``."""
+    """``"cuda"``, ``"rocm"``, ``"sycl"`` or ``"host"``."""
     number: int
     """Its number among the GPUs that this process sees."""
     label: str

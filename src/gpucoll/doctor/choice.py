@@ -9,10 +9,27 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from gpucoll.backends import BACKENDS
-from gpucoll.backends.choice import DIRECT, Found, ObstacleError, Seen, choose, instead, obstacle
+from gpucoll.backends.choice import (
+    DIRECT,
+    LIBRARY_NAMES,
+    Found,
+    ObstacleError,
+    Seen,
+    choose,
+    instead,
+    obstacle,
+)
 from gpucoll.doctor.facts import Choice, DriverFound, GpuFound, Gpus, LibraryFound
 
-__all__ = ["LIBRARIES", "NEVER_ON_AMD", "VENDOR_NAMES", "choices", "used_library"]
+__all__ = [
+    "INTEL_LIBRARY",
+    "LIBRARIES",
+    "NEVER_ON_AMD",
+    "NEVER_ON_INTEL",
+    "VENDOR_NAMES",
+    "choices",
+    "used_library",
+]
 
 HOST_ARRAYS = "host arrays"
 GPU_ARRAYS = "GPU arrays"
@@ -20,6 +37,10 @@ SHARED_GPU = "shared GPU"
 """Arrays on a GPU that several ranks share."""
 _BOTH = (GPU_ARRAYS, SHARED_GPU)
 NEVER_ON_AMD = "gpucoll has never been executed on an AMD GPU"
+NEVER_ON_INTEL = "gpucoll has never been executed on an Intel GPU"
+_INTEL = "oneccl"
+"""The backend of Intel GPUs, which the probes of drivers do not look for."""
+INTEL_LIBRARY = LIBRARY_NAMES[_INTEL]
 
 VENDOR_NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
 LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
@@ -68,6 +89,8 @@ def _of_gpus(
         return [_refused(GPU_ARRAYS, pick.reason)]
     if pick.backend == DIRECT:
         return [Choice(arrays=arrays, backend=DIRECT, reason=pick.reason) for arrays in _BOTH]
+    if pick.backend == _INTEL:
+        return [_of_intel(pick.reason, libraries)]
     vendor = _VENDORS[pick.backend]
     devices = [device for device in gpus["devices"] if device["vendor"] == vendor]
     library = used_library(vendor, libraries)
@@ -83,6 +106,16 @@ def _of_gpus(
     reason = f"one GPU per rank, through {library['name']} {library['version']} ({pick.reason})"
     row = Choice(arrays=GPU_ARRAYS, backend=pick.backend, reason=reason + warning)
     return [row, _shared(pick.backend, devices[0], library, gpus["may_share"], served)]
+
+
+def _of_intel(reason: str, libraries: Sequence[LibraryFound] | None) -> Choice:
+    """Return the row of Intel GPUs; whether SYCL sees them, the first call finds out."""
+    name = INTEL_LIBRARY
+    used = next((x for x in libraries or () if x["name"] == name and x["is_used"]), None)
+    if used is None:
+        return _refused(GPU_ARRAYS, f"{_INTEL} would be chosen, but {name} cannot be used (below)")
+    text = f"one GPU per rank, through {name} {used['version']} ({reason}); {NEVER_ON_INTEL}"
+    return Choice(arrays=GPU_ARRAYS, backend=_INTEL, reason=text)
 
 
 def _refused(arrays: str, reason: str) -> Choice:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpucoll.doctor.choice import LIBRARIES, NEVER_ON_AMD, VENDOR_NAMES
+from gpucoll.doctor.choice import (
+    INTEL_LIBRARY,
+    LIBRARIES,
+    NEVER_ON_AMD,
+    NEVER_ON_INTEL,
+    VENDOR_NAMES,
+)
 from gpucoll.doctor.facts import DriverFound, Kernels, Report
 from gpucoll.doctor.mpi import described
 
@@ -151,6 +157,8 @@ def _gpus(report: Report) -> Iterator[Line]:
             yield Line(OK, f"GPU {device['number']}", ", ".join(part for part in parts if part))
         if devices:
             yield _compiler(driver)
+    if found["kind"] == "sycl":
+        yield Line(NOTE, "Intel GPU", f"{found['kind_reason']}; {NEVER_ON_INTEL}")
     for name, value in found["visible_devices"].items():
         yield Line(NOTE, "hidden GPUs", f"{name}={value!r} selects the GPUs that this process sees")
 
@@ -178,9 +186,9 @@ def _libraries(report: Report) -> Iterator[Line]:
     found = report["libraries"]
     if found is None:
         return
-    for name in (*LIBRARIES.values(), "MPI"):
+    for name in (*LIBRARIES.values(), INTEL_LIBRARY, "MPI"):
         copies = [copy for copy in found if copy["name"] == name]
-        if not copies:
+        if not copies and name != INTEL_LIBRARY:
             yield Line(ABSENT, name, "not found")
         for copy in copies:
             label = name if name == "MPI" else f"{name} {copy['version'] or ''}".strip()

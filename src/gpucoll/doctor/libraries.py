@@ -1,4 +1,4 @@
-"""The probes of NCCL, RCCL and MPI: which copies exist, and which one gpucoll uses.
+"""The probes of NCCL, RCCL, oneCCL and MPI: which copies exist, and which one gpucoll uses.
 
 `candidates` only reads names, so it cannot hang; `look` opens one copy, each in its own process.
 """
@@ -15,6 +15,7 @@ from typing import TypedDict
 
 from gpucoll.backends.nccl import library
 from gpucoll.backends.nccl.library import NCCL, RCCL, Vendor
+from gpucoll.backends.oneccl.library import ONECCL
 from gpucoll.devices.foreign_library import loaded_copies, open_library
 from gpucoll.doctor.facts import LibraryFound
 from gpucoll.errors import BackendUnavailableError
@@ -22,7 +23,7 @@ from gpucoll.errors import BackendUnavailableError
 __all__ = ["Candidate", "Look", "candidates", "look", "merged"]
 
 MPI = "MPI"
-_VENDORS: dict[str, Vendor] = {vendor.name: vendor for vendor in (NCCL, RCCL)}
+_VENDORS: dict[str, Vendor] = {vendor.name: vendor for vendor in (NCCL, RCCL, ONECCL)}
 _MPI_NAMES = ("libmpi.so.12", "libmpi.so.40")
 """MPICH and Intel MPI; Open MPI."""
 _MPI_PATTERN = r"libmpi\.so.*"
@@ -35,6 +36,7 @@ _MPI_VERSION_BYTES = 8192  # the limit of MPI_MAX_LIBRARY_VERSION_STRING
 _ELSEWHERE = {
     NCCL.name: ("/usr/local/cuda/lib64/libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2"),
     RCCL.name: ("/opt/rocm/lib/librccl.so.1",),
+    ONECCL.name: ("/usr/lib/x86_64-linux-gnu/libccl.so.2",),
     MPI: (),
 }
 """Common places of copies, whether or not gpucoll looks there."""

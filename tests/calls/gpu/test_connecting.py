@@ -259,8 +259,10 @@ def test_no_gpu_is_seen(gpu_ranks, doubles):
     for text, shown in gpu_ranks.call(
         2, in_rank, double, see_no_gpu, (), gives="seat", environment=double.variables
     ):
-        assert "no GPU: there are no device files of NVIDIA's or AMD's driver" in text
-        assert shown == "none: no GPU: there are no device files of NVIDIA's or AMD's driver"
+        assert "no GPU: there are no device files of NVIDIA's, AMD's or Intel's driver" in text
+        assert (
+            shown == "none: no GPU: there are no device files of NVIDIA's, AMD's or Intel's driver"
+        )
 
 
 def without_double(seat):

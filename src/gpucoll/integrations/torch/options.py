@@ -32,7 +32,7 @@ class Options:
     timeout_s : float, optional
         Deadline of every wait, in seconds. Default: torch's `timeout` (30 min).
     backend : str
-        For GPU tensors: "auto", "nccl", "rccl" or "direct".
+        For GPU tensors: "auto", "nccl", "rccl", "oneccl" or "direct".
     device : int or str, optional
         This rank's GPU, connected at once. Default: at the first call on a GPU tensor.
     """
