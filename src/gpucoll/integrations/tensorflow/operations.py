@@ -20,7 +20,7 @@ from gpucoll.integrations.tensorflow import c_api, tensors
 from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
-__all__ = ["Call", "Node", "Operation", "register", "running_here"]
+__all__ = ["Call", "Node", "Operation", "register", "running_here", "take_interrupt"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Operation:
     ordered : bool
         Whether calls inside a tf.function run one at a time, in the order of the program, and also
         if nobody uses their outputs.
+    synchronous : bool
+        Whether `compute` finishes before it returns. In eager mode it then runs on the thread of
+        the program. `register` finishes the call unless it failed.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Operation:
     attributes: Sequence[str] = ()
     shapes: Callable[[Shapes], None] = Shapes.scalars
     ordered: bool = False
+    synchronous: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,18 +78,20 @@ class Call:
 
     __slots__ = ("_context", "_done", "_kept", "_status", "is_here", "node")
 
-    def __init__(self, node: Node, context: int, callback: int) -> None:
+    def __init__(self, node: Node, context: int, callback: int | None = None) -> None:
         self.node = node
         self.is_here = getattr(_caller, "waits", False)
         self._context, self._status = context, _statuses.pop() if _statuses else Status()
         self._kept: list[int] = []
-        self._done: Callable[[], None] = (
-            (lambda: api.RunAsyncOpKernelDoneCallback(callback)) if self.is_here else Done(callback)
-        )
+        self._done: Callable[[], None] | None = None
+        if callback is not None and self.is_here:
+            self._done = lambda: api.RunAsyncOpKernelDoneCallback(callback)
+        elif callback is not None:
+            self._done = Done(callback)
 
-    def inputs(self) -> list[np.ndarray[Any, Any]]:
-        """Return the inputs: views that live until `finish`."""
-        return [tensors.view(self._input(x)) for x in range(api.NumInputs(self._context))]
+    def inputs(self, first: int = 0) -> list[np.ndarray[Any, Any]]:
+        """Return the inputs from a number on: views that live until `finish`."""
+        return [tensors.view(self._input(x)) for x in range(first, api.NumInputs(self._context))]
 
     def output(
         self, index: int, shape: Sequence[int], dtype: np.dtype[Any]
@@ -120,7 +126,8 @@ class Call:
             api.OpKernelContext_Failure(self._context, self._status.address)
         else:
             _statuses.append(self._status)
-        self._done()
+        if self._done is not None:
+            self._done()
 
     def _input(self, index: int) -> int:
         tensor = ctypes.c_void_p()
@@ -145,6 +152,13 @@ class running_here:  # noqa: N801 - a context manager
         _caller.waits = False
         if _caller.interrupt is not None:
             raise _caller.interrupt
+
+
+def take_interrupt() -> BaseException | None:
+    """Return the Ctrl-C that ended a synchronous kernel on this thread, once."""
+    interrupt: BaseException | None = getattr(_caller, "interrupt", None)
+    _caller.interrupt = None
+    return interrupt
 
 
 _caller = threading.local()
@@ -233,23 +247,34 @@ def _register_kernel(operation: Operation) -> None:
         _nodes[key] = Node(node.name, values)
         return key
 
-    @c_api.ASYNC_COMPUTE
-    def compute(kernel: int, context: int, callback: int) -> None:
-        call = Call(_nodes[kernel], context, callback)
+    def run(call: Call) -> None:
         try:
             operation.compute(call)
+            if operation.synchronous:
+                call.finish()
         except BaseException as e:
-            if call.is_here and not isinstance(e, Exception):
+            if (call.is_here or operation.synchronous) and not isinstance(e, Exception):
                 _caller.interrupt = e
             call.finish(e)
+
+    @c_api.COMPUTE
+    def compute(kernel: int, context: int) -> None:
+        run(Call(_nodes[kernel], context))
+
+    @c_api.ASYNC_COMPUTE
+    def compute_later(kernel: int, context: int, callback: int) -> None:
+        run(Call(_nodes[kernel], context, callback))
 
     @c_api.DELETE
     def delete(kernel: int) -> None:
         _nodes.pop(kernel, None)
 
     name = operation.name.encode()
-    builder = api.NewAsyncKernelBuilder(name, b"CPU", create, compute, delete)
-    _callbacks.extend((create, compute, delete))
+    if operation.synchronous:
+        builder = api.NewKernelBuilder(name, b"CPU", create, compute, delete)
+    else:
+        builder = api.NewAsyncKernelBuilder(name, b"CPU", create, compute_later, delete)
+    _callbacks.extend((create, compute, compute_later, delete))
     status = Status()
     api.RegisterKernelBuilder(name, builder, status.address)
     status.check()
