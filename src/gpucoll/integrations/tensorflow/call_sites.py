@@ -76,7 +76,7 @@ class CallSite:
         collective: Collective,
         op: ReduceOp | None,
         root: int,
-        counts: tuple[int, ...] | None,
+        counts: Counts,
         exchanges_counts: bool,
     ) -> None:
         self.key, self.variable, self.order = key, order, order.handle
@@ -218,15 +218,12 @@ def site_of(
     ArgumentError, ArgumentTypeError
         An option is wrong.
     """
-    if comm is None:
-        comm = _default
-    options = collective, op, root, counts
+    given = _default if comm is None else comm
     try:
-        site = _known[comm][options]  # type: ignore[index]  # None is an error, below
+        site = _known[given][collective, op, root, counts]  # type: ignore[index]  # None is an error
     except (KeyError, TypeError):
-        return _made(comm, collective, op, root, counts)
-    if comm.is_closed:  # type: ignore[union-attr]
-        raise _closed(collective.spelled)
+        return _made(given, collective, op, root, counts)
+    _ = site.comm  # an error if it is closed
     return site
 
 
@@ -238,7 +235,7 @@ def site_with(key: int) -> CallSite:
 def as_operation_error(error: Exception) -> OperationError:
     """Return an error as TensorFlow's class of it, with its text."""
     for classes, code in _CODES:
-        if isinstance(error, classes):  # type: ignore[arg-type]
+        if isinstance(error, classes):
             return OperationError(code, f"{type(error).__name__}: {error}")
     return OperationError(Code.INTERNAL, repr(error))
 
@@ -264,17 +261,18 @@ def _made(
         raise ArgumentError(f"{name}: root must be a rank, 0 to {comm.world_size - 1}; got {root}")
     if counts == AUTO and collective.spreads:
         raise ArgumentError(f"{name}: counts must be numbers, which every rank passes")
-    numbers = _checked_counts(name, counts, comm.world_size)
+    rows = _checked_counts(name, counts, comm.world_size)
     if comm not in _orders:
         with tf.init_scope(), tf.device("CPU:0"):
             _orders[comm] = tf.Variable(0.0, trainable=False, name="gpucoll_order")
     parsed = ReduceOp.parse(op) if collective.reduces else None
     known = _known.setdefault(comm, {})
-    options = collective, parsed, root, numbers, counts == AUTO
-    site = known.get(options)
+    exchanges = counts == AUTO
+    site = known.get((collective, parsed, root, rows, exchanges))
     if site is None:
-        site = CallSite(next(_keys), comm, _orders[comm], *options)
-        _sites[site.key] = known[options] = site
+        order = _orders[comm]
+        site = CallSite(next(_keys), comm, order, collective, parsed, root, rows, exchanges)
+        _sites[site.key] = known[collective, parsed, root, rows, exchanges] = site
     if isinstance(counts, tuple | str | None):
         known[collective, op, root, counts] = site
     return site

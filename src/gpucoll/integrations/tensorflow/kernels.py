@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from gpucoll.collectives import Collective
 from gpucoll.integrations.tensorflow.call_sites import (
@@ -53,21 +52,38 @@ def registered() -> ModuleType:
     """Register the ops, once; return a module with a function for each: ``gpucoll_all_reduce``."""
     served = ", ".join(SERVED)
     one, several = f"T: {{{served}}}", f"T: list({{{served}}}) >= 1"
-    order, x, y, site = "order: resource", "x: T", "y: T", "site: int"
-    made: list[Any] = []
-    for collective in OFFERED:
-        shapes = _rows if collective.has_blocks else _same
-        compute = _kernel(_run)
-        made.append((op_name(collective), compute, (order, x), (y,), (one, site), shapes))
-    for collective in LISTED:
-        name = op_name(collective, "List")
-        made.append((name, _kernel(_run_list), (order, x), (y,), (several, site), _same))
+    x, y = ("order: resource", "x: T"), ("y: T",)
+    splits, received = (*x, "splits: int64"), (*y, "received: int64")
     exchange = op_name(Collective.ALL_TO_ALL, "WithSplits")
-    inputs, outputs = (order, x, "splits: int64"), (y, "received: int64")
-    made.append((exchange, _kernel(_exchange), inputs, outputs, (one, site), _exchanged))
     barrier = op_name(Collective.BARRIER)
-    made.append((barrier, _kernel(_barrier), (order,), (), (site,), _nothing))
-    return register([Operation(*x, ordered=True, synchronous=True) for x in made])
+    return register(
+        [
+            *(
+                _operation(op_name(each), _run, x, y, one, _rows if each.has_blocks else _same)
+                for each in OFFERED
+            ),
+            *(
+                _operation(op_name(each, "List"), _run_list, x, y, several, _same)
+                for each in LISTED
+            ),
+            _operation(exchange, _exchange, splits, received, one, _exchanged),
+            _operation(barrier, _barrier, x[:1], (), "", _nothing),
+        ]
+    )
+
+
+def _operation(
+    name: str,
+    run: Callable[[Call, CallSite], None],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    dtypes: str,
+    shapes: Callable[[Shapes], None],
+) -> Operation:
+    attributes = [*([dtypes] if dtypes else []), "site: int"]
+    return Operation(
+        name, _kernel(run), inputs, outputs, attributes, shapes, ordered=True, synchronous=True
+    )
 
 
 def _kernel(run: Callable[[Call, CallSite], None]) -> Callable[[Call], None]:
