@@ -287,7 +287,7 @@ def _closed(name: str) -> StateError:
 
 def _checked_counts(name: str, counts: Counts | str, world_size: int) -> Counts:
     if counts is None or counts == AUTO:
-        return counts  # type: ignore[return-value]
+        return None
     try:
         fixed = tuple(map(int, counts))
     except (TypeError, ValueError):

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.pyct import error_utils
 
 from gpucoll import Communicator, ReduceOp
 from gpucoll.collectives import Collective
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.integrations.tensorflow.call_sites import AUTO, CallSite, site_of
 from gpucoll.integrations.tensorflow.emission import emit, emit_barrier, emit_exchange, emit_list
 from gpucoll.integrations.tensorflow.gradients import register_gradients
@@ -323,3 +324,9 @@ def _gathered_slices(site: CallSite, x: tf.IndexedSlices) -> tf.IndexedSlices:
     if site.op.name == "avg":
         values = values / tf.cast(site.world_size, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=x.dense_shape)
+
+
+for _name in __all__:  # AutoGraph calls them as they are; its decorator for that costs 1 us a call
+    globals()[_name].autograph_info__ = {}
+# It makes errors that pass through it anew: of their own classes if it knows that a text suffices.
+error_utils.KNOWN_STRING_CONSTRUCTOR_ERRORS += (ArgumentError, ArgumentTypeError, StateError)

@@ -35,6 +35,7 @@ class DistributedGradientTape:
     is not combined.
     """
 
+    @tf.autograph.experimental.do_not_convert
     def __init__(
         self, tape: tf.GradientTape, comm: Communicator | None = None, op: str | ReduceOp = "avg"
     ) -> None:
@@ -51,6 +52,7 @@ class DistributedGradientTape:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
 
+    @tf.autograph.experimental.do_not_convert
     def gradient(self, target: Any, sources: Any, *options: Any, **named: Any) -> Any:
         """Return the gradients, combined over the ranks.
 
@@ -70,6 +72,7 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(gradients, flat)
 
 
+@tf.autograph.experimental.do_not_convert
 def broadcast_variables(
     variables: Sequence[Any], root: int = 0, *, comm: Communicator | None = None
 ) -> None:
@@ -90,6 +93,7 @@ def broadcast_variables(
         variable.assign(value)
 
 
+@tf.autograph.experimental.do_not_convert
 def shard(dataset: tf.data.Dataset, *, comm: Communicator | None = None) -> tf.data.Dataset:
     """Return this rank's part of a dataset: on every rank the same number of elements.
 

@@ -141,7 +141,8 @@ def _register() -> None:
 def _run(outputs: Any, inputs: Any, text: int, length: int, status: Any) -> None:
     try:
         place = _places[int(ctypes.string_at(text, length))]
-        ctypes.memmove(outputs[0], inputs[0], 4)
+        # A call with one result gets its address; with several, that of their addresses.
+        ctypes.memmove(outputs[0] if place.shapes else outputs, inputs[0], 4)
         both = zip(place.dtypes, place.shapes, strict=True)
         xs = [tensors.array_at(inputs[i], shape, dtype) for i, (dtype, shape) in enumerate(both, 1)]
         both = zip(place.dtypes, place.result_shapes, strict=True)
