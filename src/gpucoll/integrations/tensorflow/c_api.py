@@ -47,7 +47,6 @@ class Code(enum.IntEnum):
     FAILED_PRECONDITION = 9
     ABORTED = 10
     INTERNAL = 13
-    UNAVAILABLE = 14
 
 
 class OperationError(Exception):

@@ -47,8 +47,7 @@ _CODES = (
     ((MismatchError, StateError), Code.FAILED_PRECONDITION),
     ((ArgumentError, ArgumentTypeError), Code.INVALID_ARGUMENT),
     (DeadlineError, Code.DEADLINE_EXCEEDED),
-    (PeerLostError, Code.UNAVAILABLE),
-    (AbortedError, Code.ABORTED),
+    ((PeerLostError, AbortedError), Code.ABORTED),  # TensorFlow turns UNAVAILABLE into INTERNAL
     (GpucollError, Code.INTERNAL),
 )
 

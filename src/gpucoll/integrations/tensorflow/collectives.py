@@ -59,9 +59,9 @@ def all_reduce(
     ArgumentTypeError, ArgumentError, StateError
         When it is called or traced, before anything moves: a dtype or an option that is not
         served; no communicator, or a closed one.
-    tf.errors.FailedPreconditionError, DeadlineExceededError, UnavailableError, AbortedError
-        When the op runs, with gpucoll's text: the ranks' calls do not match; a deadline; a lost
-        rank; a rank gave up. (In a function that XLA compiles: InternalError.)
+    tf.errors.FailedPreconditionError, DeadlineExceededError, AbortedError
+        When the op runs, with gpucoll's text: the ranks' calls do not match; a deadline; a rank
+        is lost, or gave up. (In a function that XLA compiles: InternalError.)
 
     Notes
     -----

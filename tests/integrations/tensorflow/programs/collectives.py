@@ -1,6 +1,6 @@
 """On 2 ranks: every collective, eagerly, in a tf.function and under XLA, with its gradient.
 
-As its argument it takes how: "eager", "function" or "compiled". Prints the name of what passed.
+Its arguments say how: "eager", "function", "compiled". Prints the name of what passed.
 """
 
 import sys
@@ -11,7 +11,7 @@ import tensorflow as tf
 import gpucoll
 import gpucoll.integrations.tensorflow as gct
 
-HOW = sys.argv[1]
+HOW = ""
 comm = gpucoll.init()
 gct.use(comm)
 rank, P = comm.rank, comm.world_size
@@ -41,7 +41,9 @@ def check(call, reference, n_rows=4, weights=None):
     x = tf.constant(inputs[rank])
     expected = reference(inputs)
     near(the_way(call)(x), expected[rank])
-    weights = [np.arange(y.size, dtype=np.float32).reshape(y.shape) + r for r, y in enumerate(expected)]
+    weights = [
+        np.arange(y.size, dtype=np.float32).reshape(y.shape) + r for r, y in enumerate(expected)
+    ]
 
     def gradient(x, weight):
         with tf.GradientTape() as tape:
@@ -96,7 +98,9 @@ def test_blocks():
 
 def test_blocks_of_different_sizes():
     check(
-        lambda x: gct.all_gather(x, counts=[1, 3]), lambda xs: everywhere(np.concatenate(xs)), [1, 3]
+        lambda x: gct.all_gather(x, counts=[1, 3]),
+        lambda xs: everywhere(np.concatenate(xs)),
+        [1, 3],
     )
     check(lambda x: gct.scatter(x, 1, counts=[1, 3]), lambda xs: np.split(xs[1], [1]))
     check(lambda x: gct.reduce_scatter(x, counts=[1, 3]), lambda xs: np.split(sum(xs), [1]))
@@ -108,7 +112,9 @@ def test_blocks_of_different_sizes():
     if HOW == "compiled":
         return
     check(
-        lambda x: gct.all_gather(x, counts="auto"), lambda xs: everywhere(np.concatenate(xs)), [1, 3]
+        lambda x: gct.all_gather(x, counts="auto"),
+        lambda xs: everywhere(np.concatenate(xs)),
+        [1, 3],
     )
     splits = [[1, 3], [2, 2]]
     received = the_way(lambda x: gct.all_to_all(x, splits=splits[rank]))(rows(4))[1]
@@ -211,8 +217,9 @@ def test_shapes_are_inferred():
     assert shape(gct.all_gather, none).rank is None
 
 
-for name, test in list(globals().items()):
-    if name.startswith("test_"):
-        test()
-        print("passed", name, flush=True)
+for HOW in sys.argv[1:]:
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            test()
+            print("passed", name, HOW, flush=True)
 comm.close()
