@@ -51,6 +51,7 @@ MODULES_BETWEEN_HOSTS = (
 MODULES_WHEN_USED = (
     *MODULES_BETWEEN_HOSTS,
     "gpucoll.entries.native",
+    "gpucoll.integrations.tensorflow.compiled.kernels",
     "gpucoll.devices.host.loop",
     "gpucoll.backends.mpi.carriers",
     "gpucoll.backends.mpi.collectives",

@@ -1,7 +1,7 @@
 """Collectives as ops of TensorFlow, eagerly, in `tf.function` and under XLA.
 
 >>> import gpucoll, gpucoll.integrations.tensorflow as gct
->>> gct.use(gpucoll.init())
+>>> comm = gpucoll.init()
 >>> total = gct.all_reduce(x)
 """
 
@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpucoll.integrations.tensorflow.call_sites import use
     from gpucoll.integrations.tensorflow.collectives import (
         all_gather,
         all_reduce,
@@ -46,14 +45,12 @@ __all__ = [
     "scan",
     "scatter",
     "shard",
-    "use",
 ]
 
 _HOMES = {
     "DistributedGradientTape": "training",
     "broadcast_variables": "training",
     "shard": "training",
-    "use": "call_sites",
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,44 +13,30 @@ import tensorflow as tf
 
 from gpucoll import Communicator
 from gpucoll.collectives import NO_ROOT, Collective
-from gpucoll.errors import (
-    AbortedError,
-    ArgumentError,
-    ArgumentTypeError,
-    DeadlineError,
-    GpucollError,
-    MismatchError,
-    PeerLostError,
-    StateError,
-)
+from gpucoll.entries import native
+from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
+from gpucoll.integrations.native import chosen, door_of
 from gpucoll.integrations.tensorflow.c_api import Code, OperationError
 from gpucoll.types import DTYPES, ReduceOp
 
 if TYPE_CHECKING:
     AnyArray: TypeAlias = np.ndarray[Any, Any]
 
-__all__ = [
-    "AUTO",
-    "SERVED",
-    "CallSite",
-    "Counts",
-    "as_operation_error",
-    "site_of",
-    "site_with",
-    "use",
-]
+__all__ = ["AUTO", "SERVED", "CallSite", "Counts", "as_operation_error", "site_of", "site_with"]
 
 Counts: TypeAlias = "Sequence[int] | None"
 AUTO = "auto"
 SERVED = tuple(x for x in DTYPES if not x.startswith("float8"))
 """Dtypes of tensors. TensorFlow cannot parse the names of float8 in an op's definition."""
-_CODES = (
-    ((MismatchError, StateError), Code.FAILED_PRECONDITION),
-    ((ArgumentError, ArgumentTypeError), Code.INVALID_ARGUMENT),
-    (DeadlineError, Code.DEADLINE_EXCEEDED),
-    ((PeerLostError, AbortedError), Code.ABORTED),  # TensorFlow turns UNAVAILABLE into INTERNAL
-    (GpucollError, Code.INTERNAL),
-)
+_CODES = {
+    "MismatchError": Code.FAILED_PRECONDITION,
+    "StateError": Code.FAILED_PRECONDITION,
+    "ArgumentError": Code.INVALID_ARGUMENT,
+    "ArgumentTypeError": Code.INVALID_ARGUMENT,
+    "DeadlineError": Code.DEADLINE_EXCEEDED,
+    "PeerLostError": Code.ABORTED,  # TensorFlow would turn UNAVAILABLE into INTERNAL
+    "AbortedError": Code.ABORTED,
+}
 
 
 class CallSite:
@@ -83,16 +70,55 @@ class CallSite:
         self.exchanges_counts = exchanges_counts
         self.rank, self.world_size = comm.rank, comm.world_size
         self.gets = collective.gets(self.rank, root)
-        self._comm = weakref.ref(comm)
-        self._served: set[Any] = set()
+        self._program, self._door, self._served = weakref.ref(comm), door_of(comm), set[Any]()
+        self._jobs: list[Callable[[], object]] = []
+        self._in_turn = self._door.python_site(lambda *_: self._jobs.pop()())
 
     @property
     def comm(self) -> Communicator:
-        """The communicator; raise StateError if it is gone or closed."""
-        comm = self._comm()
-        if comm is None or comm.is_closed:
-            raise _closed(self.collective.spelled)
-        return comm
+        """A duplicate of the program's communicator, which only ops use."""
+        return self._door.comm
+
+    def beside(
+        self,
+        collective: Collective,
+        op: str | ReduceOp | None = None,
+        root: int = NO_ROOT,
+        counts: Counts | str = None,
+    ) -> CallSite:
+        """Return the site of another collective on the program's communicator, as `site_of`."""
+        comm = self._program()
+        if comm is None:
+            raise StateError(f"{collective.spelled}: the communicator of its op is gone")
+        return site_of(comm, collective, op, root, counts)
+
+    def native(self, dtype: Any, *, is_list: bool) -> int:
+        """Return the address of what compiled code calls; 0 if Python must call.
+
+        Parameters
+        ----------
+        dtype
+            Of TensorFlow's.
+        """
+        collective = self.collective.of_list if is_list else self.collective
+        if collective is None or self.counts is not None or self.exchanges_counts:
+            return 0
+        root = self.root if collective.has_root else None
+        name = collective.name.lower()
+        return self._door.site(name, dtype.as_numpy_dtype, self.op, root).address
+
+    def in_turn(self, job: Callable[[], object]) -> None:
+        """Call a function that calls the communicator, while no compiled code does.
+
+        Raises
+        ------
+        OperationError
+            With the function's error.
+        """
+        self._jobs.append(job)
+        text = native.run_site.ctypes(self._in_turn.address, 0, 0, 0, 0)
+        if text:
+            raise as_operation_error(ctypes.string_at(text).decode())
 
     def check(self, dtype: Any) -> None:
         """Raise ArgumentTypeError if the collective does not serve a dtype of TensorFlow's."""
@@ -180,25 +206,10 @@ class CallSite:
                 y[...] = 0
 
 
-_default: Communicator | None = None
 _sites: dict[int, CallSite] = {}
 _known: weakref.WeakKeyDictionary[Communicator, dict[Any, CallSite]] = weakref.WeakKeyDictionary()
 _orders: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 _keys = itertools.count(1)
-
-
-def use(comm: Communicator | None) -> None:
-    """Set the communicator of calls that are given none.
-
-    Parameters
-    ----------
-    comm : Communicator or None
-        None: such calls are errors again.
-    """
-    global _default
-    if comm is not None and not isinstance(comm, Communicator):
-        raise ArgumentTypeError(f"use takes a communicator of gpucoll.init; got {comm!r}")
-    _default = comm
 
 
 def site_of(
@@ -210,6 +221,8 @@ def site_of(
 ) -> CallSite:
     """Return the site of these options, one object for equal ones.
 
+    The first site of a communicator is made by all its ranks together: they duplicate it.
+
     Raises
     ------
     StateError
@@ -217,13 +230,11 @@ def site_of(
     ArgumentError, ArgumentTypeError
         An option is wrong.
     """
-    given = _default if comm is None else comm
+    comm = chosen(comm, collective.spelled)
     try:
-        site = _known[given][collective, op, root, counts]  # type: ignore[index]  # None is an error
+        return _known[comm][collective, op, root, counts]
     except (KeyError, TypeError):
-        return _made(given, collective, op, root, counts)
-    _ = site.comm  # an error if it is closed
-    return site
+        return _made(comm, collective, op, root, counts)
 
 
 def site_with(key: int) -> CallSite:
@@ -231,31 +242,19 @@ def site_with(key: int) -> CallSite:
     return _sites[key]
 
 
-def as_operation_error(error: Exception) -> OperationError:
-    """Return an error as TensorFlow's class of it, with its text."""
-    for classes, code in _CODES:
-        if isinstance(error, classes):
-            return OperationError(code, f"{type(error).__name__}: {error}")
-    return OperationError(Code.INTERNAL, repr(error))
+def as_operation_error(text: str) -> OperationError:
+    """Return the error of TensorFlow's for a text of gpucoll's that begins with a class."""
+    return OperationError(_CODES.get(text.partition(":")[0], Code.INTERNAL), text)
 
 
 def _made(
-    comm: Communicator | None,
+    comm: Communicator,
     collective: Collective,
     op: str | ReduceOp | None,
     root: int,
     counts: Counts | str,
 ) -> CallSite:
     name = collective.spelled
-    if comm is None:
-        raise StateError(
-            f"{name}: there is no communicator: pass comm=, or call "
-            "gpucoll.integrations.tensorflow.use(gpucoll.init()) first"
-        )
-    if not isinstance(comm, Communicator):
-        raise ArgumentTypeError(f"{name}: comm must be a gpucoll.Communicator; got {comm!r}")
-    if comm.is_closed:
-        raise _closed(name)
     if collective.has_root and not (isinstance(root, int) and 0 <= root < comm.world_size):
         raise ArgumentError(f"{name}: root must be a rank, 0 to {comm.world_size - 1}; got {root}")
     if counts == AUTO and collective.spreads:
@@ -275,13 +274,6 @@ def _made(
     if isinstance(counts, tuple | str | None):
         known[collective, op, root, counts] = site
     return site
-
-
-def _closed(name: str) -> StateError:
-    return StateError(
-        f"{name}: the communicator of this op is closed; pass an open one as comm= (or to use), "
-        "and make the tf.functions anew that were traced with the closed one"
-    )
 
 
 def _checked_counts(name: str, counts: Counts | str, world_size: int) -> Counts:

@@ -45,7 +45,7 @@ def all_reduce(
     op : str or ReduceOp
         As in `Communicator.all_reduce`. With IndexedSlices: ``"sum"`` or ``"avg"``.
     comm : Communicator, optional
-        Default: that of `use`.
+        Default: that of `gpucoll.init`.
     name : str, optional
         The op's name in a graph.
 
@@ -319,7 +319,7 @@ def _gathered_slices(site: CallSite, x: tf.IndexedSlices) -> tf.IndexedSlices:
             f"all_reduce of IndexedSlices: op must be 'sum' or 'avg'; got {site.op.name!r}. Pass "
             "tf.convert_to_tensor(x)"
         )
-    gathering = site_of(site.comm, Collective.ALL_GATHER, counts=AUTO)
+    gathering = site.beside(Collective.ALL_GATHER, counts=AUTO)
     values, indices = emit(gathering, x.values), emit(gathering, x.indices)
     if site.op.name == "avg":
         values = values / tf.cast(site.world_size, values.dtype)

@@ -10,16 +10,11 @@ import tensorflow as tf
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError
 from gpucoll.integrations.tensorflow import kernels, xla
-from gpucoll.integrations.tensorflow.call_sites import CallSite, site_of, site_with
+from gpucoll.integrations.tensorflow.call_sites import CallSite, site_with
 from gpucoll.integrations.tensorflow.emission import emit, emit_exchange, emit_list
 from gpucoll.types import ReduceOp
 
 __all__ = ["register_gradients"]
-
-
-def _like(site: CallSite, collective: Collective, op: Any = None, **options: Any) -> CallSite:
-    """Return the site of another collective on the same communicator."""
-    return site_of(site.comm, collective, op, **options)
 
 
 def _linear(site: CallSite) -> Any:
@@ -42,15 +37,15 @@ def _factor(site: CallSite, grad: Any) -> Any:
 
 
 def _of_all_reduce(site: CallSite, x: Any, grad: Any) -> Any:
-    return emit(_like(site, Collective.ALL_REDUCE, _linear(site)), grad)
+    return emit(site.beside(Collective.ALL_REDUCE, _linear(site)), grad)
 
 
 def _of_reduce(site: CallSite, x: Any, grad: Any) -> Any:
-    return _factor(site, emit(_like(site, Collective.BROADCAST, root=site.root), grad))
+    return _factor(site, emit(site.beside(Collective.BROADCAST, root=site.root), grad))
 
 
 def _of_broadcast(site: CallSite, x: Any, grad: Any) -> Any:
-    return emit(_like(site, Collective.REDUCE, "sum", root=site.root), grad)
+    return emit(site.beside(Collective.REDUCE, "sum", root=site.root), grad)
 
 
 def _of_scan(site: CallSite, x: Any, grad: Any) -> Any:
@@ -59,18 +54,18 @@ def _of_scan(site: CallSite, x: Any, grad: Any) -> Any:
         raise ArgumentError(f"{site.collective.spelled} with op 'avg' has no gradient: use 'sum'")
     is_exclusive = site.collective == Collective.EXCLUSIVE_SCAN
     before = Collective.SCAN if is_exclusive else Collective.EXCLUSIVE_SCAN
-    total = emit(_like(site, Collective.ALL_REDUCE, "sum"), grad)
-    return _factor(site, total - emit(_like(site, before, "sum"), grad))
+    total = emit(site.beside(Collective.ALL_REDUCE, "sum"), grad)
+    return _factor(site, total - emit(site.beside(before, "sum"), grad))
 
 
 def _of_all_gather(site: CallSite, x: Any, grad: Any) -> Any:
     if not site.exchanges_counts:
         counts = site.counts
-        mine = emit(_like(site, Collective.REDUCE_SCATTER, "sum", counts=counts), grad)
+        mine = emit(site.beside(Collective.REDUCE_SCATTER, "sum", counts=counts), grad)
         return tf.reshape(mine, tf.shape(x))
-    total = emit(_like(site, Collective.ALL_REDUCE, "sum"), grad)
+    total = emit(site.beside(Collective.ALL_REDUCE, "sum"), grad)
     n_rows = tf.shape(x)[0]
-    begin = emit(_like(site, Collective.EXCLUSIVE_SCAN, "sum"), n_rows)
+    begin = emit(site.beside(Collective.EXCLUSIVE_SCAN, "sum"), n_rows)
     return total[begin : begin + n_rows]
 
 
@@ -84,17 +79,17 @@ def _of_gather(site: CallSite, x: Any, grad: Any) -> Any:
         if counts is not None:
             n_rows = tf.constant([sum(counts)], tf.int64)
         grad = tf.zeros(tf.concat([n_rows, block[1:]], 0), grad.dtype)
-    mine = emit(_like(site, Collective.SCATTER, root=site.root, counts=counts), grad)
+    mine = emit(site.beside(Collective.SCATTER, root=site.root, counts=counts), grad)
     return tf.reshape(mine, tf.shape(x))
 
 
 def _of_scatter(site: CallSite, x: Any, grad: Any) -> Any:
-    whole = emit(_like(site, Collective.GATHER, root=site.root, counts=site.counts), grad)
+    whole = emit(site.beside(Collective.GATHER, root=site.root, counts=site.counts), grad)
     return whole if site.rank == site.root else tf.zeros_like(x)
 
 
 def _of_reduce_scatter(site: CallSite, x: Any, grad: Any) -> Any:
-    return _factor(site, emit(_like(site, Collective.ALL_GATHER, counts=site.counts), grad))
+    return _factor(site, emit(site.beside(Collective.ALL_GATHER, counts=site.counts), grad))
 
 
 def _of_all_to_all(site: CallSite, x: Any, grad: Any) -> Any:
@@ -119,10 +114,10 @@ def _of_list(site: CallSite, xs: list[Any], grads: list[Any]) -> list[Any]:
     # TensorFlow gives float32 zeros for outputs that nothing depends on.
     grads = [tf.cast(grad, x.dtype) for x, grad in zip(xs, grads, strict=True)]
     if site.collective == Collective.ALL_REDUCE:
-        return emit_list(_like(site, Collective.ALL_REDUCE, _linear(site)), grads)
+        return emit_list(site.beside(Collective.ALL_REDUCE, _linear(site)), grads)
     if site.collective == Collective.BROADCAST:
-        return emit_list(_like(site, Collective.REDUCE, "sum", root=site.root), grads)
-    sent = emit_list(_like(site, Collective.BROADCAST, root=site.root), grads)
+        return emit_list(site.beside(Collective.REDUCE, "sum", root=site.root), grads)
+    sent = emit_list(site.beside(Collective.BROADCAST, root=site.root), grads)
     return [_factor(site, grad) for grad in sent]
 
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from types import ModuleType
 
+import tensorflow as tf
+
 from gpucoll.collectives import Collective
+from gpucoll.entries.native import Site
+from gpucoll.integrations.tensorflow.c_api import Status, api
 from gpucoll.integrations.tensorflow.call_sites import (
     SERVED,
     CallSite,
     as_operation_error,
     site_with,
 )
-from gpucoll.integrations.tensorflow.operations import Call, Operation, register
+from gpucoll.integrations.tensorflow.compiled.kernels import Functions, Kernel, kernel_call
+from gpucoll.integrations.tensorflow.operations import (
+    Call,
+    Compiled,
+    Node,
+    Operation,
+    address_of,
+    register,
+)
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
 __all__ = ["LISTED", "OFFERED", "op_name", "registered"]
@@ -56,20 +69,18 @@ def registered() -> ModuleType:
     splits, received = (*x, "splits: int64"), (*y, "received: int64")
     exchange = op_name(Collective.ALL_TO_ALL, "WithSplits")
     barrier = op_name(Collective.BARRIER)
-    return register(
-        [
-            *(
-                _operation(op_name(each), _run, x, y, one, _rows if each.has_blocks else _same)
-                for each in OFFERED
-            ),
-            *(
-                _operation(op_name(each, "List"), _run_list, x, y, several, _same)
-                for each in LISTED
-            ),
-            _operation(exchange, _exchange, splits, received, one, _exchanged),
-            _operation(barrier, _barrier, x[:1], (), "", _nothing),
-        ]
-    )
+    compiled = Compiled(kernel_call.address, _prepared)
+    made = [
+        _operation(exchange, _exchange, splits, received, one, _exchanged),
+        _operation(barrier, _barrier, x[:1], (), "", _nothing),
+    ]
+    for each in OFFERED:
+        shapes = _rows if each.has_blocks else _same
+        made.append(_operation(op_name(each), _run, x, y, one, shapes, compiled))
+    for each in LISTED:
+        name = op_name(each, "List")
+        made.append(_operation(name, _run_list, x, y, several, _same, compiled))
+    return register(made)
 
 
 def _operation(
@@ -79,23 +90,65 @@ def _operation(
     outputs: tuple[str, ...],
     dtypes: str,
     shapes: Callable[[Shapes], None],
+    compiled: Compiled | None = None,
 ) -> Operation:
-    attributes = [*([dtypes] if dtypes else []), "site: int"]
+    def compute(call: Call) -> None:
+        site = site_with(call.node.attributes["site"])
+        site.in_turn(lambda: run(call, site))
+
     return Operation(
-        name, _kernel(run), inputs, outputs, attributes, shapes, ordered=True, synchronous=True
+        name,
+        compute,
+        inputs,
+        outputs,
+        [*([dtypes] if dtypes else []), "site: int"],
+        shapes,
+        ordered=True,
+        synchronous=True,
+        compiled=compiled,
     )
 
 
-def _kernel(run: Callable[[Call, CallSite], None]) -> Callable[[Call], None]:
-    """Return a kernel that runs a call site; errors of gpucoll are of TensorFlow's classes."""
+def _prepared(node: Node, python: int) -> Kernel:
+    """Return a new block for a node."""
+    site, given = site_with(node.attributes["site"]), node.attributes["T"]
+    is_list = not isinstance(given, int)
+    dtypes = list(given.type) if is_list else [given]
+    kernel = Kernel.new()
+    kernel.python, kernel.fail, kernel.functions = python, address_of(_fail), _functions()
+    if len(set(dtypes)) == 1:
+        dtype = tf.as_dtype(dtypes[0])
+        kernel.site = Site(site.native(dtype, is_list=is_list))
+        kernel.dtype, kernel.item_bytes = dtypes[0], dtype.size
+    kernel.is_list, kernel.count = is_list, len(dtypes)
+    kernel.has_blocks, kernel.gets = site.collective.has_blocks, site.gets
+    multiply, kernel.divide = site.collective.rows_factor(site.world_size)
+    kernel.multiply = multiply if site.gets else 0
+    return kernel
 
-    def compute(call: Call) -> None:
-        try:
-            run(call, site_with(call.node.attributes["site"]))
-        except Exception as e:
-            raise as_operation_error(e) from e
 
-    return compute
+@functools.cache
+def _functions() -> Functions:
+    functions = Functions.new()
+    for field, name in (
+        ("new_status", "NewStatus"),
+        ("delete_status", "DeleteStatus"),
+        ("get_input", "GetInput"),
+        ("allocate_output", "AllocateOutput"),
+        ("tensor_data", "TensorData"),
+        ("n_dims", "NumDims"),
+        ("dim", "Dim"),
+        ("delete_tensor", "DeleteTensor"),
+    ):
+        setattr(functions, field, address_of(getattr(api, name)))
+    return functions
+
+
+@CFUNCTYPE(None, c_void_p, c_char_p)
+def _fail(context: int, text: bytes) -> None:
+    error, status = as_operation_error(text.decode()), Status()
+    status.set(error.code, error.message)
+    api.OpKernelContext_Failure(context, status.address)
 
 
 def _run(call: Call, site: CallSite) -> None:

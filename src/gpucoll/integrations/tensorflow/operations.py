@@ -16,11 +16,29 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 from tensorflow.python.framework import _pywrap_python_op_gen, auto_control_deps, op_def_registry
 
+from gpucoll.blocks import Block
 from gpucoll.integrations.tensorflow import c_api, tensors
 from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
-__all__ = ["Call", "Node", "Operation", "register", "running_here", "take_interrupt"]
+__all__ = ["Call", "Compiled", "Node", "Operation", "address_of", "register", "running_here"]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel.
+
+    Parameters
+    ----------
+    address : int
+        Of the function ``(kernel, context)``.
+    prepare : callable
+        Given a `Node`, and the address of the Python kernel of the same form, returns the block
+        whose address the function gets as `kernel`.
+    """
+
+    address: int
+    prepare: Callable[[Node, int], Block]
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,8 @@ class Operation:
     synchronous : bool
         Whether `compute` finishes before it returns. In eager mode it then runs on the thread of
         the program. `register` finishes the call unless it failed.
+    compiled : Compiled, optional
+        What TensorFlow calls instead, of a synchronous op.
     """
 
     name: str
@@ -54,6 +74,7 @@ class Operation:
     shapes: Callable[[Shapes], None] = Shapes.scalars
     ordered: bool = False
     synchronous: bool = False
+    compiled: Compiled | None = None
 
 
 @dataclass(frozen=True)
@@ -154,17 +175,11 @@ class running_here:  # noqa: N801 - a context manager
             raise _caller.interrupt
 
 
-def take_interrupt() -> BaseException | None:
-    """Return the Ctrl-C that ended a synchronous kernel on this thread, once."""
-    interrupt: BaseException | None = getattr(_caller, "interrupt", None)
-    _caller.interrupt = None
-    return interrupt
-
-
 _caller = threading.local()
 _statuses: list[Status] = []
 """Those that no call uses."""
 _nodes: dict[int, Node] = {}
+_blocks: dict[int, Block] = {}
 _keys = itertools.count(1)
 _callbacks: list[Any] = []
 """What TensorFlow calls: never freed, since ops stay registered until the process ends."""
@@ -208,6 +223,11 @@ class _Source(importlib.abc.InspectLoader):
         return self._source
 
 
+def address_of(callback: Any) -> int:
+    """Return the address of a function of ctypes."""
+    return ctypes.cast(callback, ctypes.c_void_p).value or 0
+
+
 def _register_definition(operation: Operation) -> None:
     @c_api.SHAPES
     def shapes(context: int, status: int) -> None:
@@ -243,8 +263,12 @@ def _register_kernel(operation: Operation) -> None:
         )
         api.DeleteBuffer(buffer)
         values = {name: getattr(x, x.WhichOneof("value")) for name, x in node.attr.items()}
-        key = next(_keys)
-        _nodes[key] = Node(node.name, values)
+        made, key = Node(node.name, values), next(_keys)
+        if operation.compiled is not None:
+            block = operation.compiled.prepare(made, address_of(compute))
+            key = int(block.address)
+            _blocks[key] = block
+        _nodes[key] = made
         return key
 
     def run(call: Call) -> None:
@@ -253,7 +277,7 @@ def _register_kernel(operation: Operation) -> None:
             if operation.synchronous:
                 call.finish()
         except BaseException as e:
-            if (call.is_here or operation.synchronous) and not isinstance(e, Exception):
+            if call.is_here and not isinstance(e, Exception):
                 _caller.interrupt = e
             call.finish(e)
 
@@ -268,10 +292,14 @@ def _register_kernel(operation: Operation) -> None:
     @c_api.DELETE
     def delete(kernel: int) -> None:
         _nodes.pop(kernel, None)
+        _blocks.pop(kernel, None)
 
     name = operation.name.encode()
     if operation.synchronous:
-        builder = api.NewKernelBuilder(name, b"CPU", create, compute, delete)
+        called = compute
+        if operation.compiled is not None:
+            called = c_api.COMPUTE(operation.compiled.address)
+        builder = api.NewKernelBuilder(name, b"CPU", create, called, delete)
     else:
         builder = api.NewAsyncKernelBuilder(name, b"CPU", create, compute_later, delete)
     _callbacks.extend((create, compute, compute_later, delete))

@@ -25,7 +25,7 @@ class DistributedGradientTape:
         Entered or not: ``with DistributedGradientTape(tf.GradientTape()) as tape``, or made around
         a tape that has recorded.
     comm : Communicator, optional
-        Default: that of `use`.
+        Default: that of `gpucoll.init`.
     op : str or ReduceOp
         Default: the mean.
 
@@ -85,7 +85,7 @@ def broadcast_variables(
     root : int
         The rank whose values are kept.
     comm : Communicator, optional
-        Default: that of `use`.
+        Default: that of `gpucoll.init`.
     """
     variables = list(variables)
     values = [tf.convert_to_tensor(x) for x in variables]
@@ -106,7 +106,7 @@ def shard(dataset: tf.data.Dataset, *, comm: Communicator | None = None) -> tf.d
     dataset : tf.data.Dataset
         The same on every rank. Every rank reads all of it; of files, shard the list of names.
     comm : Communicator, optional
-        Default: that of `use`.
+        Default: that of `gpucoll.init`.
 
     Raises
     ------

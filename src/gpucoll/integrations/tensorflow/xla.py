@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
+import math
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_size_t, c_void_p
-from dataclasses import dataclass
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_size_t, c_void_p
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,14 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
+from gpucoll.entries.native import Site
 from gpucoll.errors import ArgumentError, BackendUnavailableError
-from gpucoll.integrations.tensorflow import c_api, tensors
-from gpucoll.integrations.tensorflow.call_sites import CallSite, as_operation_error
+from gpucoll.integrations.tensorflow import c_api
+from gpucoll.integrations.tensorflow.c_api import OperationError
+from gpucoll.integrations.tensorflow.call_sites import CallSite
+from gpucoll.integrations.tensorflow.compiled.kernels import Place, PlacedArray, custom_call
+from gpucoll.integrations.tensorflow.operations import address_of
+from gpucoll.integrations.tensorflow.tensors import array_at
 
 __all__ = ["OP", "emit", "is_compiled_here", "site_of_call"]
 
@@ -29,17 +33,6 @@ _REGISTER = (
     "IcSt11char_traitsIcESaIcEEEPvS8_"
 )
 _REGISTRY = "_ZN3xla24CustomCallTargetRegistry6GlobalEv"
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A custom call in a program: XLA gives its addresses, and no more than that."""
-
-    site: CallSite
-    dtypes: list[np.dtype[Any]]
-    shapes: list[list[int]]
-    result_shapes: list[list[int]]
-    is_list: bool
 
 
 class _Text(Structure):
@@ -54,11 +47,8 @@ class _Failure(Structure):
     _fields_ = (("text", _Text), ("is_set", c_bool))
 
 
-_TARGET = CFUNCTYPE(
-    None, POINTER(c_void_p), POINTER(c_void_p), c_void_p, c_size_t, POINTER(_Failure)
-)
-_places: dict[int, _Place] = {}
-_keys = itertools.count(1)
+_sites: dict[str, tuple[CallSite, Place, list[Any]]] = {}
+"""By the text of the custom call: programs of XLA have the addresses of the blocks in them."""
 _malloc = ctypes.CFUNCTYPE(c_void_p, c_size_t)(("malloc", ctypes.CDLL(None)))
 
 
@@ -88,14 +78,12 @@ def emit(site: CallSite, xs: Sequence[Any], *, is_list: bool) -> list[Any]:
         )
     shapes = [x.shape.as_list() for x in xs]
     results = [list(site.result_shape(x, site.counts)) for x in shapes]
-    dtypes = [np.dtype(x.dtype.as_numpy_dtype) for x in xs]
-    key = next(_keys)
-    _places[key] = _Place(site, dtypes, shapes, results, is_list)
+    text = _placed(site, [x.dtype for x in xs], shapes, results, is_list=is_list)
     token = site.variable.read_value()
     after, *ys = gen_xla_ops.xla_custom_call_v2(
         [token, *xs],
         TARGET,
-        str(key),
+        text,
         True,  # it has effects
         [tf.float32, *(x.dtype for x in xs)],
         [[], *results],
@@ -111,8 +99,8 @@ def site_of_call(op: Any) -> tuple[CallSite, bool] | None:
     """Return the site of a custom call, and whether it is of a list; None if it is not ours."""
     if op.get_attr("call_target_name") != TARGET.encode():
         return None
-    place = _places[int(op.get_attr("backend_config"))]
-    return place.site, place.is_list
+    site, place, _ = _sites[op.get_attr("backend_config").decode()]
+    return site, bool(place.is_list)
 
 
 @functools.cache
@@ -133,38 +121,65 @@ def _register() -> None:
     name, platform = (
         _Text(ctypes.addressof(x), len(x) - 1, (c_size_t * 2)(len(x) - 1, 0)) for x in texts
     )
-    address = ctypes.cast(_run, c_void_p)
-    register(registry(), ctypes.addressof(name), address, ctypes.addressof(platform))
+    register(registry(), ctypes.byref(name), custom_call.address, ctypes.byref(platform))
 
 
-@_TARGET
-def _run(outputs: Any, inputs: Any, text: int, length: int, status: Any) -> None:
-    try:
-        place = _places[int(ctypes.string_at(text, length))]
+def _placed(
+    site: CallSite,
+    dtypes: list[Any],
+    shapes: list[list[int]],
+    results: list[list[int]],
+    *,
+    is_list: bool,
+) -> str:
+    """Return the text of a custom call, which spells the address of its block."""
+    place, arrays = Place.new(), np.zeros((len(shapes), PlacedArray.n_words), np.int64)
+    kinds = [np.dtype(x.as_numpy_dtype) for x in dtypes]
+    dimensions = [np.array(x or [1], np.int64) for x in shapes]
+    for row, shape, sizes in zip(arrays, shapes, dimensions, strict=True):
+        row[:] = len(shape), sizes.ctypes.data
+        if site.collective.has_blocks and not shape:
+            row[0] = 1  # a scalar is a row
+    place.arrays, place.count = PlacedArray(arrays.ctypes.data), len(shapes)
+    place.is_list, place.fail = is_list, address_of(_fail)
+    if len(set(dtypes)) == 1:
+        place.site = Site(site.native(dtypes[0], is_list=is_list))
+    if not (site.gets or is_list):
+        place.zero_bytes = math.prod(results[0]) * kinds[0].itemsize
+
+    @CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_void_p), c_void_p, c_void_p)
+    def in_python(outputs: Any, inputs: Any, _: int, status: int) -> None:
         # A call with one result gets its address; with several, that of their addresses.
-        ctypes.memmove(outputs[0] if place.shapes else outputs, inputs[0], 4)
-        both = zip(place.dtypes, place.shapes, strict=True)
-        xs = [tensors.array_at(inputs[i], shape, dtype) for i, (dtype, shape) in enumerate(both, 1)]
-        both = zip(place.dtypes, place.result_shapes, strict=True)
-        ys = [
-            tensors.array_at(outputs[i], shape, dtype) for i, (dtype, shape) in enumerate(both, 1)
+        ctypes.memmove(outputs[0] if shapes else outputs, inputs[0], 4)
+        where = enumerate(zip(kinds, shapes, results, strict=True), 1)
+        pairs = [
+            (array_at(inputs[i], shape, kind), array_at(outputs[i], result, kind))
+            for i, (kind, shape, result) in where
         ]
-        if not xs:
-            place.site.comm.barrier()
-        elif place.is_list:
-            place.site.run_list(xs, ys)
-        else:
-            place.site.run(xs[0], ys[0], place.site.counts)
-    except Exception as e:
-        _fail(status.contents, as_operation_error(e).message)
-    except BaseException as e:
-        _fail(status.contents, repr(e))
+        try:
+            site.in_turn(lambda: _run(site, [x for x, _ in pairs], [y for _, y in pairs], is_list))
+        except OperationError as e:
+            _fail(status, e.message.encode())
+
+    place.python = address_of(in_python)
+    text = "".join(chr(48 + (place.address >> 4 * i & 15)) for i in range(16))
+    _sites[text] = site, place, [arrays, dimensions, in_python]
+    return text
 
 
-def _fail(status: _Failure, message: str) -> None:
+def _run(site: CallSite, xs: list[Any], ys: list[Any], is_list: bool) -> None:
+    if not xs:
+        site.comm.barrier()
+    elif is_list:
+        site.run_list(xs, ys)
+    else:
+        site.run(xs[0], ys[0], site.counts)
+
+
+@CFUNCTYPE(None, c_void_p, c_char_p)
+def _fail(address: int, text: bytes) -> None:
     """Write an error, as C++ does: XLA frees the text."""
-    text = message.encode()
-    data = _malloc(len(text) + 1)
+    status, data = _Failure.from_address(address), _malloc(len(text) + 1)
     ctypes.memmove(data, text + b"\0", len(text) + 1)
     status.text.data, status.text.length = data, len(text)
     status.text.capacity[0] = len(text)

@@ -13,7 +13,6 @@ import gpucoll.integrations.tensorflow as gct
 
 HOW = ""
 comm = gpucoll.init()
-gct.use(comm)
 rank, P = comm.rank, comm.world_size
 
 
