@@ -53,6 +53,7 @@ MODULES_WHEN_USED = (
     "gpucoll.entries.native",
     "gpucoll.entries.mpi_functions",
     "gpucoll.integrations.jax.compiled.handler",
+    "gpucoll.integrations.tensorflow.compiled.kernels",
     "gpucoll.devices.host.loop",
     "gpucoll.backends.mpi.carriers",
     "gpucoll.backends.mpi.collectives",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -22,14 +23,17 @@ class Environment:
     ----------
     name : str
     folder : path
-        Where to make it, unless the folder that ``GPUCOLL_TEST_ENVIRONMENTS`` names has one.
+        An empty folder.
+    shared : path, optional
+        Where to make it, once for all processes that pass the same folder, unless the folder that
+        ``GPUCOLL_TEST_ENVIRONMENTS`` names has one. Default: `folder`.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, shared: Path | None = None) -> None:
         kept = Path(os.environ.get("GPUCOLL_TEST_ENVIRONMENTS", "/nowhere")) / name
         self.python = str(kept / "bin" / "python")
         if not kept.exists():
-            self.python = _made(name, folder / "environment")
+            self.python = _made_once(name, (shared or folder) / f"environment-{name}")
         alone = folder / "gpucoll"
         alone.mkdir(parents=True)
         (alone / "gpucoll").symlink_to(Path(gpucoll.__file__).parent)
@@ -37,7 +41,17 @@ class Environment:
         """With these, its Python finds gpucoll, and no other package of these tests' Python."""
 
 
-def _made(name: str, folder: Path) -> str:
+def _made_once(name: str, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for as long as an installation may take
+        if not (folder / "made").exists():
+            _made(name, folder)
+            (folder / "made").touch()
+    return str(folder / "bin" / "python")
+
+
+def _made(name: str, folder: Path) -> None:
     python = str(folder / "bin" / "python")
     install = [python, "-m", "pip", "install", "-q", "-r", str(_REQUIREMENTS / f"{name}.txt")]
     for command in ([sys.executable, "-m", "venv", str(folder)], install):
@@ -49,4 +63,3 @@ def _made(name: str, folder: Path) -> str:
             pytest.skip(f"the packages of {name} could not be installed within {INSTALL_S} s")
         if done.returncode:
             pytest.skip(f"the packages of {name} cannot be had: {done.stderr.strip()[-300:]}")
-    return python

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.integrations.environments import Environment
 from tests.integrations.horovod.suite import left_out
 from tests.integrations.horovod.suite.running import run
 
@@ -32,11 +31,6 @@ try:
 except tf.errors.UnknownError as error:
     print("rank 0 was told after", round(time.monotonic() - begin, 1), "s:", error.message)
 """
-
-
-@pytest.fixture(scope="module")
-def tensorflow(tmp_path_factory) -> Environment:
-    return Environment("tensorflow", tmp_path_factory.mktemp("tensorflow"))
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ __all__ = [
     "OperationError",
     "Status",
     "api",
+    "symbol",
 ]
 
 
@@ -42,6 +43,7 @@ class Code(enum.IntEnum):
 
     UNKNOWN = 2
     INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
     FAILED_PRECONDITION = 9
     ABORTED = 10
     INTERNAL = 13
@@ -114,13 +116,28 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_NAMES = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
+
+
+@functools.cache
+def _libraries() -> list[ctypes.CDLL]:
+    folder = Path(tensorflow.__file__).parent
+    return [ctypes.CDLL(str(folder / x)) for x in _NAMES if (folder / x).exists()]
+
+
+def symbol(name: str) -> Any:
+    """Return a function of TensorFlow's libraries; raise AttributeError if there is none."""
+    for library in _libraries():
+        if (function := getattr(library, name, None)) is not None:
+            return function
+    raise AttributeError(name)
+
+
 class _Api:
     """The functions, by their names without ``TF_``."""
 
     def __init__(self) -> None:
-        folder = Path(tensorflow.__file__).parent
-        names = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
-        libraries = [ctypes.CDLL(str(folder / x)) for x in names if (folder / x).exists()]
+        libraries = _libraries()
         # Most read or write a word or two: cheaper with the GIL held. What comes next may run long.
         quick = [ctypes.PyDLL(library._name) for library in libraries]
         for name, (result, *arguments) in _FUNCTIONS.items():
@@ -131,7 +148,7 @@ class _Api:
             else:
                 raise ImportError(
                     f"TensorFlow {tensorflow.__version__} has no TF_{name} in "
-                    f"{' or '.join(names)}; gpucoll's ops need its C API for ops and kernels"
+                    f"{' or '.join(_NAMES)}; gpucoll's ops need its C API for ops and kernels"
                 )
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)

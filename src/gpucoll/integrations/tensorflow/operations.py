@@ -16,11 +16,29 @@ import numpy as np
 from tensorflow.core.framework import node_def_pb2, op_def_pb2
 from tensorflow.python.framework import _pywrap_python_op_gen, auto_control_deps, op_def_registry
 
+from gpucoll.blocks import Block
 from gpucoll.integrations.tensorflow import c_api, tensors
 from gpucoll.integrations.tensorflow.c_api import Code, Done, OperationError, Status, api
 from gpucoll.integrations.tensorflow.shapes import Shapes
 
-__all__ = ["Call", "Node", "Operation", "register", "running_here"]
+__all__ = ["Call", "Compiled", "Node", "Operation", "address_of", "register", "running_here"]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel.
+
+    Parameters
+    ----------
+    address : int
+        Of the function ``(kernel, context)``.
+    prepare : callable
+        Given a `Node`, and the address of the Python kernel of the same form, returns the block
+        whose address the function gets as `kernel`.
+    """
+
+    address: int
+    prepare: Callable[[Node, int], Block]
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,11 @@ class Operation:
     ordered : bool
         Whether calls inside a tf.function run one at a time, in the order of the program, and also
         if nobody uses their outputs.
+    synchronous : bool
+        Whether `compute` finishes before it returns. In eager mode it then runs on the thread of
+        the program. `register` finishes the call unless it failed.
+    compiled : Compiled, optional
+        What TensorFlow calls instead, of a synchronous op.
     """
 
     name: str
@@ -50,6 +73,8 @@ class Operation:
     attributes: Sequence[str] = ()
     shapes: Callable[[Shapes], None] = Shapes.scalars
     ordered: bool = False
+    synchronous: bool = False
+    compiled: Compiled | None = None
 
 
 @dataclass(frozen=True)
@@ -74,18 +99,20 @@ class Call:
 
     __slots__ = ("_context", "_done", "_kept", "_status", "is_here", "node")
 
-    def __init__(self, node: Node, context: int, callback: int) -> None:
+    def __init__(self, node: Node, context: int, callback: int | None = None) -> None:
         self.node = node
         self.is_here = getattr(_caller, "waits", False)
         self._context, self._status = context, _statuses.pop() if _statuses else Status()
         self._kept: list[int] = []
-        self._done: Callable[[], None] = (
-            (lambda: api.RunAsyncOpKernelDoneCallback(callback)) if self.is_here else Done(callback)
-        )
+        self._done: Callable[[], None] | None = None
+        if callback is not None and self.is_here:
+            self._done = lambda: api.RunAsyncOpKernelDoneCallback(callback)
+        elif callback is not None:
+            self._done = Done(callback)
 
-    def inputs(self) -> list[np.ndarray[Any, Any]]:
-        """Return the inputs: views that live until `finish`."""
-        return [tensors.view(self._input(x)) for x in range(api.NumInputs(self._context))]
+    def inputs(self, first: int = 0) -> list[np.ndarray[Any, Any]]:
+        """Return the inputs from a number on: views that live until `finish`."""
+        return [tensors.view(self._input(x)) for x in range(first, api.NumInputs(self._context))]
 
     def output(
         self, index: int, shape: Sequence[int], dtype: np.dtype[Any]
@@ -120,7 +147,8 @@ class Call:
             api.OpKernelContext_Failure(self._context, self._status.address)
         else:
             _statuses.append(self._status)
-        self._done()
+        if self._done is not None:
+            self._done()
 
     def _input(self, index: int) -> int:
         tensor = ctypes.c_void_p()
@@ -151,6 +179,7 @@ _caller = threading.local()
 _statuses: list[Status] = []
 """Those that no call uses."""
 _nodes: dict[int, Node] = {}
+_blocks: dict[int, Block] = {}
 _keys = itertools.count(1)
 _callbacks: list[Any] = []
 """What TensorFlow calls: never freed, since ops stay registered until the process ends."""
@@ -194,6 +223,11 @@ class _Source(importlib.abc.InspectLoader):
         return self._source
 
 
+def address_of(callback: Any) -> int:
+    """Return the address of a function of ctypes."""
+    return ctypes.cast(callback, ctypes.c_void_p).value or 0
+
+
 def _register_definition(operation: Operation) -> None:
     @c_api.SHAPES
     def shapes(context: int, status: int) -> None:
@@ -229,27 +263,46 @@ def _register_kernel(operation: Operation) -> None:
         )
         api.DeleteBuffer(buffer)
         values = {name: getattr(x, x.WhichOneof("value")) for name, x in node.attr.items()}
-        key = next(_keys)
-        _nodes[key] = Node(node.name, values)
+        made, key = Node(node.name, values), next(_keys)
+        if operation.compiled is not None:
+            block = operation.compiled.prepare(made, address_of(compute))
+            key = int(block.address)
+            _blocks[key] = block
+        _nodes[key] = made
         return key
 
-    @c_api.ASYNC_COMPUTE
-    def compute(kernel: int, context: int, callback: int) -> None:
-        call = Call(_nodes[kernel], context, callback)
+    def run(call: Call) -> None:
         try:
             operation.compute(call)
+            if operation.synchronous:
+                call.finish()
         except BaseException as e:
             if call.is_here and not isinstance(e, Exception):
                 _caller.interrupt = e
             call.finish(e)
 
+    @c_api.COMPUTE
+    def compute(kernel: int, context: int) -> None:
+        run(Call(_nodes[kernel], context))
+
+    @c_api.ASYNC_COMPUTE
+    def compute_later(kernel: int, context: int, callback: int) -> None:
+        run(Call(_nodes[kernel], context, callback))
+
     @c_api.DELETE
     def delete(kernel: int) -> None:
         _nodes.pop(kernel, None)
+        _blocks.pop(kernel, None)
 
     name = operation.name.encode()
-    builder = api.NewAsyncKernelBuilder(name, b"CPU", create, compute, delete)
-    _callbacks.extend((create, compute, delete))
+    if operation.synchronous:
+        called = compute
+        if operation.compiled is not None:
+            called = c_api.COMPUTE(operation.compiled.address)
+        builder = api.NewKernelBuilder(name, b"CPU", create, called, delete)
+    else:
+        builder = api.NewAsyncKernelBuilder(name, b"CPU", create, compute_later, delete)
+    _callbacks.extend((create, compute, compute_later, delete))
     status = Status()
     api.RegisterKernelBuilder(name, builder, status.address)
     status.check()

@@ -46,9 +46,16 @@ class Shapes:
         for index in range(len(self)):
             self.free_rows(index)
 
-    def free_rows(self, index: int) -> None:
-        """Say that an output has the shape of its input, with any number of rows."""
-        with self._input(index) as shape, self._new() as rest, self._new() as result:
+    def free_rows(self, index: int, source: int | None = None) -> None:
+        """Say that an output has the shape of an input, with any number of rows.
+
+        Parameters
+        ----------
+        source : int, optional
+            The input. Default: that of the same number.
+        """
+        given = index if source is None else source
+        with self._input(given) as shape, self._new() as rest, self._new() as result:
             status = self._status.address
             if not api.ShapeInferenceContextRankKnown(self._context, shape):
                 self._set(index, shape)
@@ -70,9 +77,9 @@ class Shapes:
             known = api.ShapeInferenceContextRankKnown(self._context, shape)
             return bool(known and api.ShapeInferenceContextRank(self._context, shape) == 0)
 
-    def keep(self, index: int) -> None:
-        """Say that an output has the shape of the input of the same number."""
-        with self._input(index) as shape:
+    def keep(self, index: int, source: int | None = None) -> None:
+        """Say that an output has the shape of an input; by default, of that of the same number."""
+        with self._input(index if source is None else source) as shape:
             self._set(index, shape)
 
     @contextmanager

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from gpucoll.integrations.tensorflow.c_api import Status, api
 
-__all__ = ["dtype_number", "output", "view"]
+__all__ = ["array_at", "dtype_number", "output", "view"]
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 def view(tensor: int) -> np.ndarray[Any, Any]:
     """Return the array that a TF_Tensor holds; it lives as long as the TF_Tensor does."""
     shape = [api.Dim(tensor, axis) for axis in range(api.NumDims(tensor))]
-    return _at(tensor, shape, _dtype(api.TensorType(tensor)), api.TensorByteSize(tensor))
+    return array_at(api.TensorData(tensor), shape, _dtype(api.TensorType(tensor)))
 
 
 def output(
@@ -51,13 +51,15 @@ def output(
     )
     if tensor is None:
         status.check()
-    return tensor, _at(tensor, shape, dtype, size_bytes)
+    return tensor, array_at(api.TensorData(tensor), shape, dtype)
 
 
-def _at(
-    tensor: int, shape: Sequence[int], dtype: np.dtype[Any], size_bytes: int
+def array_at(
+    address: int | None, shape: Sequence[int], dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
-    if size_bytes == 0:
+    """Return the array at an address."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes == 0 or address is None:
         return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_char * size_bytes).from_address(api.TensorData(tensor))
+    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
     return np.ndarray(shape, dtype, memory)

@@ -1,0 +1,1 @@
+"""The compiled part: what TensorFlow and XLA call."""
