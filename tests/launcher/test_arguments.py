@@ -41,6 +41,18 @@ def test_the_program_keeps_its_own_options(line, command):
     assert options.ranks == 2
 
 
+@pytest.mark.parametrize(
+    ("line", "rest"),
+    [("-n 2 train.py x", ["train.py", "x"]), ("-n 2 -m package.module", ["-m", "package.module"])],
+)
+def test_programs_for_jax(monkeypatch, line, rest):
+    """What is no Python program stays as it is."""
+    monkeypatch.setenv("GPUCOLL_JAX", "1")
+    prepared = [sys.executable, "-m", "gpucoll.integrations.jax", *rest]
+    assert parse(line.split()).command == prepared
+    assert parse(["-n", "2", "./solver"]).command == ["./solver"]
+
+
 def understood(line):
     """Return bind, prefix, timeout and grace time of a command line."""
     options = parse(line.split())
