@@ -155,7 +155,7 @@ def test_intel_gpus_are_not_counted(monkeypatch):
     monkeypatch.setattr(gpus, "ask", lambda questions: [(answer, None)])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert gpus.ranks_on_gpus("torch", 3, "oneccl") == 3
-    with pytest.raises(gpus.NoGpuError, match="give --ranks N, one for each Intel GPU"):
+    with pytest.raises(NoGpuError, match="give --ranks N, one for each Intel GPU"):
         gpus.ranks_on_gpus("torch", None)
 
 

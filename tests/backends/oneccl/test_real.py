@@ -8,8 +8,10 @@ import time
 import numpy as np
 import pytest
 from tests.calls.gpu.cases import run_cases
+from tests.calls.gpu.host_devices import in_rank
 from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
+from tests.hosts import PlayedHosts
 
 from gpucoll import ReduceOp
 from gpucoll.errors import DeadlineError, GpucollError, MismatchError, PeerLostError
@@ -174,3 +176,17 @@ def come_alone(rank):
 
 def test_a_deadline_gives_the_communicator_up(oneccl):
     assert oneccl.call_ranks(2, come_alone) == [[3.0] * 4] * 2
+
+
+def reduce_between_hosts(rank):
+    with rank.init(backend="oneccl", timeout_s=30.0, device=rank.rank) as comm:
+        x = array(rank.kit, np.full(5, comm.rank + 1.0))
+        return rank.kit.read(comm.all_reduce(x)).tolist()
+
+
+def test_between_hosts(oneccl, tmp_path):
+    """Hosts that are played on this machine: the id and the comparison go between hosts."""
+    played = PlayedHosts(oneccl.pools, tmp_path)
+    given = in_rank, oneccl.double, reduce_between_hosts, ()
+    options = {"gives": "seat", "environment": oneccl.variables, "backend": "oneccl"}
+    assert played.call("aab", *given, **options) == [[6.0] * 5] * 3
