@@ -11,6 +11,7 @@ from tests.calls.gpu.cases import run_cases
 from tests.calls.gpu.host_devices import in_rank
 from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
+from tests.doubles import run_python
 from tests.hosts import PlayedHosts
 
 from gpucoll import ReduceOp
@@ -190,3 +191,17 @@ def test_between_hosts(oneccl, tmp_path):
     given = in_rank, oneccl.double, reduce_between_hosts, ()
     options = {"gives": "seat", "environment": oneccl.variables, "backend": "oneccl"}
     assert played.call("aab", *given, **options) == [[6.0] * 5] * 3
+
+
+BENCH = """
+from gpucoll.bench import cli
+arguments = "all_reduce -b 1K -e 1K --array host-device --backend oneccl --ranks 2".split()
+raise SystemExit(cli.main([*arguments, "-n", "2", "--rounds", "3"]))
+"""
+
+
+def test_bench(oneccl):
+    out = run_python(BENCH, **oneccl.variables)
+    (row,) = (row for row in out.splitlines() if row.endswith(" gpucoll"))
+    assert row.split()[:4] == ["1024", "256", "float32", "sum"]
+    assert "# Out of bounds values : 0 OK" in out
