@@ -139,12 +139,24 @@ def test_a_list_in_one_call(double, capfd):
 )
 def test_too_few_gpus(monkeypatch, capfd, found, problem, more, expected):
     answer = found is not None and {
-        "devices": found, "may_share": False, "kind_reason": "there are no device files",
-    }  # fmt: skip
+        "devices": found,
+        "may_share": False,
+        "kind": "",
+        "kind_reason": "there are no device files",
+    }
     monkeypatch.setattr(gpus, "ask", lambda questions: [(answer or None, problem)])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert cli.main(["--array", "cupy", *more]) == 2
     assert expected in capfd.readouterr().err
+
+
+def test_intel_gpus_are_not_counted(monkeypatch):
+    answer = {"devices": [], "may_share": False, "kind": "sycl", "kind_reason": "asked for"}
+    monkeypatch.setattr(gpus, "ask", lambda questions: [(answer, None)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert gpus.ranks_on_gpus("torch", 3, "oneccl") == 3
+    with pytest.raises(NoGpuError, match="give --ranks N, one for each Intel GPU"):
+        gpus.ranks_on_gpus("torch", None)
 
 
 def test_no_array_library(monkeypatch, capfd):

@@ -113,6 +113,22 @@ class TestDirect:
         assert found == "direct"
         assert "never been executed on an AMD GPU" in reason
 
+    def test_what_an_intel_gpu_is_told(self):
+        environment = laptop()
+        environment["gpus"].update(kind="sycl", kind_reason="there is /dev/dri/renderD128")
+        found, reason = rows_of(environment, WITH)["GPU arrays"]
+        assert found is None
+        assert reason == "oneccl would be chosen, but oneCCL cannot be used (see below)"
+        environment.add_library(name="oneCCL", version="2022.2.0")
+        found, reason = rows_of(environment, WITH)["GPU arrays"]
+        assert found == "oneccl"
+        assert reason.startswith("one GPU per rank, through oneCCL 2022.2.0 (chosen by auto: there")
+        assert reason.endswith("; gpucoll has never been executed on an Intel GPU")
+        shown = dict(sections(environment.report()))
+        (line,) = (line for line in shown["GPUs"] if line.label == "Intel GPU")
+        assert "/dev/dri/renderD128; gpucoll has never been executed" in line.text
+        assert "oneCCL 2022.2.0" in [line.label for line in shown["Libraries"]]
+
 
 @pytest.mark.parametrize(
     ("environment", "said"),

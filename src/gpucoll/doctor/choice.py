@@ -113,7 +113,9 @@ def _of_intel(reason: str, libraries: Sequence[LibraryFound] | None) -> Choice:
     name = INTEL_LIBRARY
     used = next((x for x in libraries or () if x["name"] == name and x["is_used"]), None)
     if used is None:
-        return _refused(GPU_ARRAYS, f"{_INTEL} would be chosen, but {name} cannot be used (below)")
+        return _refused(
+            GPU_ARRAYS, f"{_INTEL} would be chosen, but {name} cannot be used (see below)"
+        )
     text = f"one GPU per rank, through {name} {used['version']} ({reason}); {NEVER_ON_INTEL}"
     return Choice(arrays=GPU_ARRAYS, backend=_INTEL, reason=text)
 

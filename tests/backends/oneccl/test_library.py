@@ -116,3 +116,28 @@ def test_settings_of_the_user_stand(unset, monkeypatch):
     monkeypatch.setenv(config.CCL_ATL_TRANSPORT, "mpi")
     set_environment("eth1", is_on_host=True)
     assert [config.variable(name) for name in unset] == ["mpi", "sleep", "eth1", "eth1"]
+
+
+DOCTOR = """
+from gpucoll.doctor.cli import main
+raise SystemExit(main(["--json", "--no-self-test"]))
+"""
+
+
+@pytest.mark.soak
+def test_doctor(doubles):
+    library = str(doubles.oneccl())
+    given = {"GPUCOLL_ONECCL_LIBRARY": library, "GPUCOLL_GPU_KIND": "sycl", "GPUCOLL_CPU_ONLY": "0"}
+    report = json.loads(run_python(DOCTOR, **given))
+    (copy,) = (copy for copy in report["libraries"] if copy["name"] == "oneCCL")
+    assert copy == {
+        "name": "oneCCL",
+        "path": library,
+        "version": "2022.2.0",
+        "source": "GPUCOLL_ONECCL_LIBRARY names it",
+        "is_used": True,
+        "problem": None,
+    }
+    chosen = {row["arrays"]: row for row in report["auto"]}["GPU arrays"]
+    assert chosen["backend"] == "oneccl"
+    assert "never been executed on an Intel GPU" in chosen["reason"]

@@ -8,8 +8,11 @@ import time
 import numpy as np
 import pytest
 from tests.calls.gpu.cases import run_cases
+from tests.calls.gpu.host_devices import in_rank
 from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
+from tests.doubles import run_python
+from tests.hosts import PlayedHosts
 
 from gpucoll import ReduceOp
 from gpucoll.errors import DeadlineError, GpucollError, MismatchError, PeerLostError
@@ -174,3 +177,31 @@ def come_alone(rank):
 
 def test_a_deadline_gives_the_communicator_up(oneccl):
     assert oneccl.call_ranks(2, come_alone) == [[3.0] * 4] * 2
+
+
+def reduce_between_hosts(rank):
+    with rank.init(backend="oneccl", timeout_s=30.0, device=rank.rank) as comm:
+        x = array(rank.kit, np.full(5, comm.rank + 1.0))
+        return rank.kit.read(comm.all_reduce(x)).tolist()
+
+
+def test_between_hosts(oneccl, tmp_path):
+    """Hosts that are played on this machine: the id and the comparison go between hosts."""
+    played = PlayedHosts(oneccl.pools, tmp_path)
+    given = in_rank, oneccl.double, reduce_between_hosts, ()
+    options = {"gives": "seat", "environment": oneccl.variables, "backend": "oneccl"}
+    assert played.call("aab", *given, **options) == [[6.0] * 5] * 3
+
+
+BENCH = """
+from gpucoll.bench import cli
+arguments = "all_reduce -b 1K -e 1K --array host-device --backend oneccl --ranks 2".split()
+raise SystemExit(cli.main([*arguments, "-n", "2", "--rounds", "3"]))
+"""
+
+
+def test_bench(oneccl):
+    out = run_python(BENCH, **oneccl.variables)
+    (row,) = (row for row in out.splitlines() if row.endswith(" gpucoll"))
+    assert row.split()[:4] == ["1024", "256", "float32", "sum"]
+    assert "# Out of bounds values : 0 OK" in out
