@@ -27,6 +27,7 @@ PLACES = {
     "tests/backends/mpi": "mpi",
     "tests/backends/nccl/test_cupy.py": "libraries",
     "tests/backends/nccl/test_rocm_bindings.py": "libraries",
+    "tests/backends/oneccl/test_calls.py": "libraries",
     "tests/backends/oneccl/test_real.py": "libraries",
     "tests/bench/test_with_mpis.py": "mpi",
     "tests/calls/gpu/test_between_namespaces.py": "soak",
