@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.integrations import packages
 from tests.integrations.jax.suite.left_out import FILES, LEFT_OUT, TESTS
 
 MODULE = "gpucoll.integrations.jax.mpi4jax"
@@ -51,18 +50,16 @@ print("passed")
 def test_the_names(run_ranks, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    printed = run_ranks(3, "-m", MODULE, program)
-    assert printed.count("passed") == 3, printed
+    printed = run_ranks(2, "-m", MODULE, program)
+    assert printed.count("passed") == 2, printed
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_mpi4jaxs_own_tests(run_ranks, tmp_path, n_ranks):
-    """Run them from the folder that GPUCOLL_TEST_MPI4JAX names, or from a clone."""
+def test_mpi4jaxs_own_tests(run_ranks, n_ranks):
+    """Run them from the checkout that GPUCOLL_TEST_MPI4JAX names: 30 to 40 s each."""
     folder = os.environ.get("GPUCOLL_TEST_MPI4JAX")
     if not folder:
-        address = "https://github.com/mpi4jax/mpi4jax"
-        folder = str(packages.repository_of(address, "master", tmp_path))
+        pytest.skip("GPUCOLL_TEST_MPI4JAX names no checkout of mpi4jax")
     chosen = " and ".join(f"not {name}" for name in LEFT_OUT)
     files = [str(Path(folder) / "tests" / file) for file in FILES]
     options = ["-q", "-p", "no:cacheprovider", f"--rootdir={folder}/tests", "-k", chosen]

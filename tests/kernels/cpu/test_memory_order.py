@@ -191,6 +191,7 @@ UNORDERED = (
     "entries.messages.let_go_entry",
     "entries.started.reap_started",
     "entries.started.hold_started",
+    "integrations.jax.compiled.handler.handle_call",
     "backends.cpu.host.message_step.message_release",
     "backends.cpu.wires.loop.wires_fetch",
     "backends.mpi.carriers.carry_away",
