@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,27 +15,17 @@ from gpucoll.collectives import NO_ROOT, Collective
 from gpucoll.entries import native
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.integrations.native import chosen, door_of
-from gpucoll.integrations.tensorflow.c_api import Code, OperationError
 from gpucoll.types import DTYPES, ReduceOp
 
 if TYPE_CHECKING:
     AnyArray: TypeAlias = np.ndarray[Any, Any]
 
-__all__ = ["AUTO", "SERVED", "CallSite", "Counts", "as_operation_error", "site_of", "site_with"]
+__all__ = ["AUTO", "SERVED", "CallSite", "Counts", "site_of", "site_with"]
 
 Counts: TypeAlias = "Sequence[int] | None"
 AUTO = "auto"
 SERVED = tuple(x for x in DTYPES if not x.startswith("float8"))
 """Dtypes of tensors. TensorFlow cannot parse the names of float8 in an op's definition."""
-_CODES = {
-    "MismatchError": Code.FAILED_PRECONDITION,
-    "StateError": Code.FAILED_PRECONDITION,
-    "ArgumentError": Code.INVALID_ARGUMENT,
-    "ArgumentTypeError": Code.INVALID_ARGUMENT,
-    "DeadlineError": Code.DEADLINE_EXCEEDED,
-    "PeerLostError": Code.ABORTED,  # TensorFlow would turn UNAVAILABLE into INTERNAL
-    "AbortedError": Code.ABORTED,
-}
 
 
 class CallSite:
@@ -107,18 +96,16 @@ class CallSite:
         name = collective.name.lower()
         return self._door.site(name, dtype.as_numpy_dtype, self.op, root).address
 
-    def in_turn(self, job: Callable[[], object]) -> None:
+    def in_turn(self, job: Callable[[], object]) -> int:
         """Call a function that calls the communicator, while no compiled code does.
 
-        Raises
-        ------
-        OperationError
-            With the function's error.
+        Returns
+        -------
+        int
+            0, or the address of the text of the function's error.
         """
         self._jobs.append(job)
-        text = native.run_site.ctypes(self._in_turn.address, 0, 0, 0, 0)
-        if text:
-            raise as_operation_error(ctypes.string_at(text).decode())
+        return int(native.run_site.ctypes(self._in_turn.address, 0, 0, 0, 0))
 
     def check(self, dtype: Any) -> None:
         """Raise ArgumentTypeError if the collective does not serve a dtype of TensorFlow's."""
@@ -240,11 +227,6 @@ def site_of(
 def site_with(key: int) -> CallSite:
     """Return the site that a graph of this process names."""
     return _sites[key]
-
-
-def as_operation_error(text: str) -> OperationError:
-    """Return the error of TensorFlow's for a text of gpucoll's that begins with a class."""
-    return OperationError(_CODES.get(text.partition(":")[0], Code.INTERNAL), text)
 
 
 def _made(

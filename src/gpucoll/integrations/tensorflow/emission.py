@@ -24,7 +24,7 @@ def emit(site: CallSite, x: Any, name: str | None = None) -> Any:
     x = _tensor(site, x)
     function = _function(site.collective)
     if _eager():
-        return function(site.order, x, site=site.key, name=name)
+        return _now(function, site.order, x, site=site.key, name=name)
     shape = _static_shape(site, x.shape)
     if xla.is_compiled_here():
         return xla.emit(site, [x], is_list=False)[0]
@@ -40,7 +40,7 @@ def emit_list(site: CallSite, xs: Sequence[Any], name: str | None = None) -> lis
     tensors = [_tensor(site, x) for x in xs]
     function = _function(site.collective, "List")
     if _eager():
-        return list(function(site.order, tensors, site=site.key, name=name))
+        return list(_now(function, site.order, tensors, site=site.key, name=name))
     if xla.is_compiled_here():
         return xla.emit(site, tensors, is_list=True)
     return list(function(site.order, tensors, site=site.key, name=name))
@@ -60,7 +60,7 @@ def emit_exchange(site: CallSite, x: Any, splits: Any, name: str | None = None) 
             "out splits, and pad the blocks to equal numbers of rows"
         )
     function = _function(site.collective, "WithSplits")
-    return list(function(site.order, x, splits, site=site.key, name=name))
+    return list(_now(function, site.order, x, splits, site=site.key, name=name))
 
 
 def emit_barrier(site: CallSite, name: str | None = None) -> Any:
@@ -68,7 +68,17 @@ def emit_barrier(site: CallSite, name: str | None = None) -> Any:
     if not _eager() and xla.is_compiled_here():
         xla.emit(site, [], is_list=False)
         return None
-    return _function(site.collective)(site.order, site=site.key, name=name)
+    return _now(_function(site.collective), site.order, site=site.key, name=name)
+
+
+def _now(function: Callable[..., Any], *inputs: Any, **attributes: Any) -> Any:
+    """Call an op. Ctrl-C while it runs may come as an error about that."""
+    try:
+        return function(*inputs, **attributes)
+    except (RuntimeError, tf.errors.InternalError) as error:
+        if "KeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from None
+        raise
 
 
 @functools.cache

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, c_char_p, c_void_p
 from types import ModuleType
 
 import tensorflow as tf
 
 from gpucoll.collectives import Collective
 from gpucoll.entries.native import Site
-from gpucoll.integrations.tensorflow.c_api import Status, api
-from gpucoll.integrations.tensorflow.call_sites import (
-    SERVED,
-    CallSite,
-    as_operation_error,
-    site_with,
-)
-from gpucoll.integrations.tensorflow.compiled.kernels import Functions, Kernel, kernel_call
+from gpucoll.integrations.tensorflow.c_api import Code, OperationError, api
+from gpucoll.integrations.tensorflow.call_sites import SERVED, CallSite, site_with
+from gpucoll.integrations.tensorflow.compiled.kernels import Functions, Kernel, code_of, kernel_call
 from gpucoll.integrations.tensorflow.operations import (
     Call,
     Compiled,
@@ -94,7 +89,11 @@ def _operation(
 ) -> Operation:
     def compute(call: Call) -> None:
         site = site_with(call.node.attributes["site"])
-        site.in_turn(lambda: run(call, site))
+        text = site.in_turn(lambda: run(call, site))
+        if text:
+            said = ctypes.string_at(text)
+            code = code_of(int.from_bytes(said[:2], "little"))
+            raise OperationError(Code(code), said.decode())
 
     return Operation(
         name,
@@ -115,7 +114,7 @@ def _prepared(node: Node, python: int) -> Kernel:
     is_list = not isinstance(given, int)
     dtypes = list(given.type) if is_list else [given]
     kernel = Kernel.new()
-    kernel.python, kernel.fail, kernel.functions = python, address_of(_fail), _functions()
+    kernel.python, kernel.functions = python, _functions()
     if len(set(dtypes)) == 1:
         dtype = tf.as_dtype(dtypes[0])
         kernel.site = Site(site.native(dtype, is_list=is_list))
@@ -133,6 +132,8 @@ def _functions() -> Functions:
     for field, name in (
         ("new_status", "NewStatus"),
         ("delete_status", "DeleteStatus"),
+        ("set_status", "SetStatus"),
+        ("fail", "OpKernelContext_Failure"),
         ("get_input", "GetInput"),
         ("allocate_output", "AllocateOutput"),
         ("tensor_data", "TensorData"),
@@ -142,13 +143,6 @@ def _functions() -> Functions:
     ):
         setattr(functions, field, address_of(getattr(api, name)))
     return functions
-
-
-@CFUNCTYPE(None, c_void_p, c_char_p)
-def _fail(context: int, text: bytes) -> None:
-    error, status = as_operation_error(text.decode()), Status()
-    status.set(error.code, error.message)
-    api.OpKernelContext_Failure(context, status.address)
 
 
 def _run(call: Call, site: CallSite) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_size_t, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_int64, c_size_t, c_void_p
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from tensorflow.python.ops import control_flow_util
 from gpucoll.entries.native import Site
 from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.integrations.tensorflow import c_api
-from gpucoll.integrations.tensorflow.c_api import OperationError
 from gpucoll.integrations.tensorflow.call_sites import CallSite
 from gpucoll.integrations.tensorflow.compiled.kernels import Place, PlacedArray, custom_call
 from gpucoll.integrations.tensorflow.operations import address_of
@@ -41,15 +40,8 @@ class _Text(Structure):
     _fields_ = (("data", c_void_p), ("length", c_size_t), ("capacity", c_size_t * 2))
 
 
-class _Failure(Structure):
-    """An XlaCustomCallStatus: an optional std::string."""
-
-    _fields_ = (("text", _Text), ("is_set", c_bool))
-
-
 _sites: dict[str, tuple[CallSite, Place, list[Any]]] = {}
 """By the text of the custom call: programs of XLA have the addresses of the blocks in them."""
-_malloc = ctypes.CFUNCTYPE(c_void_p, c_size_t)(("malloc", ctypes.CDLL(None)))
 
 
 def is_compiled_here() -> bool:
@@ -141,14 +133,14 @@ def _placed(
         if site.collective.has_blocks and not shape:
             row[0] = 1  # a scalar is a row
     place.arrays, place.count = PlacedArray(arrays.ctypes.data), len(shapes)
-    place.is_list, place.fail = is_list, address_of(_fail)
+    place.is_list = is_list
     if len(set(dtypes)) == 1:
         place.site = Site(site.native(dtypes[0], is_list=is_list))
     if not (site.gets or is_list):
         place.zero_bytes = math.prod(results[0]) * kinds[0].itemsize
 
-    @CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_void_p), c_void_p, c_void_p)
-    def in_python(outputs: Any, inputs: Any, _: int, status: int) -> None:
+    @CFUNCTYPE(c_int64, POINTER(c_void_p), POINTER(c_void_p))
+    def in_python(outputs: Any, inputs: Any) -> int:
         # A call with one result gets its address; with several, that of their addresses.
         ctypes.memmove(outputs[0] if shapes else outputs, inputs[0], 4)
         where = enumerate(zip(kinds, shapes, results, strict=True), 1)
@@ -156,10 +148,9 @@ def _placed(
             (array_at(inputs[i], shape, kind), array_at(outputs[i], result, kind))
             for i, (kind, shape, result) in where
         ]
-        try:
-            site.in_turn(lambda: _run(site, [x for x, _ in pairs], [y for _, y in pairs], is_list))
-        except OperationError as e:
-            _fail(status, e.message.encode())
+        return site.in_turn(
+            lambda: _run(site, [x for x, _ in pairs], [y for _, y in pairs], is_list)
+        )
 
     place.python = address_of(in_python)
     text = "".join(chr(48 + (place.address >> 4 * i & 15)) for i in range(16))
@@ -174,13 +165,3 @@ def _run(site: CallSite, xs: list[Any], ys: list[Any], is_list: bool) -> None:
         site.run_list(xs, ys)
     else:
         site.run(xs[0], ys[0], site.counts)
-
-
-@CFUNCTYPE(None, c_void_p, c_char_p)
-def _fail(address: int, text: bytes) -> None:
-    """Write an error, as C++ does: XLA frees the text."""
-    status, data = _Failure.from_address(address), _malloc(len(text) + 1)
-    ctypes.memmove(data, text + b"\0", len(text) + 1)
-    status.text.data, status.text.length = data, len(text)
-    status.text.capacity[0] = len(text)
-    status.is_set = True

@@ -2,7 +2,11 @@
 
 import contextlib
 import gc
+import os
+import signal
+import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -270,6 +274,20 @@ def test_with_keras():
     gct.broadcast_variables(model.variables)
     sums = [float(tf.reduce_sum(x.value)) for x in model.variables]
     assert comm.all_reduce(np.array(sums), "max").tolist() == sums
+
+
+def test_an_interrupt_is_the_programs():
+    with comm.duplicate() as other:
+        call = partial(gct.all_reduce, tf.ones(2), comm=other)
+        call()
+        if rank == 0:
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        else:
+            time.sleep(1)
+            with pytest.raises(tf.errors.AbortedError, match="rank 0 was interrupted"):
+                call()
 
 
 def test_after_close():

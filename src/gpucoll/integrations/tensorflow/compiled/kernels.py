@@ -1,4 +1,8 @@
-"""The kernels that TensorFlow and XLA call on CPUs, compiled: they need no interpreter."""
+"""The kernels that TensorFlow and XLA call on CPUs, compiled: they need no interpreter.
+
+They report errors themselves: an interrupt that ended a call would be raised in any function of
+Python's that they called for that.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,20 @@ import numpy as np
 
 from gpucoll.blocks import Block, Field, Words
 from gpucoll.entries.native import NativeArray, Site
-from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_words, signed32
+from gpucoll.kernels.cpu.memory import call_words, load32, signed32
 from gpucoll.transport.shared.libc import free, malloc, memmove, memset
 
 __all__ = ["Functions", "Kernel", "Place", "PlacedArray", "custom_call", "kernel_call"]
 
 _MOST_DIMENSIONS = 8
+_INVALID_ARGUMENT, _DEADLINE_EXCEEDED, _FAILED_PRECONDITION, _ABORTED, _INTERNAL = 3, 4, 9, 10, 13
+# The first two letters of an error's text, which begins with its class.
+_MISMATCH, _STATE, _DEADLINE, _ARGUMENT, _ABORT, _PEER_LOST = (
+    first | second << 8 for first, second in (b"Mi", b"St", b"De", b"Ar", b"Ab", b"Pe")
+)
+_strlen = types.ExternalFunction("strlen", types.int64(types.int64))
 _FIRST = 1
 """The first input that is data: before it comes what orders the calls."""
 
@@ -23,6 +33,8 @@ class Functions(Block):
 
     new_status: int
     delete_status: int
+    set_status: int
+    fail: int
     get_input: int
     allocate_output: int
     tensor_data: int
@@ -37,7 +49,6 @@ class Kernel(Block):
     functions: Field[Functions]
     site: Field[Site]  # 0: Python makes the calls
     python: int  # (kernel, context): makes a call
-    fail: int  # (context, text): ends a call by an error
     is_list: int
     count: int  # of tensors
     dtype: int  # TensorFlow's number
@@ -65,6 +76,21 @@ _PAIR_WORDS = NativeArray.n_words + _Pair.n_words + 2 * _MOST_DIMENSIONS
 @inline
 def _call1(function: int, x: int) -> int:
     return call_words(function, x, 0, 0, 0, 0, 0, 0, 0)
+
+
+@inline
+def code_of(letters: int) -> int:
+    """Return TensorFlow's code of an error whose text begins with two letters."""
+    code = _INTERNAL
+    if letters == _MISMATCH or letters == _STATE:
+        code = _FAILED_PRECONDITION
+    elif letters == _ARGUMENT:  # ArgumentError, ArgumentTypeError
+        code = _INVALID_ARGUMENT
+    elif letters == _DEADLINE:
+        code = _DEADLINE_EXCEEDED
+    elif letters == _ABORT or letters == _PEER_LOST:  # UNAVAILABLE would become INTERNAL
+        code = _ABORTED
+    return code
 
 
 @inline
@@ -193,8 +219,34 @@ def kernel_call(kernel: Kernel, context: int) -> int:
     if is_served == 0:
         call_words(kernel.python, kernel, context, 0, 0, 0, 0, 0, 0)
     if text != 0:
-        call_words(kernel.fail, context, text, 0, 0, 0, 0, 0, 0)
+        status = _call1(functions.new_status, 0)
+        call_words(
+            functions.set_status, status, code_of(load32(text) & 0xFFFF), text, 0, 0, 0, 0, 0
+        )
+        call_words(functions.fail, context, status, 0, 0, 0, 0, 0, 0)
+        _call1(functions.delete_status, status)
     return 0
+
+
+class Failure(Block):
+    """An XlaCustomCallStatus: an optional std::string of libstdc++."""
+
+    text: int
+    length: int
+    capacity: int
+    unused: int
+    is_set: int  # a byte, and seven that nobody reads
+
+
+@inline
+def _report(failure: Failure, text: int) -> None:
+    """Write an error as C++ does: XLA frees the text."""
+    length = _strlen(text)
+    failure.text = malloc(length + 1)
+    memmove(failure.text, text, length + 1)
+    failure.length = length
+    failure.capacity = length
+    failure.is_set = 1
 
 
 class PlacedArray(Block):
@@ -208,8 +260,7 @@ class Place(Block):
     """A custom call in a program of XLA's, which passes addresses and no more."""
 
     site: Field[Site]  # 0: Python makes the calls
-    python: int  # (outputs, inputs, place, status): makes a call
-    fail: int  # (status, text)
+    python: int  # (outputs, inputs): makes a call; returns 0 or an error's text
     is_list: int
     count: int  # of arrays
     arrays: Field[PlacedArray]
@@ -227,7 +278,7 @@ def _place_in(text: Words) -> Place:
 
 
 @compiled_when_used()
-def custom_call(outputs: Words, inputs: Words, text: Words, length: int, status: int) -> int:
+def custom_call(outputs: Words, inputs: Words, text: Words, length: int, status: Failure) -> int:
     """Run a custom call: the function that XLA calls.
 
     Parameters
@@ -236,8 +287,8 @@ def custom_call(outputs: Words, inputs: Words, text: Words, length: int, status:
         The addresses of the arrays. The first of both is a token of 4 bytes.
     text, length
         The address of the `Place`, spelled.
-    status : int
-        The XlaCustomCallStatus.
+    status : Failure
+        Where an error goes.
 
     Returns
     -------
@@ -246,7 +297,9 @@ def custom_call(outputs: Words, inputs: Words, text: Words, length: int, status:
     """
     place = _place_in(text)
     if not place.site:
-        call_words(place.python, outputs, inputs, place, status, 0, 0, 0, 0)
+        error = call_words(place.python, outputs, inputs, 0, 0, 0, 0, 0, 0)
+        if error != 0:
+            _report(status, error)
         return 0
     count = place.count
     scratch = malloc(count * NativeArray.n_bytes)
@@ -261,5 +314,5 @@ def custom_call(outputs: Words, inputs: Words, text: Words, length: int, status:
     memset(outputs[1], np.int32(0), place.zero_bytes)
     free(scratch)
     if error != 0:
-        call_words(place.fail, status, error, 0, 0, 0, 0, 0, 0)
+        _report(status, error)
     return 0
