@@ -47,6 +47,7 @@ PLACES = {
     "tests/integrations/horovod/test_settings.py": "quick",
     "tests/integrations/horovod/test_engine.py": "quick",
     "tests/integrations/horovod/test_engine_failures.py": "quick",
+    "tests/integrations/jax/processes/test_every_dtype.py": "soak",
     "tests/integrations/jax/processes/test_stub_library.py": "quick",
     "tests/integrations/mpi4py": "quick",
     "tests/integrations/test_native.py": "quick",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gpucoll.integrations.aliases import run_program
-from gpucoll.integrations.jax.processes.start import prepare, use_for_processes
+from gpucoll.integrations.jax.processes.start import leave, prepare, use_for_processes
 from gpucoll.integrations.jax.processes.when_imported import AroundJax
 
 _USAGE = """usage: python -m gpucoll.integrations.jax [-m MODULE | -c CODE | FILE] arguments...
@@ -20,4 +20,9 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    run_program(sys.argv[1:], _USAGE, _prepare)
+    try:
+        run_program(sys.argv[1:], _USAGE, _prepare)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            leave()
+        raise

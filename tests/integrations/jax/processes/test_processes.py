@@ -33,24 +33,13 @@ FEW = ("float32", "int8")
 @pytest.mark.parametrize(("n_ranks", "n_devices"), [(2, 1), (2, 2)])
 def test_every_value(run_program, n_ranks, n_devices):
     """All collectives; with several devices, threads call at once."""
-    check_every_value(run_program, n_ranks, n_devices, *FEW)
-
-
-def check_every_value(run_program, n_ranks, n_devices, *dtypes):
-    """Compare all values that every collective gives for these dtypes; by default, for all."""
     devices = f"--xla_force_host_platform_device_count={n_devices}"
     total = n_ranks * n_devices
     done = run_program(
-        "every_collective.py", n_ranks, total, *dtypes, environment={"XLA_FLAGS": devices}
+        "every_collective.py", n_ranks, total, *FEW, environment={"XLA_FLAGS": devices}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all as it should be") == n_ranks
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("n_ranks", "n_devices"), [(2, 1), (2, 2), (4, 1), (3, 2), (1, 4)])
-def test_every_dtype(run_program, n_ranks, n_devices):
-    check_every_value(run_program, n_ranks, n_devices)
 
 
 def test_two_hosts(run_program):
@@ -99,7 +88,9 @@ except Exception as error:
 
 def test_an_end_without_waiting(run_program):
     """What was started is completed before a process ends, because others wait for it."""
-    done = run_program(f"{BEGIN}\ny = total(x)\nif rank: print(np.asarray(y)[0])", 2)
+    begin = BEGIN.replace("total(x).block_until_ready()", "")  # not even the first call
+    program = f"{begin}\ny = total(x)\nif rank: print(np.asarray(y)[0])\nelse: del y"
+    done = run_program(program, 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2.0"]
 

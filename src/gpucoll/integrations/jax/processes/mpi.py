@@ -107,7 +107,7 @@ class Functions:
     """
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world = world
         self._cliques: dict[tuple[int, ...], Clique] = {}
         self._members: dict[int, tuple[Clique, int] | BaseException] = {}
         """The clique and place of each of XLA's communicators, or why it has none.
@@ -125,7 +125,6 @@ class Functions:
         self._python: dict[str, int] = {}
         self._failed_natively = 0
         self._tables: list[Any] = []
-        self.is_finalized = False
         self.has_lost = False
         """Whether a process is lost, or did not come in time."""
 
@@ -209,7 +208,7 @@ class Functions:
         _put_int(provided, _THREAD_MULTIPLE)
 
     def _finalize(self) -> None:
-        self.end()
+        """Do nothing yet: what runs in XLA's threads goes on until JAX has ended."""
 
     def _is_thread_main(self, flag: int) -> None:
         """Say that any thread may make a communicator, and note the thread's stack."""
@@ -217,14 +216,10 @@ class Functions:
         _put_int(flag, 1)
 
     def end(self) -> None:
-        """Wait for what the program has started, release all communicators, and empty the table.
+        """Release all communicators, and empty the table.
 
         XLA calls MPI even while the interpreter ends, when no callback can run any more.
         """
-        if self.is_finalized:
-            return
-        self.is_finalized = True
-        _wait_for_arrays()
         with self._lock:
             cliques = list(self._cliques.values())
         for clique in cliques:
@@ -237,11 +232,11 @@ class Functions:
 
     def _comm_rank(self, comm: int, rank: int) -> None:
         _put_int(rank, 0)  # jaxlib does not look whether this fails
-        _put_int(rank, self._world.rank if comm == _WORLD else self._member(comm)[1])
+        _put_int(rank, self.world.rank if comm == _WORLD else self._member(comm)[1])
 
     def _comm_size(self, comm: int, size: int) -> None:
         _put_int(size, 1)
-        _put_int(size, self._world.size if comm == _WORLD else self._member(comm)[0].size)
+        _put_int(size, self.world.size if comm == _WORLD else self._member(comm)[0].size)
 
     def _comm_split(self, _: int, color: int, key: int, made: int) -> None:
         """Make the communicator of a device. The other devices are found, not waited for.
@@ -270,15 +265,15 @@ class Functions:
 
     def _split(self, color: int, key: int) -> Clique:
         stack = self._stack.pop(threading.get_ident(), 0)
-        processes = self._world.process_of_device()
+        processes = self.world.process_of_device()
         devices = members.find(stack, color, key, processes) if stack else None
         if devices is None:
-            return self._world.split(color, key)
+            return self.world.split(color, key)
         name = tuple(devices)
         with self._lock:
             clique = self._cliques.get(name)
             if clique is None:
-                clique = self._cliques[name] = self._world.clique(name, processes)
+                clique = self._cliques[name] = self.world.clique(name, processes)
         return clique
 
     def _member(self, comm: int) -> tuple[Clique, int]:
@@ -388,15 +383,6 @@ def _interrupt() -> None:
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)
-
-
-def _wait_for_arrays() -> None:
-    """Wait for what computes the arrays that the program has: others may wait for it."""
-    import jax
-
-    for array in jax.live_arrays():
-        with contextlib.suppress(Exception):  # the program did not want to know
-            array.block_until_ready()
 
 
 def _nothing() -> None:

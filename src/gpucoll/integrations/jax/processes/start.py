@@ -26,13 +26,9 @@ from gpucoll.integrations.jax.processes.world import World
 if TYPE_CHECKING:
     from gpucoll import Communicator
 
-__all__ = ["prepare", "use_for_processes"]
+__all__ = ["leave", "prepare", "use_for_processes"]
 
 _IMPLEMENTATION = "jax_cpu_collectives_implementation"
-_SHUTDOWN_S = 60
-"""How long JAX waits at its end for processes that are still at work (JAX's own: 300)."""
-_HEARTBEAT_S = 30
-"""After how long without a sign JAX ends all processes if one is gone (JAX's own: 100)."""
 _AFTER_LOSS_S = 3.0
 """How long it waits if a process is lost: time for those that are left to say that they end."""
 _started: Functions | None = None
@@ -84,7 +80,7 @@ def use_for_processes(comm: Communicator | None = None) -> None:
     again = functools.partial(_initialize_again, distributed, whole.rank, whole.world_size)
     for module in (jax.distributed, distributed):
         module.initialize = functools.wraps(distributed.initialize)(again)
-    atexit.register(_end, functions, distributed)
+    atexit.register(_before_jaxs_end, distributed)
 
 
 @functools.cache
@@ -105,6 +101,10 @@ def prepare() -> Library:
             "by GPUCOLL_JAX=1 gpucoll-run"
         )
     stubs = load(VALUES)
+    # What is registered before JAX is imported runs after JAX's end, in which others may still need
+    # what this process has started.
+    importlib.import_module("gpucoll.api.communicator")
+    atexit.register(_release)
     os.environ["MPITRAMPOLINE_LIB"] = str(stubs.path)
     return stubs
 
@@ -138,20 +138,16 @@ def _address(comm: Communicator) -> str:
 
 
 def _initialize(distributed: Any, address: str, comm: Communicator) -> None:
-    host_and_port = {"coordinator_address": address, "coordinator_bind_address": address}
-    wishes: dict[str, Any] = {
-        "cluster_detection_method": "deactivate",
-        "shutdown_timeout_seconds": _SHUTDOWN_S,
-        "heartbeat_timeout_seconds": _HEARTBEAT_S,
-    }
+    wishes = {"cluster_detection_method": "deactivate"}
     known = inspect.signature(distributed.initialize).parameters
-    if "heartbeat_timeout_seconds" not in known:  # nor is "deactivate"
+    if "heartbeat_timeout_seconds" not in known:  # an old version, which does not know the word
         wishes = {}
     distributed.initialize(
+        coordinator_address=address,
+        coordinator_bind_address=address,
         num_processes=comm.world_size,
         process_id=comm.rank,
-        **host_and_port,
-        **{name: value for name, value in wishes.items() if name in known},
+        **wishes,
     )
 
 
@@ -182,11 +178,29 @@ def _initialize_again(
             )
 
 
-def _end(functions: Functions, distributed: Any) -> None:
-    """End gpucoll's part, and JAX's if a process is lost, for which JAX would wait."""
-    functions.end()
+def _release() -> None:
+    """Release everything, after JAX's own end."""
+    if _started is not None:
+        _started.end()
+
+
+def leave() -> None:
+    """Let the other processes know that this one has failed: whoever waits for it gets an error."""
+    _release()
+
+
+def _before_jaxs_end(distributed: Any) -> None:
+    """Do not wait for others if this process has failed; nor long if a process is lost.
+
+    JAX waits for all processes, for minutes, while what they have started goes on.
+    """
+    if getattr(sys, "last_value", None) is not None:  # an exception that nobody has caught
+        leave()
     state = distributed.global_state
-    if not functions.has_lost or state.client is None:
+    bridge = importlib.import_module("jax._src.xla_bridge")
+    if _started is not None and bridge.backends_are_initialized():
+        _started.world.process_of_device()  # while JAX can tell
+    if _started is None or not _started.has_lost or state.client is None:
         return
     kept = (state.client, state.service)
     ending = threading.Thread(target=_shut_down, args=(distributed,), daemon=True)

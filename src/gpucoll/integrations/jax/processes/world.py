@@ -37,12 +37,19 @@ class World:
         self._secret, self._timeout_s = secret, timeout_s
         self._numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
         self._is_taken = False
+        self._process_of_device: dict[int, int] = {}
 
     def process_of_device(self) -> Mapping[int, int]:
-        """Return the process of each CPU device, by the device's number."""
+        """Return the process of each CPU device, by the device's number.
+
+        JAX is asked once: at its end it has no devices any more, while XLA still works.
+        """
         import jax
 
-        return {device.id: device.process_index for device in jax.devices("cpu")}
+        if not self._process_of_device:
+            devices = jax.devices("cpu")
+            self._process_of_device = {device.id: device.process_index for device in devices}
+        return self._process_of_device
 
     def clique(self, devices: tuple[int, ...], processes: Mapping[int, int]) -> Clique:
         """Return a clique of devices; it connects its processes when it is first used."""
