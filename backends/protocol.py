@@ -109,6 +109,8 @@ class Request(NamedTuple):
         its `parts`.
     residuals : tuple of Buffer, optional
         For a compressed all_reduce that keeps residuals: a float32 buffer for each array.
+    label : int
+        A number that all ranks must have given, as for `gpucoll.entries.native.Site`; 0: none.
     """
 
     collective: Collective
@@ -126,6 +128,7 @@ class Request(NamedTuple):
     keeps: bool = False
     compression: Compression | None = None
     residuals: tuple[Buffer, ...] = ()
+    label: int = 0
 
     @property
     def data(self) -> Buffer:

@@ -45,6 +45,7 @@ EXPORTED = {
     "PyLong_FromLongLong",
     "PyObject_GetAttr",
     "PyObject_VectorcallDict",
+    "PyThreadState_SetAsyncExc",
     "PyTuple_GetItem",
     "PyTuple_New",
     "PyTuple_SetItem",

@@ -110,7 +110,7 @@ def test_errors_are_texts_and_calls_go_on(comm):
     first, second = (door.site("all_reduce", "float32", label=label) for label in (1, 2))
     for _ in range(2):
         text = run(first if comm.rank else second, out, out)
-        assert "which operator of a compiled program this is" in text
+        assert text.startswith("MismatchError: the ranks did not make the same call")
     assert run(site, np.ones(8, np.float32), out) is None
     assert (out == 2).all()
 
@@ -188,14 +188,24 @@ def test_bad_input(comm):
         chosen(closed, "all_reduce")
 
 
-def test_a_first_call_between_hosts(hosts):
+@pytest.mark.parametrize("label", [0, 5])
+def test_a_first_call_between_hosts(hosts, label):
     """The leaders' Python makes it, the compiled code of the other ranks theirs."""
 
     def call(comm):
+        door = door_of(comm)
         x, out = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
-        site = door_of(comm).site("all_reduce", "float32")
-        return [run(site, x, out) for _ in range(3)], out.tolist()
+        site = door.site("all_reduce", "float32", label=label)
+        texts = [run(site, x, out) for _ in range(3)]
+        large = np.ones(3 << 20, np.float32)  # goes by a schedule, in Python
+        texts += [run(site, large, large) for _ in range(2)]
+        listed = door.site("all_reduce_list", "float32", label=label)
+        texts += [run_list(listed, [x, x[:2]], [x.copy(), out[2:].copy()])]
+        differs = door.site("all_reduce", "float32", label=label + comm.rank // 2)
+        return texts, out.tolist(), large[::99999].tolist(), run(differs, x, out)
 
-    for texts, out in hosts.call("aabb", call):
-        assert texts == [None] * 3
+    for texts, out, large, text in hosts.call("aabb", call):
+        assert texts == [None] * 6
         assert out == [0.0, 4.0, 8.0, 12.0]
+        assert set(large) == {16.0}
+        assert text.startswith("MismatchError: the ranks did not make the same call")

@@ -37,7 +37,7 @@ from gpucoll.kernels.cpu.identities import exact_identity, identity_of
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import UNKNOWN_BYTES
 from gpucoll.transport.shared.words import Call, Path
-from gpucoll.types import ReduceOp
+from gpucoll.types import ReduceOp, mix_digest
 
 INT8_MAX = 127
 _MOVEMENT = movement_loop, movement_post, movement_finish
@@ -193,6 +193,8 @@ class BlockMaker:
                 block.set_table(Call.counts, whole.counts)
             block.sign(*whole.numbers)
             block.show_shape(whole.shape)
+        if request.label:
+            block.words[Call.digest] = mix_digest(int(block.words[Call.digest]), request.label)
         return block
 
     def _set_addresses(self, block: CallBlock, field: int, buffers: tuple[Buffer, ...]) -> None:

@@ -130,6 +130,7 @@ class WorldCpuBackend:
             request.row_count,
             request.part_of,
             request.keeps,
+            request.label,
         )
         signature = self._signatures.get(key)
         if signature is None:

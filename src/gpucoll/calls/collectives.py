@@ -12,7 +12,7 @@ import numpy as np
 from gpucoll.arrays.array_kinds import kind_of_array, note_written, numpy_view
 from gpucoll.arrays.library import AnyArray, AnyStream, Template
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
-from gpucoll.backends.protocol import HostBackend, Request
+from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
 from gpucoll.calls import counts as exchanged_counts
 from gpucoll.calls.block_lists import check_on_host, has_blocks, with_counts
 from gpucoll.calls.block_preparation import prepare_blocks
@@ -85,6 +85,8 @@ class Collectives:
         self.rank = runner.group.rank
         self.world_size = runner.group.world_size
         self.gpu = gpu
+        self.label = 0
+        """`Request.label` of the next call, if `gpucoll.integrations.native` makes it."""
         self._last_status = host.last_status
         self._call_again = call_again
 
@@ -184,7 +186,7 @@ class Collectives:
             result = self.gpu.call(gpu_call, async_op, group_result(prepared))
             self.gpu.learn(collective, x, given, prepared)
             return result
-        call = self.host.prepare(prepared.request)
+        call = self._prepared_by_host(prepared.request)
         shown = x if x is not None else arguments.out
         if arguments.counts is not None or has_blocks(collective, x, arguments.out):
             self._learn_blocks(collective, shown, prepared.template, given)
@@ -200,6 +202,9 @@ class Collectives:
             timeout_s=timeout_s,
             lasting=group_result(prepared),
         )
+
+    def _prepared_by_host(self, request: Request) -> PreparedCall:
+        return self.host.prepare(request._replace(label=self.label) if self.label else request)
 
     def _run_list(
         self,
@@ -301,7 +306,7 @@ class Collectives:
     ) -> Callable[[float | None], None]:
         """Return a function that runs one number of a list by itself."""
         request = number_request(collective, item, arguments, self.world_size, gets)
-        run: Callable[[float | None], None] = self.host.prepare(request).run
+        run: Callable[[float | None], None] = self._prepared_by_host(request).run
         return run
 
     def _list_task(
@@ -309,7 +314,7 @@ class Collectives:
     ) -> Callable[[float | None], None]:
         """Return a function that runs the arrays of one dtype."""
         if collective == Collective.ALL_REDUCE:
-            run: Callable[[float | None], None] = self.host.prepare(
+            run: Callable[[float | None], None] = self._prepared_by_host(
                 list_request(arrays, arguments)
             ).run
             return run
@@ -317,7 +322,7 @@ class Collectives:
         gets = collective.gets(self.rank, arguments.root)
         destination = packed.buffer if gets else None
         request = Request(collective, packed.buffer, destination, arguments.op, arguments.root)
-        call = self.host.prepare(request)
+        call = self._prepared_by_host(request)
 
         def task(timeout_s: float | None) -> None:
             packed.pack()
@@ -366,7 +371,7 @@ class Collectives:
         if self.dispatch.is_enqueued(prepared.template):
             run = self.gpu.prepare_plan(_gpu_call(collective, prepared))
             return Plan(run, self.raise_status, None, prepared.lasting)
-        call = self.host.prepare(prepared.request)
+        call = self._prepared_by_host(prepared.request)
 
         def run_slowly() -> None:
             self.runner.run(collective.spelled, call.run, lasting=prepared.lasting)
@@ -422,7 +427,7 @@ class Collectives:
             fail = partial(exchanged_counts.fail, channel, timeout_s)
             with exchanged_counts.known_to_all(self.runner.group, fail):
                 prepared = self._prepare(collective, x, self.parse({**given, **known}))
-                self.host.prepare(prepared.request).run(timeout_s)
+                self._prepared_by_host(prepared.request).run(timeout_s)
             finishing.append(prepared.finish)
 
         return self.runner.run(

@@ -150,7 +150,7 @@ def _run(site: Site, call: Call) -> int:
     """Run a call that is filled in, if it is one; return its status."""
     if not call:
         return Status.NOT_RUN
-    if site.label != 0:  # between hosts a leader's first call is Python's, which has no label
+    if site.label != 0:
         call.digest = mix(call.digest, site.label)
     return run_without_python(call.context, call)
 

@@ -221,6 +221,7 @@ class Door:
                 self.comm._group.check_usable()
                 self._learn(site)
                 return native.AGAIN
+            self.comm._collectives.label = int(site.words.label)
             if site.collective is not None and site.collective.is_list:
                 _call_list(site, source, n_dimensions)
             else:
@@ -232,6 +233,8 @@ class Door:
             if not isinstance(error, Exception):  # Ctrl-C: for the program, not for the framework
                 self.words.interrupt = id(type(error))  # a class that Python's handler knows
             return self._text_of(error)
+        finally:
+            self.comm._collectives.label = 0
         return 0
 
     def _raise_status(self, site: Site, status: int) -> None:

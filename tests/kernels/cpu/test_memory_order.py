@@ -50,6 +50,9 @@ ORDERS = {
     "memory.heap.lock": "X+",
     "memory.heap.unlock": "X",
     "transport.shared.steps.close_record": "S",
+    "entries.collectives.run_without_python": "X",  # the state; whoever closes does the same
+    "entries.native._take": "X+",
+    "entries.native._give_back": "X",
     "entries.pending.post_ahead": "A",
     "entries.pending.run_pending": "A+XOX",  # DONE, then the bell's sleepers
     "entries.pending.begin_running": "X",
@@ -144,6 +147,8 @@ ENTRIES = {
     "backends.cpu.host.reductions.reduction_finish": ".*XO.*",
     "transport.tcp.small_calls.small_call": ".*XO.*",
     "backends.mpi.collectives.mpi_call": ".*XO.*",
+    "entries.native.run_site": "X+",
+    "entries.native.run_list_site": "X+",
     "entries.pending.serve_started": "A.*XO.*XO.*OX",  # CURRENT; then the announcement, STOP
     "entries.pending.ask_thread": "XOX",
     "entries.pending.wake_thread": "OX",
