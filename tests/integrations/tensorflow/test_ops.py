@@ -42,7 +42,7 @@ def on_ranks(tensorflow, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,  # the first run may compile the CPU kernels
             check=False,
         )
 

@@ -197,6 +197,8 @@ UNORDERED = (
     "entries.started.reap_started",
     "entries.started.hold_started",
     "integrations.jax.compiled.handler.handle_call",
+    "integrations.tensorflow.compiled.kernels.custom_call",
+    "integrations.tensorflow.compiled.kernels.kernel_call",
     "backends.cpu.host.message_step.message_release",
     "backends.cpu.wires.loop.wires_fetch",
     "backends.mpi.carriers.carry_away",

@@ -60,8 +60,8 @@ class CallSite:
         self.rank, self.world_size = comm.rank, comm.world_size
         self.gets = collective.gets(self.rank, root)
         self._program, self._door, self._served = weakref.ref(comm), door_of(comm), set[Any]()
-        self._jobs: list[Callable[[], object]] = []
-        self._in_turn = self._door.python_site(lambda *_: self._jobs.pop()())
+        self._jobs: dict[int, Callable[[], object]] = {}
+        self._in_turn = self._door.python_site(lambda number, *_: self._jobs.pop(number)())
 
     @property
     def comm(self) -> Communicator:
@@ -104,8 +104,9 @@ class CallSite:
         int
             0, or the address of the text of the function's error.
         """
-        self._jobs.append(job)
-        return int(native.run_site.ctypes(self._in_turn.address, 0, 0, 0, 0))
+        number = next(_keys)
+        self._jobs[number] = job
+        return int(native.run_site.ctypes(self._in_turn.address, number, 0, 0, 0))
 
     def check(self, dtype: Any) -> None:
         """Raise ArgumentTypeError if the collective does not serve a dtype of TensorFlow's."""

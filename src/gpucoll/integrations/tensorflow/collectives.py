@@ -11,6 +11,7 @@ from tensorflow.python.autograph.pyct import error_utils
 from gpucoll import Communicator, ReduceOp
 from gpucoll.collectives import Collective
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
+from gpucoll.integrations.tensorflow import xla
 from gpucoll.integrations.tensorflow.call_sites import AUTO, CallSite, site_of
 from gpucoll.integrations.tensorflow.emission import emit, emit_barrier, emit_exchange, emit_list
 from gpucoll.integrations.tensorflow.gradients import register_gradients
@@ -41,7 +42,8 @@ def all_reduce(
     ----------
     x : tensor, IndexedSlices, or a list or tuple of them
         The same shape and dtype on every rank. A list is one op and, for each dtype, one call.
-        IndexedSlices are gathered: rows of equal indices are not added up.
+        IndexedSlices are gathered: rows of equal indices are not added up. Under XLA they become
+        tensors.
     op : str or ReduceOp
         As in `Communicator.all_reduce`. With IndexedSlices: ``"sum"`` or ``"avg"``.
     comm : Communicator, optional
@@ -312,13 +314,15 @@ def _reduced_list(site: CallSite, xs: Sequence[Any], name: str | None) -> list[A
     return results
 
 
-def _gathered_slices(site: CallSite, x: tf.IndexedSlices) -> tf.IndexedSlices:
+def _gathered_slices(site: CallSite, x: tf.IndexedSlices) -> Any:
     assert site.op is not None
     if site.op.name not in ("sum", "avg"):
         raise ArgumentError(
             f"all_reduce of IndexedSlices: op must be 'sum' or 'avg'; got {site.op.name!r}. Pass "
             "tf.convert_to_tensor(x)"
         )
+    if xla.is_compiled_here():  # the shapes of what is gathered would not be known
+        return emit(site, tf.convert_to_tensor(x))
     gathering = site.beside(Collective.ALL_GATHER, counts=AUTO)
     values, indices = emit(gathering, x.values), emit(gathering, x.indices)
     if site.op.name == "avg":

@@ -109,7 +109,7 @@ def _register() -> None:
     register.argtypes, register.restype = (c_void_p, c_void_p, c_void_p, c_void_p), None
     registry.argtypes, registry.restype = (), c_void_p
     texts = [ctypes.create_string_buffer(x) for x in (TARGET.encode(), b"Host")]
-    # XLA copies both strings. They are longer than what a std::string holds in itself, or say so.
+    # XLA copies both strings.
     name, platform = (
         _Text(ctypes.addressof(x), len(x) - 1, (c_size_t * 2)(len(x) - 1, 0)) for x in texts
     )
