@@ -110,7 +110,7 @@ def test_errors_are_texts_and_calls_go_on(comm):
     first, second = (door.site("all_reduce", "float32", label=label) for label in (1, 2))
     for _ in range(2):
         text = run(first if comm.rank else second, out, out)
-        assert text.startswith("MismatchError: the ranks did not make the same call")
+        assert "which operator of a compiled program this is" in text
     assert run(site, np.ones(8, np.float32), out) is None
     assert (out == 2).all()
 

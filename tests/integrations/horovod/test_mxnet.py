@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.integrations.environments import Environment
 from tests.integrations.horovod.suite import left_out
 from tests.integrations.horovod.suite.running import run
 
@@ -41,11 +40,6 @@ arrays = [mx.nd.ones((1 << 20,)) for _ in range(4)]
 for number in range(4) if hvd.rank() else reversed(range(4)):
     hvd.allreduce_(arrays[number], name=f"last.{number}")
 """
-
-
-@pytest.fixture(scope="module")
-def mxnet(tmp_path_factory) -> Environment:
-    return Environment("mxnet", tmp_path_factory.mktemp("mxnet"))
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from gpucoll.integrations.aliases import Alias
-from gpucoll.integrations.horovod.old_numpy import BeforeMXNet
 from gpucoll.integrations.horovod.settings import Place
+from gpucoll.integrations.old_numpy import BeforeMXNet
 
 ELSEWHERE = {
     "common": "",

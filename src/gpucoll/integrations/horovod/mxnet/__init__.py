@@ -7,7 +7,7 @@ Arrays in the CPU's memory. MXNet is not developed any more, and needs NumPy bel
 
 from __future__ import annotations
 
-from gpucoll.integrations.horovod.old_numpy import restore
+from gpucoll.integrations.old_numpy import restore
 
 restore()
 

@@ -12,7 +12,6 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from ctypes import byref
-from functools import cache
 from threading import get_ident
 from typing import Any
 
@@ -22,23 +21,13 @@ from mxnet.base import _LIB, check_call
 from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.request import ReduceOp, Request
 from gpucoll.integrations.horovod.exceptions import HorovodInternalError
-from gpucoll.integrations.horovod.mxnet.arrays import address_of, check, view
+from gpucoll.integrations.mxnet.arrays import address_of, check, view
+from gpucoll.integrations.mxnet.engine import ASYNC, CPU, complete, completion_at, handles, push
 
 __all__ = ["Operation", "last_of", "settle"]
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 _FUNCTION = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
-_SHORT_FUNCTION = ctypes.PYFUNCTYPE(None, _POINTER, _POINTER, _POINTER)
-"""A function that is too short to release Python's lock for it."""
-_THREE_WORDS = ctypes.c_uint64 * 3
-
-_push = ctypes.PyDLL(None, handle=_LIB._handle).MXEnginePushAsyncND
-"""Without types of its arguments: their conversion takes longer than the call."""
-
-_CPU = byref((ctypes.c_int32 * 2)(1, 0))
-"""MXNet's context cpu(0)."""
-_ASYNC = byref(ctypes.c_int32(4))
-"""The property of calls that do not block: the pushing thread begins them if they can begin."""
 
 _pushed: dict[int, Operation] = {}
 _writers: dict[int | None, Operation] = {}
@@ -56,13 +45,13 @@ class Operation(Request):
     """A request in MXNet's engine, without arrays until they are ready."""
 
     __slots__ = (
-        *("address", "complete", "engine", "is_finished", "is_submitted", "is_waited_for"),
+        *("address", "completion", "engine", "is_finished", "is_submitted", "is_waited_for"),
         *("reads", "writes"),
     )
     address: int | None
     """Of its array, if it may be repeated."""
-    complete: Sequence[int]
-    """MXNet's function to call at the end, and its arguments."""
+    completion: Sequence[int]
+    """What MXNet is told at the end."""
 
     def start(
         self,
@@ -101,11 +90,11 @@ class Operation(Request):
         _pushed[number] = self
         for tensor in writes:
             _writers[tensor.handle.value] = self
-        inputs, n_inputs = (_handles(reads), len(reads)) if reads else (None, 0)
-        outputs = byref(writes[0].handle) if len(writes) == 1 else _handles(writes)
+        inputs, n_inputs = (handles(reads), len(reads)) if reads else (None, 0)
+        outputs = byref(writes[0].handle) if len(writes) == 1 else handles(writes)
         # fmt: off
-        if failed := _push(
-            _begin, _POINTER(number), None, _CPU, inputs, n_inputs, outputs, len(writes), _ASYNC,
+        if failed := push(
+            _begin, _POINTER(number), None, CPU, inputs, n_inputs, outputs, len(writes), ASYNC,
             priority, b"horovod", 0,
         ):
             check_call(failed)
@@ -161,14 +150,14 @@ def _finish(request: Any) -> None:
         handle = tensor.handle.value
         if _writers.get(handle) is request:
             del _writers[handle]
-    function, engine, argument = request.complete
+    completion = request.completion
     failure = request.error
     request.is_finished = True  # it may be repeated from here on
     if failure is None:
-        _function_at(function)(engine, argument, None)
+        complete(completion)
     else:
         with _Error(str(failure)) as error:
-            _function_at(function)(engine, argument, error)
+            complete(completion, error)
 
 
 def settle() -> None:
@@ -184,18 +173,13 @@ def _is_awaited() -> bool:
     return bool(_waiting) and not _pushed
 
 
-def _handles(tensors: Sequence[mx.nd.NDArray]) -> Any:
-    return (_POINTER * len(tensors))(*[x.handle for x in tensors])
-
-
-def _begin_pushed(run_context: int, complete: int, number: int) -> None:
+def _begin_pushed(run_context: int, completion: int, number: int) -> None:
     operation = _pushed.pop(number)
-    operation.complete = _THREE_WORDS.from_address(complete)[:]
+    operation.completion = completion_at(completion)
     operation.begin()
 
 
 _begin = _FUNCTION(_begin_pushed)
-_function_at = cache(_SHORT_FUNCTION)
 
 
 # --- the functions in which MXNet waits -------------------------------------------------------

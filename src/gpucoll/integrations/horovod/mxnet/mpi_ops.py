@@ -32,10 +32,10 @@ from gpucoll.integrations.horovod.basics import (
 from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.numpy_arrays import NumpyArrays
 from gpucoll.integrations.horovod.engine.request import Kind, ReduceOp, Request
-from gpucoll.integrations.horovod.mxnet.arrays import check, copy_of, empty_like, view
 from gpucoll.integrations.horovod.mxnet.dependencies import Operation, last_of, settle
 from gpucoll.integrations.horovod.names import *
 from gpucoll.integrations.horovod.process_sets import ProcessSet, global_process_set
+from gpucoll.integrations.mxnet.arrays import check, copy_of, empty_like, view
 
 _ARRAYS = NumpyArrays()
 
