@@ -71,8 +71,9 @@ class CallSite:
         self.rank, self.world_size = comm.rank, comm.world_size
         self.gets = collective.gets(self.rank, root)
         self._program, self._door, self._served = weakref.ref(comm), door_of(comm), set[Any]()
-        self._jobs: list[Callable[[], object]] = []
-        self._in_turn = self._door.python_site(lambda *_: self._jobs.pop()())
+        self._jobs: dict[int, Callable[[], object]] = {}
+        self._job_numbers = itertools.count(1)
+        self._in_turn = self._door.python_site(lambda number, *_: self._jobs[number]())
 
     @property
     def comm(self) -> Communicator:
@@ -115,8 +116,12 @@ class CallSite:
         OperationError
             With the function's error.
         """
-        self._jobs.append(job)
-        text = native.run_site.ctypes(self._in_turn.address, 0, 0, 0, 0)
+        number = next(self._job_numbers)
+        self._jobs[number] = job
+        try:
+            text = native.run_site.ctypes(self._in_turn.address, number, 0, 0, 0)
+        finally:
+            del self._jobs[number]
         if text:
             raise as_operation_error(ctypes.string_at(text).decode())
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import gc
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -270,6 +272,21 @@ def test_with_keras():
     gct.broadcast_variables(model.variables)
     sums = [float(tf.reduce_sum(x.value)) for x in model.variables]
     assert comm.all_reduce(np.array(sums), "max").tolist() == sums
+
+
+def test_each_thread_makes_its_own_call():
+    from gpucoll.collectives import Collective
+    from gpucoll.integrations.tensorflow.call_sites import site_of
+
+    site = site_of(comm, Collective.BARRIER)
+
+    def call(_):
+        ran = []
+        site.in_turn(lambda: (time.sleep(0.001), ran.append(threading.get_ident())))
+        return ran == [threading.get_ident()]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(call, range(100)))
 
 
 def test_after_close():
