@@ -86,6 +86,15 @@ def test_what_arrays_may_be(comm):
             assert np.array_equal(out, x)
 
 
+@pytest.mark.ranks(1)
+def test_an_error_may_have_any_text(comm):
+    def fail(*_):
+        raise OSError("no file \udcff")
+
+    site = door_of(comm).python_site(fail)
+    assert run(site, np.zeros(1), np.zeros(1)) == "OSError: no file ?"
+
+
 @pytest.mark.ranks(2)
 def test_lists_are_one_call(comm):
     site = door_of(comm).site("all_reduce_list", "float32", "avg")

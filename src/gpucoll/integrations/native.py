@@ -256,7 +256,7 @@ class Door:
 
     def _text_of(self, error: BaseException) -> int:
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        kept = ctypes.create_string_buffer(text.encode())
+        kept = ctypes.create_string_buffer(text.encode(errors="replace"))
         self._texts.append(kept)
         return ctypes.addressof(kept)
 
@@ -326,7 +326,6 @@ def _call_list(site: Site, arrays: int, count: int) -> None:
 _doors: weakref.WeakKeyDictionary[Communicator, Door] = weakref.WeakKeyDictionary()
 _kept: list[Door] = []
 """Compiled graphs have addresses in them, for as long as the process lives."""
-_making = threading.Lock()
 
 
 def door_of(comm: Communicator) -> Door:

@@ -29,4 +29,6 @@ def test_order_by_tokens(run_ranks):
 
 
 def test_the_end_of_a_program(run_ranks):
-    assert run_ranks(2, PROGRAMS / "ending.py").count("the program is done") == 2
+    printed = run_ranks(2, PROGRAMS / "ending.py")
+    assert printed.count("the program is done") == 2
+    assert printed.count("the child ended with 0") == 2

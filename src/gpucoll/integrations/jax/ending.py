@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,12 @@ def flush_before_close(door: Door) -> None:
         door.before_close.append(_flush_and_tell)
 
 
+_process = os.getpid()
+
+
 def _flush_and_tell(timeout_s: float = 0.0) -> None:
+    if os.getpid() != _process:
+        return  # a fork has none of XLA's threads: what it starts never runs
     try:
         flush()
     except BackendError as error:

@@ -61,7 +61,7 @@ class CallSite:
         self.gets = collective.gets(self.rank, root)
         self._program, self._door, self._served = weakref.ref(comm), door_of(comm), set[Any]()
         self._jobs: dict[int, Callable[[], object]] = {}
-        self._in_turn = self._door.python_site(lambda number, *_: self._jobs.pop(number)())
+        self._in_turn = self._door.python_site(lambda number, *_: self._jobs[number]())
 
     @property
     def comm(self) -> Communicator:
@@ -106,7 +106,10 @@ class CallSite:
         """
         number = next(_keys)
         self._jobs[number] = job
-        return int(native.run_site.ctypes(self._in_turn.address, number, 0, 0, 0))
+        try:
+            return int(native.run_site.ctypes(self._in_turn.address, number, 0, 0, 0))
+        finally:
+            del self._jobs[number]
 
     def check(self, dtype: Any) -> None:
         """Raise ArgumentTypeError if the collective does not serve a dtype of TensorFlow's."""

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -288,6 +289,21 @@ def test_an_interrupt_is_the_programs():
             time.sleep(1)
             with pytest.raises(tf.errors.AbortedError, match="rank 0 was interrupted"):
                 call()
+
+
+def test_each_thread_makes_its_own_call():
+    from gpucoll.collectives import Collective
+    from gpucoll.integrations.tensorflow.call_sites import site_of
+
+    site = site_of(comm, Collective.BARRIER)
+
+    def call(_):
+        ran = []
+        site.in_turn(lambda: (time.sleep(0.001), ran.append(threading.get_ident())))
+        return ran == [threading.get_ident()]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(call, range(100)))
 
 
 def test_after_close():
