@@ -28,10 +28,13 @@ from gpucoll.transport.shared.flags import FUTEX_WAIT, FUTEX_WAKE, SYS_FUTEX, gi
 from gpucoll.transport.shared.libc import sched_yield, syscall
 from gpucoll.transport.shared.words import Call, Status
 
-__all__ = ["AGAIN", "Door", "NativeArray", "Site", "run_list_site", "run_site"]
+__all__ = ["AGAIN", "DONE", "Door", "NativeArray", "Site", "run_list_site", "run_site"]
 
-AGAIN = -1
-"""What `Door.python` returns to have the call made again."""
+AGAIN, DONE = -1, -2
+"""What `Door.python` returns to have the call made again, and after a call that it has made.
+
+Not 0 for the latter: ctypes returns that for a function that an interrupt ends at its edges.
+"""
 
 _FREE, _TAKEN, _AWAITED = 0, 1, 2
 _YIELDS = 100
@@ -47,6 +50,7 @@ class Door(Block):
     mutex: int
     interrupt: int  # a class of exceptions for the main thread, once a call has ended; 0: none
     main_thread: int
+    unknown: int  # address of the text for a call of which Python says nothing
     python: int  # (site, source, destination, n_dimensions, dimensions, status, tries, raised)
 
 
@@ -111,6 +115,14 @@ def _end(door: Door) -> None:
         gil = take_gil()
         _raise_in_thread(door.main_thread, interrupt)
         give_gil(gil)
+
+
+@inline
+def _text(door: Door, answer: int) -> int:
+    """Return what an answer of Python's is to the caller of compiled code, or AGAIN."""
+    if answer == DONE:
+        return 0
+    return door.unknown if answer == 0 else answer
 
 
 @inline
@@ -183,7 +195,7 @@ def run_site(
         status = _run(site, _prepare(site, source, destination, n_dimensions, dimensions))
         text = 0
         if status != Status.OK:
-            text = call_words(
+            answer = call_words(
                 door.python,
                 site,
                 source,
@@ -194,6 +206,7 @@ def run_site(
                 tries,
                 raised,
             )
+            text = _text(door, answer)
         tries += 1
     _end(door)
     return text
@@ -228,7 +241,8 @@ def run_list_site(site: Site, arrays: NativeArray, count: int) -> int:
         status = _run(site, _prepare_list(site, arrays, count))
         text = 0
         if status != Status.OK:
-            text = call_words(door.python, site, arrays, 0, count, 0, status, tries, raised)
+            answer = call_words(door.python, site, arrays, 0, count, 0, status, tries, raised)
+            text = _text(door, answer)
         tries += 1
     _end(door)
     return text

@@ -64,8 +64,8 @@ def chosen(comm: Communicator | None, what: str) -> Communicator:
         comm = latest()
         if comm is None:
             raise StateError(
-                f"{what}: this process has no communicator; call comm = gpucoll.init() before, or "
-                "pass comm="
+                f"{what}: this process has no communicator; call comm = gpucoll.init() before and "
+                "keep it, or pass comm="
             )
     if not isinstance(comm, Communicator):
         raise ArgumentTypeError(f"{what}: comm must be a gpucoll.Communicator; got {comm!r}")
@@ -121,6 +121,8 @@ class Door:
         self.words.python = ctypes.cast(self._python, ctypes.c_void_p).value or 0
         self._sites: dict[int, Site] = {}
         self._known: dict[tuple[object, ...], Site] = {}
+        self._unknown = ctypes.create_string_buffer(b"the call was interrupted in Python")
+        self.words.unknown = ctypes.addressof(self._unknown)
         self._texts: deque[ctypes.Array[ctypes.c_char]] = deque(maxlen=_TEXTS)
         dispatch = self.comm._collectives.dispatch
         self._is_quick = not (dispatch.refuses_host or dispatch.enqueues_host)
@@ -206,7 +208,7 @@ class Door:
         tries: int,
         raised: int,
     ) -> int:
-        """Make a call; return 0 or the address of the error's text. The caller has the mutex.
+        """Make a call; return DONE or the address of the error's text. The caller has the mutex.
 
         Returns AGAIN if compiled code can now make it: on all ranks, so that all compare labels.
         """
@@ -235,7 +237,7 @@ class Door:
             return self._text_of(error)
         finally:
             self.comm._collectives.label = 0
-        return 0
+        return native.DONE
 
     def _raise_status(self, site: Site, status: int) -> None:
         """Raise the error of a call that compiled code has made."""
