@@ -20,8 +20,9 @@ import numpy as np
 
 import gpucoll
 
-SIZES = {"4 KB": (1 << 10, 300), "1 MB": (1 << 18, 40)}
-ROUNDS = 12
+SIZES = {"4 KB": (1 << 10, 3000), "1 MB": (1 << 18, 60)}
+"""Elements, and calls in a turn: a rank whose CPU was taken sleeps in its next 1000 waits."""
+ROUNDS = 4
 
 
 def ways(comm: gpucoll.Communicator) -> dict[str, Callable[[Any], Any]]:
