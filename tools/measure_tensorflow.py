@@ -20,7 +20,7 @@ from typing import Any
 import gpucoll
 
 SIZES = {"4 KB": (1 << 10, 2000), "1 MB": (1 << 18, 20), "4 MB": (1 << 20, 8)}
-"""Elements of float32, and calls of a turn: a rank whose CPU was taken sleeps in its next 1000 waits."""
+"""Elements of float32, and calls of a turn: a rank whose CPU was taken sleeps in 1000 waits."""
 ROUNDS = 3
 Way = Callable[[Any], Any]
 
