@@ -177,6 +177,7 @@ def test_an_interrupt_ends_a_wait(comm):
     comm.barrier()
     if comm.rank == 0:
         assert "rank 1 was interrupted in all_reduce" in str(run(site, x, x))
+    mine.close()
 
 
 @pytest.mark.ranks(2)

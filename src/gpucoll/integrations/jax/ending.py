@@ -22,6 +22,9 @@ __all__ = ["failed", "flush", "flush_before_close"]
 
 failed = Failed.new()
 """Where the handlers leave the error of a call that has no result."""
+_nothing = jax.jit(lambda: jnp.zeros(()))
+_free = ctypes.CDLL(None).free
+_free.restype, _free.argtypes = None, [ctypes.c_void_p]
 _failures = (RuntimeError, ValueError)
 """What JAX raises in the place of a result; a deleted array is one, too."""
 
@@ -41,20 +44,23 @@ def flush() -> None:
     with contextlib.suppress(*_failures):
         jax.effects_barrier()
     with contextlib.suppress(*_failures):
-        jax.jit(lambda: jnp.zeros(()))().block_until_ready()  # a thread's functions run in order
+        _nothing().block_until_ready()  # a thread's functions run in order
     for array in jax.live_arrays():  # those of other threads
         with contextlib.suppress(*_failures):
             array.block_until_ready()
     address, failed.text = failed.text, 0
     if address:
         text = ctypes.string_at(address).decode(errors="replace")
+        _free(address)
         raise BackendError(f"a call of a jitted function that has no result failed: {text}")
 
 
 def flush_before_close(door: Door) -> None:
-    """Have the end of the door's communicator wait for its calls."""
+    """Have the end of the door's communicator, and that of the program, wait for its calls."""
     if _flush_and_tell not in door.before_close:
         door.before_close.append(_flush_and_tell)
+        atexit.unregister(_flush_and_tell)
+        atexit.register(_flush_and_tell)
 
 
 _process = os.getpid()
@@ -67,6 +73,3 @@ def _flush_and_tell(timeout_s: float = 0.0) -> None:
         flush()
     except BackendError as error:
         print(f"gpucoll: {error}", file=sys.stderr, flush=True)
-
-
-atexit.register(_flush_and_tell)

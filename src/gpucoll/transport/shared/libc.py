@@ -13,6 +13,7 @@ CLOCK_MONOTONIC = 1
 _i64, _i32 = types.int64, types.int32
 malloc = types.ExternalFunction("malloc", _i64(_i64))
 free = types.ExternalFunction("free", types.void(_i64))
+strdup = types.ExternalFunction("strdup", _i64(_i64))
 memmove = types.ExternalFunction("memmove", _i64(_i64, _i64, _i64))
 memset = types.ExternalFunction("memset", _i64(_i64, _i32, _i64))
 syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))

@@ -7,7 +7,7 @@ from gpucoll.entries.native import NativeArray, Site
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_words, load32, signed32
-from gpucoll.transport.shared.libc import free, malloc
+from gpucoll.transport.shared.libc import free, malloc, strdup
 
 __all__ = ["VERSION", "Failed", "handle_call"]
 
@@ -33,7 +33,7 @@ _MISMATCH, _STATE, _DEADLINE, _ARGUMENT, _ABORT, _PEER_LOST = (
 class Failed(Block):
     """The error of a call that has no result: JAX tells nobody."""
 
-    text: int  # its address, or 0
+    text: int  # the address of a copy of it, for `free`, or 0
 
 
 class _Error(Block):
@@ -152,6 +152,6 @@ def handle_call(frame: Words) -> int:
     if text == 0:
         return 0
     failed = _attribute(frame, 0)
-    if failed != 0:
-        Failed(failed).text = text
+    if failed != 0 and Failed(failed).text == 0:
+        Failed(failed).text = strdup(text)  # the text itself does not stay
     return _error_of(frame, text)
