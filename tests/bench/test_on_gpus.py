@@ -72,7 +72,7 @@ def test_a_sweep(double, tmp_path, capfd):
 @pytest.mark.soak
 def test_every_collective_with_a_rank_for_each_gpu(double, monkeypatch, capfd):
     found = [{"name": "Double"}] * 3
-    answer = {"devices": found, "may_share": False, "kind_reason": ""}
+    answer = {"devices": found, "may_share": False, "kind": "cuda", "kind_reason": ""}
     monkeypatch.setattr(gpus, "ask", lambda questions: [(answer, None)])
     assert cli.main(["all", *SHORT, "--array", "cupy"]) == 0
     out = capfd.readouterr().out
