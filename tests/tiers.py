@@ -49,7 +49,6 @@ PLACES = {
     "tests/integrations/horovod/test_engine_failures.py": "quick",
     "tests/integrations/jax/processes/test_every_dtype.py": "soak",
     "tests/integrations/jax/processes/test_stub_library.py": "quick",
-    "tests/integrations/jax/processes/test_every_dtype.py": "soak",
     "tests/integrations/jax/test_programs.py": "soak",
     "tests/integrations/keras/test_training.py": "soak",
     "tests/integrations/mpi4py": "quick",
