@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.growing import begin, where
 from tests.shrinking import die, results
+from tests.waiting import until
 
 import gpucoll
 from gpucoll import Compression, GpucollError, PeerLostError, ShrinkError, StateError
@@ -77,13 +78,27 @@ def result_of(diloco):
     return diloco.comm.world_size, values, diloco.outer_steps
 
 
-def killed(comm, deadly, given):
-    """Train; a rank ends itself before the inner step after which it would give something."""
+def killed(comm, deadly, given, folder):
+    """Train; a rank ends itself before the inner step after which it would give something.
+
+    It waits until the others have what it gave before: between hosts, they may not have received it
+    yet when the rank itself has all results, and would then go on without it.
+    """
     name, model = comm.rank, [start_of(comm.rank)]
     last = EVERY - 1 - given.get("delay", 0)
+    noted = [folder / str(rank) for rank in range(comm.world_size)]
+    noted[name].touch()
+    comm.barrier()
+
+    def others_have_it():
+        alive = [rank for rank in range(len(noted)) if deadly.get(rank, OUTER_STEPS) >= place[0]]
+        return all(noted[rank].stat().st_size >= diloco.outer_steps for rank in alive)
+
     with DiLoCo(comm, model, every=EVERY, **given) as diloco:
         for place in train(diloco, name):
+            noted[name].write_bytes(bytes(diloco.outer_steps))  # its size is read: never half of it
             if place == (deadly.get(name), last):
+                until(others_have_it)
                 die()
         return result_of(diloco)
 
@@ -109,9 +124,9 @@ def check(replies, deadly, expected, within=0.0):
     ],
     ids=str,
 )
-def test_a_rank_that_is_killed_before_an_outer_step(rank_server, deadly, given):
+def test_a_rank_that_is_killed_before_an_outer_step(rank_server, deadly, given, tmp_path):
     with rank_server.fork(4) as pool:
-        pool.start(killed, deadly, given)
+        pool.start(killed, deadly, given, tmp_path)
         replies = pool.collect()
 
     check(replies, deadly, simulated(4, deadly, **given))
@@ -120,9 +135,9 @@ def test_a_rank_that_is_killed_before_an_outer_step(rank_server, deadly, given):
 @pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["abcd", "aabb"])
 @pytest.mark.parametrize("given", [{}, {"delay": 1}], ids=str)
-def test_a_rank_that_is_killed_between_hosts(hosts, rank_server, placed, given):
+def test_a_rank_that_is_killed_between_hosts(hosts, rank_server, placed, given, tmp_path):
     with rank_server.fork(4) as pool:
-        hosts.start(pool, placed, killed, {2: 3}, given)
+        hosts.start(pool, placed, killed, {2: 3}, given, tmp_path)
         replies = pool.collect()
 
     # Between hosts a sum may have another order: 8 sums of 4 numbers, as below.
