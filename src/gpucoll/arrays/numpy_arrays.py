@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import sys
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +135,24 @@ def complete(out: npt.NDArray[np.generic], temporary: AnyArray) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         out[...] = temporary
+
+
+def array_at(
+    address: int | None, shape: Sequence[int], dtype: np.dtype[Any]
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the host memory at an address as an array, which does not keep it alive.
+
+    Without elements the address does not count.
+    """
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes == 0:
+        return np.empty(shape, dtype)
+    if not address:
+        raise ValueError(
+            f"there is no memory for {dtype} of shape {tuple(shape)}: its address is 0"
+        )
+    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
+    return np.ndarray(shape, dtype, memory)
 
 
 def dtype_of(dtype: AnyDtype) -> np.dtype[np.generic]:

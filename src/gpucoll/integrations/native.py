@@ -9,7 +9,6 @@ that runs asynchronously never meet those that the program makes meanwhile.
 from __future__ import annotations
 
 import ctypes
-import math
 import sys
 import threading
 import weakref
@@ -22,7 +21,7 @@ import numpy.typing as npt
 
 from gpucoll.api.initialise import latest
 from gpucoll.arrays.array_kinds import ArrayKind
-from gpucoll.arrays.numpy_arrays import check_dtype, dtype_of, template_of_dtype
+from gpucoll.arrays.numpy_arrays import array_at, check_dtype, dtype_of, template_of_dtype
 from gpucoll.collectives import Collective, Flow
 from gpucoll.entries import native
 from gpucoll.entries.collectives import EntryTable
@@ -278,14 +277,6 @@ class Door:
 # --- calls on memory at addresses -----------------------------------------------------------------
 
 
-def _array(address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    size_bytes = math.prod(shape) * dtype.itemsize
-    if size_bytes == 0:
-        return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(shape)
-
-
 def _call(site: Site, source: int, destination: int, shape: tuple[int, ...]) -> None:
     """Make the call of a site through the communicator's method."""
     comm, kind, root = site.door.comm, site.collective, site.root
@@ -302,8 +293,8 @@ def _call(site: Site, source: int, destination: int, shape: tuple[int, ...]) -> 
         rows = (shape[0] * multiply // divide,)
     given = {name: value for name, value in (("op", site.op), ("root", root)) if value is not None}
     gives, gets = (kind.flow != flow or is_root for flow in (Flow.FROM_ROOT, Flow.TO_ROOT))
-    x = _array(source, shape, site.dtype) if gives else None
-    out = _array(destination, rows + shape[1:], site.dtype) if gets else None
+    x = array_at(source, shape, site.dtype) if gives else None
+    out = array_at(destination, rows + shape[1:], site.dtype) if gets else None
     if kind is Collective.BROADCAST and not is_root:
         x = out
     getattr(comm, kind.spelled)(x, out=out, **given)
@@ -317,7 +308,7 @@ def _call_list(site: Site, arrays: int, count: int) -> None:
     shapes = [tuple(row.dimensions[axis] for axis in range(row.n_dimensions)) for row in rows]
     pairs = [
         [
-            _array(address, shape, site.dtype)
+            array_at(address, shape, site.dtype)
             for address, shape in zip(addresses, shapes, strict=True)
         ]
         for addresses in ([row.source for row in rows], [row.destination for row in rows])

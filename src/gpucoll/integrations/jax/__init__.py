@@ -52,20 +52,15 @@ __all__ = [
     "use_for_processes",
 ]
 
+_HOMES = {"flush": "ending", "use_for_processes": "processes"}
+
 
 def __getattr__(name: str) -> object:
     """Import JAX when a function is first used: what prepares JAX itself must come before."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "use_for_processes":
-        processes = importlib.import_module(f"{__name__}.processes")
-        globals()[name] = processes.use_for_processes
-        return globals()[name]
-    from gpucoll.integrations.jax import handlers
-
-    handlers.register()
-    ending = importlib.import_module(f"{__name__}.ending")
-    collectives = importlib.import_module(f"{__name__}.collectives")
-    for one in set(__all__) - {"use_for_processes"}:
-        globals()[one] = getattr(ending if one == "flush" else collectives, one)
-    return globals()[name]
+    home = _HOMES.get(name, "collectives")
+    if home != "processes":
+        importlib.import_module(f"{__name__}.handlers").register()  # says which versions of JAX
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return value

@@ -7,6 +7,7 @@ of a custom call.
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -41,8 +42,9 @@ _kept: list[Any] = []
 """What XLA calls: never freed, since handlers stay registered until the process ends."""
 
 
+@functools.cache
 def register() -> None:
-    """Register the handlers, for CPUs and for NVIDIA's and AMD's GPUs.
+    """Register the handlers, once, for CPUs and for NVIDIA's and AMD's GPUs.
 
     Raises
     ------

@@ -6,9 +6,7 @@ that JAX finds functions again that it has compiled.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from gpucoll import ANY_SOURCE, ANY_TAG, Communicator, ReduceOp
+from gpucoll.arrays.numpy_arrays import array_at
 from gpucoll.collectives import NO_ROOT, Collective, Data
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.integrations.jax.ending import flush_before_close
@@ -232,17 +231,9 @@ class _HostMessage:
     def __call__(self, source: int, destination: int, shape: tuple[int, ...]) -> None:
         sent, received = self._kinds
         self._site.run(
-            [_host_array(source, *kind) for kind in sent],
-            [_host_array(destination, *kind) for kind in received],
+            [array_at(source, *kind) for kind in sent],
+            [array_at(destination, *kind) for kind in received],
         )
-
-
-def _host_array(address: int, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    size_bytes = math.prod(shape) * dtype.itemsize
-    if not size_bytes:
-        return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
-    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 _known: weakref.WeakKeyDictionary[Communicator, dict[Options, Site]] = weakref.WeakKeyDictionary()

@@ -10,6 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from gpucoll.arrays.numpy_arrays import array_at
+
 __all__ = ["copy_of", "empty_like", "view"]
 
 _DENSE = (mx.nd.NDArray, mx.np.ndarray)
@@ -61,19 +63,8 @@ def view(tensor: mx.nd.NDArray) -> np.ndarray[Any, Any]:
             raise TypeError(f"expected an NDArray on the CPU, not on {tensor.context}")
         if len(_views) >= _VIEWS_KEPT:
             _views.clear()
-        found = _views[what] = _memory(word.value, shape, np.dtype(tensor.dtype))
+        found = _views[what] = array_at(word.value, shape, np.dtype(tensor.dtype))
     return found
-
-
-def _memory(
-    address: int | None, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any]:
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if not size:
-        return np.empty(shape, dtype)
-    assert address is not None
-    block: Any = (ctypes.c_char * size).from_address(address)
-    return np.ndarray(shape, dtype, block)
 
 
 def empty_like(tensor: mx.nd.NDArray, shape: Sequence[int]) -> mx.nd.NDArray:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gpucoll.arrays.numpy_arrays import array_at
 from gpucoll.integrations.tensorflow.c_api import Status, api
 
-__all__ = ["array_at", "dtype_number", "output", "view"]
+__all__ = ["dtype_number", "output", "view"]
 
 
 @functools.cache
@@ -52,14 +53,3 @@ def output(
     if tensor is None:
         status.check()
     return tensor, array_at(api.TensorData(tensor), shape, dtype)
-
-
-def array_at(
-    address: int | None, shape: Sequence[int], dtype: np.dtype[Any]
-) -> np.ndarray[Any, Any]:
-    """Return the array at an address."""
-    size_bytes = math.prod(shape) * dtype.itemsize
-    if size_bytes == 0 or address is None:
-        return np.empty(shape, dtype)
-    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
-    return np.ndarray(shape, dtype, memory)

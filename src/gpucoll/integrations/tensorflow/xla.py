@@ -15,13 +15,13 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 
+from gpucoll.arrays.numpy_arrays import array_at
 from gpucoll.entries.native import Site
 from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.integrations.tensorflow import c_api
 from gpucoll.integrations.tensorflow.call_sites import CallSite
 from gpucoll.integrations.tensorflow.compiled.kernels import Place, PlacedArray, custom_call
 from gpucoll.integrations.tensorflow.operations import address_of
-from gpucoll.integrations.tensorflow.tensors import array_at
 
 __all__ = ["OP", "emit", "is_compiled_here", "site_of_call"]
 

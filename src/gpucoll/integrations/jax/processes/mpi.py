@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpucoll.arrays.numpy_arrays import array_at
 from gpucoll.entries import mpi_functions
 from gpucoll.entries.mpi_functions import FIRST_DTYPE, FIRST_OP, N_OPS, Handle
 from gpucoll.errors import (
@@ -391,11 +392,7 @@ def _nothing() -> None:
 
 def _array(address: int | None, count: int, dtype: int) -> Array:
     kind = _DTYPE_OF[dtype]
-    if not count or not address:
-        return np.empty(0, kind)
-    memory: Any = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
-    found: Array = np.frombuffer(memory, kind)
-    return found
+    return array_at(address, (count if address else 0,), kind)
 
 
 def _place_of_site(dtype: int, op: int) -> int:
