@@ -51,6 +51,7 @@ NEVER_BY_A_RANK = [
 ABOVE_THE_API = (
     *("src/gpucoll/launcher", "src/gpucoll/testing", "src/gpucoll/doctor", "bench"),
     *("src/gpucoll/integrations", "src/gpucoll/training"),
+    *("src/gpucoll/tables", "src/gpucoll/federated"),
 )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gpucoll import DeadlineError, GpucollError
+from gpucoll.api.host_memory import HostMemory
 from gpucoll.integrations.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.attributes import Attribute, HasAttributes
 from gpucoll.integrations.mpi4py.communicator import refuses
@@ -137,8 +138,7 @@ class Win(Handle, HasAttributes, OneSided):
                     "the window with Win.Allocate",
                     "ERR_RMA_SHARED",
                 )
-            with _shared_file(own._state.comm, _ALIGNED) as file:
-                kept = os.dup(file)
+            kept = _shared_file(own._state.comm, _ALIGNED)
         except GpucollError as error:
             raise as_mpis(error) from None
         parts: list[Part] = [PeerPart(pid, place, size) for pid, place, size, *_ in all_of]
@@ -158,9 +158,8 @@ class Win(Handle, HasAttributes, OneSided):
             begins = [0]
             for one in sizes:
                 begins.append(begins[-1] + -(-one // _ALIGNED) * _ALIGNED)
-            with _shared_file(own._state.comm, begins[-1] or _ALIGNED) as file:
-                memory = mmap.mmap(file, begins[-1] or _ALIGNED)
-                kept = os.dup(file)
+            kept = _shared_file(own._state.comm, begins[-1] or _ALIGNED)
+            memory = mmap.mmap(kept, begins[-1] or _ALIGNED)
         except GpucollError as error:
             raise as_mpis(error) from None
         whole = np.frombuffer(memory, np.uint8)
@@ -345,30 +344,13 @@ def _gathered(
     return list(units), list(values)
 
 
-@contextlib.contextmanager
-def _shared_file(comm: Communicator, size: int) -> Iterator[int]:
-    """Yield anonymous memory that all ranks have opened; rank 0 creates it."""
-    file = -1
-    if comm.rank == 0:
-        file = os.memfd_create("gpucoll-window", os.MFD_CLOEXEC)
-        os.ftruncate(file, size)
+def _shared_file(comm: Communicator, size: int) -> int:
+    """Return a descriptor of memory that all ranks share."""
+    memory = HostMemory(comm, size, "window")
     try:
-        path = comm.broadcast_object(f"/proc/{os.getpid()}/fd/{file}")
-        trouble = ""
-        try:
-            if file < 0:
-                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            trouble = f"rank {comm.rank}: {error}"
-        troubles = [text for text in comm.all_gather_object(trouble) if text]
-        if troubles:
-            raise argument_error(
-                f"the memory of rank 0 cannot be opened: {'; '.join(troubles)}", "ERR_RMA_SHARED"
-            )
-        yield file
+        return os.dup(memory.fd)
     finally:
-        if file >= 0:
-            os.close(file)
+        memory.close()
 
 
 def _locked(file: int, kind: int, rank: int) -> None:

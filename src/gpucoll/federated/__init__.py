@@ -1,0 +1,4 @@
+"""Sums and means of what clients hold, which nobody can look into: federated learning's parts.
+
+See `docs/federated.md`.
+"""

@@ -1,0 +1,4 @@
+"""Tables and arrays that processes share without calling together: a parameter server's parts.
+
+See `docs/tables.md`.
+"""
