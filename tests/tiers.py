@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
@@ -118,10 +119,11 @@ def _other_shares(
     """Return the cases of soak that are left to runs of the other shares."""
     others: set[pytest.Item] = set()
     soak = [item for item, tier in zip(items, tiers, strict=True) if tier == "soak"]
-    for _, group in groupby(soak, key=_function_of):
+    for function, group in groupby(soak, key=_function_of):
         cases = list(group)
-        if len(cases) >= parts:  # of fewer, each share would have none or all
-            others.update(case for place, case in enumerate(cases) if place % parts != part)
+        # Functions with few cases begin in different shares: the last would have none otherwise.
+        first = zlib.crc32(function.encode()) if len(cases) < parts else 0
+        others.update(case for place, case in enumerate(cases) if (first + place) % parts != part)
     return others
 
 
