@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from gpucoll.__main__ import COMMANDS
 from gpucoll.version import __version__
 
 
@@ -23,7 +24,7 @@ def test_lists_the_commands(arguments):
 
     assert (code, err) == (0, "")
     assert out.startswith(f"gpucoll {__version__}: ")
-    assert all(f"gpucoll-{name} " in out for name in ("run", "bench", "doctor"))
+    assert all(f"gpucoll {name} " in out for name in COMMANDS)
 
 
 @pytest.mark.soak(quick=2)
@@ -51,4 +52,5 @@ def test_no_such_command():
     code, out, err = said("launch")
 
     assert (code, out) == (2, "")
-    assert err == "gpucoll: no command 'launch'; commands: run, bench, doctor (see --help)\n"
+    known = "run, bench, doctor, precompile, completion"
+    assert err == f"gpucoll: no command 'launch'; commands: {known} (see --help)\n"

@@ -1,30 +1,76 @@
-"""``python -m gpucoll``: lists gpucoll's commands, and runs them."""
+"""``gpucoll``, also as ``python -m gpucoll``: lists gpucoll's commands, and runs them."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gpucoll.version import __version__
 
+if TYPE_CHECKING:
+    import argparse
+
+
+class Command(NamedTuple):
+    """One of gpucoll's commands."""
+
+    module: str
+    """Has ``main``, which takes the arguments and returns the exit code."""
+    parser: str
+    """The function that makes its parser: ``module:function``."""
+    description: str
+    has_program: bool = True
+    """Whether it can also be started as ``gpucoll-NAME``."""
+
+    def make_parser(self) -> argparse.ArgumentParser:
+        """Return the parser of its arguments."""
+        module, function = self.parser.split(":")
+        parser: argparse.ArgumentParser = getattr(importlib.import_module(module), function)()
+        return parser
+
+
 COMMANDS: Final = {
-    "run": ("gpucoll.launcher.cli", "start a program on several ranks of this host"),
-    "bench": ("gpucoll.bench.cli", "measure collectives and compare them with MPI and others"),
-    "doctor": ("gpucoll.doctor.cli", "report what works on this machine, and what is missing"),
+    "run": Command(
+        "gpucoll.launcher.cli",
+        "gpucoll.launcher.arguments:make_parser",
+        "start a program on several ranks of this host",
+    ),
+    "bench": Command(
+        "gpucoll.bench.cli",
+        "gpucoll.bench.argument_parser:build_parser",
+        "measure collectives and compare them with MPI and others",
+    ),
+    "doctor": Command(
+        "gpucoll.doctor.cli",
+        "gpucoll.doctor.cli:make_parser",
+        "report what works on this machine, and what is missing",
+    ),
+    "precompile": Command(
+        "gpucoll.launcher.precompile",
+        "gpucoll.launcher.precompile:make_parser",
+        "compile what this machine needs, before a job does",
+        has_program=False,
+    ),
+    "completion": Command(
+        "gpucoll.completion",
+        "gpucoll.completion:make_parser",
+        "print the completion of these commands for a shell",
+        has_program=False,
+    ),
 }
-"""Name -> module with its ``main``, and its description."""
 
 EXIT_USAGE = 2
 
 
 def usage() -> str:
     """Return the text of ``--help``."""
-    rows = "".join(f"  gpucoll-{name:8}{what}\n" for name, (_, what) in COMMANDS.items())
+    rows = "".join(f"  gpucoll {name:12}{each.description}\n" for name, each in COMMANDS.items())
+    programs = [f"gpucoll-{name}" for name, each in COMMANDS.items() if each.has_program]
     return (
         f"gpucoll {__version__}: collectives between Python processes.\n\n{rows}\n"
-        "Each command has --help, and also runs as python -m gpucoll run, bench or doctor.\n"
+        f"Each command has --help. {', '.join(programs[:-1])} and {programs[-1]} are the same.\n"
         "In a program: import gpucoll, then gpucoll.init().\n"
     )
 
@@ -37,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif name in ("-h", "--help"):
         print(usage(), end="")
     elif name in COMMANDS:
-        module = importlib.import_module(COMMANDS[name][0])
+        module = importlib.import_module(COMMANDS[name].module)
         code: int = module.main(rest)
         return code
     else:

@@ -7,8 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from gpucoll.command_line import OneLineParser
 from gpucoll.doctor.examination import Limits, examine
 from gpucoll.doctor.text import render
 from gpucoll.errors import GpucollError
@@ -30,17 +30,9 @@ the other host was reached, else 1.
 """
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a mistake in one line, which the usage text would hide."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and exit with code 2."""
-        self.exit(2, f"{PROGRAM}: {message} (see {PROGRAM} --help)\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``gpucoll-doctor`` and return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.listen or options.reach:
         return _between_hosts(options)
     limits = Limits(options.timeout) if options.timeout else Limits()
@@ -85,7 +77,8 @@ def _between_hosts(options: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> OneLineParser:
+def make_parser() -> OneLineParser:
+    """Return the parser of this command's arguments."""
     parser = OneLineParser(
         prog=PROGRAM,
         description=DESCRIPTION,

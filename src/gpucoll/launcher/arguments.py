@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from gpucoll import config
+from gpucoll.command_line import OneLineParser
 from gpucoll.launcher.elastic import DEFAULT_RESTARTS, Elastic
 from gpucoll.launcher.job import BIND_MODES
 from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
@@ -72,14 +73,6 @@ class Options(NamedTuple):
     """Which ranks these are, if the job runs on several hosts."""
     elastic: Elastic | None = None
     """Whether and how the job goes on after failures."""
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a mistake in one line, which the usage text would hide."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and exit with code 2."""
-        self.exit(2, f"{PROGRAM}: {message} (see {PROGRAM} --help)\n")
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
