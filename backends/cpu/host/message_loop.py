@@ -100,6 +100,8 @@ def _note(context: Context, rows: Transfer, count: int) -> None:
     doing.dtype = row.dtype
     doing.further = further
     doing.timeout_ns = row.timeout_ns
+    if doing.kind == 0:
+        doing.since_ns = now_ns(context)
     doing.kind = row.kind
 
 

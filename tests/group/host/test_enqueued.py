@@ -7,7 +7,7 @@ from tests.waiting import until
 
 from gpucoll.collectives import Collective
 from gpucoll.group.host import diagnosis
-from gpucoll.group.host.members import words_at
+from gpucoll.group.host.segment_view import words_at
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context, Status

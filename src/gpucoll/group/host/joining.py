@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.errors import ArgumentError, RendezvousError
+from gpucoll.group.host.facts import write_facts
 from gpucoll.group.host.members import NO_DESCRIPTOR, Members
 from gpucoll.group.host.segment_room import check_room
 from gpucoll.memory import peer_processes
@@ -203,6 +204,7 @@ def join(
         room_bytes = check_room(place)
         fd = mapping.create("gpucoll-segment", place.size_bytes, reserve_bytes=place.first_bytes)
         try:
+            write_facts(fd, job, place, [one["pid"] for one in introductions])
             return {"tuning": tuning.words(), "room": room_bytes}, [fd, *make_further()]
         except BaseException:
             os.close(fd)

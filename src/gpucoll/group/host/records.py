@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.collectives import Collective
-from gpucoll.group.host.members import Members
+from gpucoll.group.host.segment_view import SegmentView
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Record, RecordState
@@ -22,7 +22,7 @@ def difference(left: int, right: int) -> int:
     return int(struct.unpack("<i", struct.pack("<I", (left - right) & 0xFFFFFFFF))[0])
 
 
-def last_completed(members: Members, begun: int) -> int:
+def last_completed(members: SegmentView, begun: int) -> int:
     """Return the number of the last call up to `begun` that this rank has completed."""
     with members.held():
         words = members.all_records(members.rank)
@@ -32,14 +32,14 @@ def last_completed(members: Members, begun: int) -> int:
     return members.tuning.initial_sequence if least is None else difference(begun, least)
 
 
-def describe_call(members: Members, rank: int, sequence: int) -> str | None:
+def describe_call(members: SegmentView, rank: int, sequence: int) -> str | None:
     """Return what a rank called under this sequence number; None: it has no record of that call."""
     with members.held():
         members.header_word(rank, sequence)  # loaded first: it is stored after the record
         return describe_record(members.record_words(rank, sequence), sequence)
 
 
-def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
+def describe_enqueued(members: SegmentView, rank: int, sequence: int) -> str | None:
     """Return what a rank called on GPU arrays under this number; None: it has no such record."""
     with members.held():
         if difference(members.enqueued_header(rank, sequence) & 0xFFFFFFFF, sequence) != 0:

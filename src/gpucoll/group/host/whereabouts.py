@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.collectives import Collective
-from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import describe_call, describe_enqueued, difference
+from gpucoll.group.host.segment_view import SegmentView
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing, Record
 from gpucoll.transport.shared.words import Kind
@@ -49,7 +49,7 @@ class Standing(NamedTuple):
 class Whereabouts:
     """Looks up where ranks stand, one by one; keeps what several lookups need."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: SegmentView) -> None:
         self._members = members
         self._late: dict[int, tuple[list[int], list[int]]] = {}
 
@@ -80,7 +80,7 @@ class Whereabouts:
         return missing or unfinished
 
 
-def _absence_of(members: Members, rank: int, last: int | None) -> str:
+def _absence_of(members: SegmentView, rank: int, last: int | None) -> str:
     """Describe a rank that is in no call or message, by its last calls.
 
     The text does not report that the rank is gone. A rank that misses it reports it as lost
@@ -96,7 +96,7 @@ def _absence_of(members: Members, rank: int, last: int | None) -> str:
     return f"in no call of this communicator; {before}"
 
 
-def _connects(members: Members, rank: int, sequence: int) -> bool:
+def _connects(members: SegmentView, rank: int, sequence: int) -> bool:
     """Return whether a call only connected the GPUs for a call on GPU arrays."""
     with members.held():
         collective = int(members.record_words(rank, sequence)[Record.collective])
@@ -108,7 +108,7 @@ def numbered(called: str | None, sequence: int) -> str:
     return f"{called or 'a call'} (#{sequence})"
 
 
-def is_stopped(members: Members, rank: int) -> bool:
+def is_stopped(members: SegmentView, rank: int) -> bool:
     """Return whether a rank's process was stopped, by a signal or a debugger."""
     try:
         with open(f"/proc/{members.pids[rank]}/stat") as file:
@@ -120,7 +120,7 @@ def is_stopped(members: Members, rank: int) -> bool:
 # --- collectives ----------------------------------------------------------------------------------
 
 
-def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
+def last_call(members: SegmentView, rank: int) -> tuple[int | None, bool]:
     """Return the number of the last call that a rank has recorded, and whether it is still in it.
 
     None: it has made no call.
@@ -134,7 +134,7 @@ def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
     return difference(int(records[place, Record.sequence]), 0), is_in_it
 
 
-def present_call(members: Members, rank: int) -> int | None:
+def present_call(members: SegmentView, rank: int) -> int | None:
     """Return the number of the collective that a rank stands in; None: it stands in none.
 
     A rank ends its calls in order, so this is the first unfinished one of those that it has posted.
@@ -151,7 +151,7 @@ def present_call(members: Members, rank: int) -> int | None:
     )
 
 
-def last_enqueued(members: Members, rank: int) -> int | None:
+def last_enqueued(members: SegmentView, rank: int) -> int | None:
     """Return the number of the last call on GPU arrays that a rank has recorded."""
     with members.held():
         records = members.all_enqueued(rank).copy()
@@ -169,7 +169,7 @@ def _last_of(records: npt.NDArray[np.int64]) -> int | None:
     return int(places[ahead.argmax()])
 
 
-def late_for(members: Members, sequence: int) -> tuple[list[int], list[int]]:
+def late_for(members: SegmentView, sequence: int) -> tuple[list[int], list[int]]:
     """Return the ranks that have not arrived at a call, and those that have not finished it."""
     everyone = range(members.world_size)
     missing = [
@@ -185,7 +185,7 @@ def late_for(members: Members, sequence: int) -> tuple[list[int], list[int]]:
     return missing, unfinished
 
 
-def _done_word(members: Members, rank: int) -> int:
+def _done_word(members: SegmentView, rank: int) -> int:
     """Return the word {last call that a rank has finished, its waiters}."""
     return members.load(members.status_offset(rank) + layout.STATUS_DONE)
 
@@ -193,13 +193,13 @@ def _done_word(members: Members, rank: int) -> int:
 # --- messages -------------------------------------------------------------------------------------
 
 
-def _doing(members: Members, rank: int) -> list[int]:
+def _doing(members: SegmentView, rank: int) -> list[int]:
     with members.held():
         words = members.bell_words(rank)[layout.BELL_DOING // 8 :]
         return [int(word) for word in words[: Doing.n_words]]
 
 
-def describe_message(members: Members, rank: int) -> str | None:
+def describe_message(members: SegmentView, rank: int) -> str | None:
     """Return the message that a rank waits for, or sends, as a call; None: there is none."""
     doing = _doing(members, rank)
     kind, peer, tag = doing[Doing.kind], doing[Doing.peer], doing[Doing.tag]
@@ -217,12 +217,12 @@ def describe_message(members: Members, rank: int) -> str | None:
     return f"{name}({size}{end}={who}, tag={what}){beside}"
 
 
-def message_timeout_s(members: Members, rank: int) -> float:
+def message_timeout_s(members: SegmentView, rank: int) -> float:
     """Return the deadline of the message that a rank waits for, in seconds."""
     return _doing(members, rank)[Doing.timeout_ns] / 1e9
 
 
-def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
+def pending_send(members: SegmentView, rank: int) -> tuple[str, int] | None:
     """Return a rank's first send that waits for its receive, and that send's destination; or None.
 
     This does not depend on what the rank itself is doing.
@@ -234,7 +234,7 @@ def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
     return f"its send to rank {members.number(peer)}, tag {tag}, waits for its receive", peer
 
 
-def awaited_by_message(members: Members, rank: int) -> list[int]:
+def awaited_by_message(members: SegmentView, rank: int) -> list[int]:
     """Return the ranks that can be the other end of the message that a rank waits for."""
     peer = _doing(members, rank)[Doing.peer]
     others = [other for other in range(members.layout.ends) if other != rank]
@@ -244,12 +244,12 @@ def awaited_by_message(members: Members, rank: int) -> list[int]:
 # --- all together ---------------------------------------------------------------------------------
 
 
-def trace(members: Members, gave_up: int, late: list[int], sequence: int | None = None) -> str:
+def trace(members: SegmentView, gave_up: int, late: list[int], sequence: int | None = None) -> str:
     """Describe where the ranks stand that a rank was waiting for, and those that they wait for.
 
     Parameters
     ----------
-    members : Members
+    members : SegmentView
         The ranks.
     gave_up : int
         The rank that was waiting.

@@ -39,6 +39,7 @@ from gpucoll.transport.shared.layout import (
     LINE_BYTES,
     STATUS_CLOSED,
     STATUS_CLOSED_SEQUENCE,
+    STATUS_SINCE,
     Abort,
 )
 from gpucoll.transport.shared.libc import CLOCK_MONOTONIC, clock_gettime, poll, sched_yield, syscall
@@ -317,7 +318,13 @@ def give_up(context: Context, code: int, rank: int) -> None:
 
 @inline
 def look_for_end(context: Context, deadline_code: int) -> int:
-    """Check for a lost rank and the deadline; return a status."""
+    """Check for a lost rank and the deadline; return a status.
+
+    Also notes since when this rank waits, for those that look at the job from outside.
+    """
+    line = context.status_lines + context.rank * LINE_BYTES + STATUS_SINCE
+    store64(line, context.start_ns)
+    store64(line + 8, context.sequence)
     lost = _lost_rank(context)
     if lost >= 0:
         give_up(context, Abort.LOST, lost)

@@ -15,6 +15,7 @@ apart, because processors prefetch cache lines in pairs::
     reasons         per rank: the exception that took it out of the communicator, as text
     shrinking       per rank: its state in shrink(), and its proposal of the survivors
     cpus            CPUS words: which rank waited last on a CPU
+    facts           text: what a process that is no rank needs to read the segment
     records         per rank: ring of RECORDS records, 256 bytes each
     slots           ring of RING x P slots: a header, and a payload of up to SMALL_BYTES
 
@@ -44,7 +45,7 @@ from typing import NamedTuple
 from gpucoll.blocks import Block, Field, Words, word, words
 from gpucoll.codes import Codes
 
-LAYOUT_VERSION = 14
+LAYOUT_VERSION = 15
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: by how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -78,12 +79,30 @@ EVENT_SURVIVORS = 24
 EVENT_GROWTH = 32
 """Whether the last growth has been made: twice its number, and 1 if it has."""
 
+# Further offsets in the event line, the same in all versions: what `gpucoll.observe` reads first.
+EVENT_MAGIC = 64
+EVENT_LAYOUT = 72
+"""`LAYOUT_VERSION`."""
+EVENT_FACTS = 80
+"""The offset of the facts; then their size in bytes."""
+MAGIC = int.from_bytes(b"gpucoll\1", "little")
+FACTS_BYTES = 1024
+FACTS_RANK_BYTES = 32
+"""For each rank of the host: its process and its number."""
+FACTS_OTHER_BYTES = 12
+"""For each rank of another host: its number."""
+
 # Offsets in a status line.
 STATUS_DONE = 0
 STATUS_COPIES = 8
 """1 if this rank can read the private memory of every other one (`peer_memory`)."""
 STATUS_CLOSED = 16
 STATUS_CLOSED_SEQUENCE = 24
+STATUS_SINCE = 32
+"""When the rank began to wait in a collective, by the monotonic clock; written while it sleeps.
+
+Then the number of that collective.
+"""
 STATUS_ACKNOWLEDGED = (64, 96)
 """Two acknowledgements of {event, sequence, chunk}, by the parity of the event's generation.
 
@@ -128,6 +147,7 @@ class Doing(Block):
     sends: int  # 1 if there is one
     send_peer: int
     send_tag: int
+    since_ns: int  # when the rank began to wait, by the monotonic clock
 
 
 # Offsets in an enqueued line.
@@ -380,8 +400,17 @@ class SegmentLayout:
         return self.shrinking + self.world_size * SHRINKING_BYTES
 
     @functools.cached_property
-    def records(self) -> int:
+    def facts(self) -> int:
         return self.cpus + 8 * CPUS
+
+    @functools.cached_property
+    def facts_bytes(self) -> int:
+        bytes_of_ranks = FACTS_RANK_BYTES * self.world_size + FACTS_OTHER_BYTES * self.others
+        return round_up(FACTS_BYTES + bytes_of_ranks, LINE_BYTES)
+
+    @functools.cached_property
+    def records(self) -> int:
+        return self.facts + self.facts_bytes
 
     @functools.cached_property
     def slots(self) -> int:

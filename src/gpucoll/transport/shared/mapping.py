@@ -113,6 +113,8 @@ class Mapping:
         The memory's name in the error.
     remedy : str
         A further remedy for a lack of address space: the end of a sentence.
+    writable : bool
+        Whether this process may write to it.
 
     Raises
     ------
@@ -121,12 +123,18 @@ class Mapping:
     """
 
     def __init__(
-        self, fd: int, size_bytes: int, name: str = "shared memory", remedy: str = ""
+        self,
+        fd: int,
+        size_bytes: int,
+        name: str = "shared memory",
+        remedy: str = "",
+        *,
+        writable: bool = True,
     ) -> None:
         address = _libc.mmap(
             None,
             size_bytes,
-            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0),
             mmap.MAP_SHARED | MAP_NORESERVE,
             fd,
             0,
