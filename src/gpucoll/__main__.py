@@ -47,6 +47,12 @@ COMMANDS: Final = {
         "gpucoll.doctor.cli:make_parser",
         "report what works on this machine, and what is missing",
     ),
+    "why": Command(
+        "gpucoll.observe.why",
+        "gpucoll.observe.why:make_parser",
+        "say who makes a running job wait, and where",
+        has_program=False,
+    ),
     "precompile": Command(
         "gpucoll.launcher.precompile",
         "gpucoll.launcher.precompile:make_parser",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +75,20 @@ class Members(SegmentView):
         """Store a flag if it is `expected`, after all earlier writes; return what it was."""
         with self.locked():
             return ordering.compare_exchange(self.at(offset), expected, desired)
+
+    @contextlib.contextmanager
+    def abroad(self) -> Iterator[None]:
+        """Note, for those that look at the job from outside, that this rank waits for other hosts.
+
+        The note stays where the wait fails: it is the last that this rank did.
+        """
+        self._note_abroad(time.monotonic_ns())
+        yield
+        self._note_abroad(0)
+
+    def _note_abroad(self, since_ns: int) -> None:
+        with self.held():
+            self.status_words(self.rank)[layout.STATUS_ABROAD // 8] = since_ns
 
     def unmap(self) -> None:
         """Unmap the segment."""

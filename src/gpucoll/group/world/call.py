@@ -55,11 +55,19 @@ class Transfer:
         The leader's connections; None on other ranks.
     raise_for : callable
         Raises the error for what has ended it.
+    abroad : callable
+        Returns a context in which this rank waits for other hosts.
     """
 
-    def __init__(self, bulk: Bulk | None, raise_for: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        bulk: Bulk | None,
+        raise_for: Callable[[Outcome], None],
+        abroad: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self._bulk = bulk
         self._raise_for = raise_for
+        self._abroad = abroad
 
     def let(self, ready: int) -> None:
         """Announce how many pieces are ready, and move what can move without waiting."""
@@ -69,12 +77,14 @@ class Transfer:
     def finish(self, n_steps: int | None = None) -> None:
         """Wait for all of it, or for its first `n_steps` steps, those of each section in turn."""
         if self._bulk is not None:
-            self._see(self._bulk.finish(n_steps))
+            with self._abroad():
+                self._see(self._bulk.finish(n_steps))
 
     def finish_sections(self, count: int) -> None:
         """Wait for the first `count` sections."""
         if self._bulk is not None:
-            self._see(self._bulk.finish_sections(count))
+            with self._abroad():
+                self._see(self._bulk.finish_sections(count))
 
     def _see(self, outcome: Outcome) -> None:
         if outcome.status not in (StreamStatus.DONE, StreamStatus.AGAIN):
@@ -177,6 +187,10 @@ class WorldCall:
                 self._exchange(HostPart(0, self.name, str(error), b""))
 
     def _exchange(self, part: HostPart, kind: PartKind = PartKind.FURTHER) -> list[bytes]:
+        with self._group.host.members.abroad():
+            return self._exchange_now(part, kind)
+
+    def _exchange_now(self, part: HostPart, kind: PartKind) -> list[bytes]:
         group = self._group
         assert group.links is not None
         self._has_exchanged = True
@@ -276,7 +290,7 @@ class WorldCall:
             abort_address=group.host.members.at(EVENT_ABORT),
             ready=ready,
         )
-        return Transfer(group.bulk, self._raise_for)
+        return Transfer(group.bulk, self._raise_for, group.host.members.abroad)
 
     def _raise_for(self, outcome: Outcome) -> NoReturn:
         """Raise the error for what has ended a transfer."""

@@ -103,6 +103,8 @@ STATUS_SINCE = 32
 
 Then the number of that collective.
 """
+STATUS_ABROAD = 48
+"""Since when the rank, its host's leader, waits for other hosts; 0: it does not."""
 STATUS_ACKNOWLEDGED = (64, 96)
 """Two acknowledgements of {event, sequence, chunk}, by the parity of the event's generation.
 

@@ -18,9 +18,9 @@ import numpy as np
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_copy, call_loop, exchange64, load64
+from gpucoll.kernels.cpu.memory import call_copy, call_loop, exchange64, load64, store64
 from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.layout import LINE_BYTES, STATUS_ABROAD, Abort
 from gpucoll.transport.shared.libc import write
 from gpucoll.transport.shared.operands import fill_with_identity, n_operands
 from gpucoll.transport.shared.steps import (
@@ -204,6 +204,12 @@ def _go_on(words: Exchange, context: Context, call: Call, end_ns: int) -> int:
 
 
 @inline
+def _abroad_of(context: Context) -> int:
+    """Return where this rank notes since when it waits for other hosts."""
+    return context.status_lines + context.rank * LINE_BYTES + STATUS_ABROAD
+
+
+@inline
 def _exchange(words: Exchange, context: Context, call: Call) -> int:
     """Exchange the hosts' parts, or their shares; return OK for any outcome, or SIGNAL."""
     release_interpreter(context)
@@ -221,6 +227,9 @@ def _exchange(words: Exchange, context: Context, call: Call) -> int:
                 return Status.SIGNAL
             if now_ns(words) >= deadline_ns:
                 outcome = Outcome.DEADLINE
+            store64(_abroad_of(context), words.start_ns)
+    if load64(_abroad_of(context)) != 0:
+        store64(_abroad_of(context), 0)
     words.outcome = outcome
     return Status.OK
 

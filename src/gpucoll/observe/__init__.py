@@ -1,0 +1,1 @@
+"""Looking into running jobs from outside: nothing here stops a rank or takes its interpreter."""

@@ -1,0 +1,193 @@
+"""One look at a job: where each rank stands, twice within a moment, and what its process does."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from gpucoll.group.host.records import difference
+from gpucoll.group.host.whereabouts import Standing, Whereabouts, last_call
+from gpucoll.observe.processes import Process, process_of
+from gpucoll.observe.segments import Observed
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import Doing
+
+__all__ = ["Job", "RankLook", "jobs_of", "look"]
+
+T = TypeVar("T")
+
+MOMENT_S = 0.2
+"""The time between the two looks: CPU shares are measured over it."""
+
+
+@dataclass
+class RankLook:
+    """One rank of one communicator.
+
+    Attributes
+    ----------
+    communicator : int
+        The communicator's place among those of the job.
+    rank : int
+        Its number in the communicator, as errors give it.
+    text : str
+        Where it stands: completes "rank 1 is ...".
+    is_in_call : bool
+        Whether it stands in a collective or message.
+    awaited : list of int
+        The processes for which it waits there.
+    awaits_other_hosts : bool
+        Whether it also waits for ranks of other hosts.
+    since_s : float or None
+        For how long it has been waiting there; None if it does not wait, or not for long.
+    calls : int
+        The number of its last collective.
+    has_moved : bool
+        Whether its call, or what it does in it, changed within the moment.
+    closed : str or None
+        Why it has closed the communicator; empty: by its program; None: it has not.
+    """
+
+    communicator: int
+    rank: int
+    pid: int
+    text: str
+    is_in_call: bool
+    awaited: list[int] = field(default_factory=list)
+    awaits_other_hosts: bool = False
+    since_s: float | None = None
+    calls: int = 0
+    has_moved: bool = False
+    closed: str | None = None
+
+
+@dataclass
+class Job:
+    """Processes that are connected by communicators, as they were at one moment.
+
+    Attributes
+    ----------
+    processes : dict
+        The process of each number; None: it has ended.
+    cpu : dict
+        The share of a CPU that each used within the moment.
+    ranks : list of RankLook
+        Of all communicators, the one with the most ranks first.
+    names : list of str
+        The name of each communicator that has one.
+    elsewhere : int
+        The number of ranks of the largest communicator that are on other hosts.
+    """
+
+    processes: dict[int, Process | None]
+    cpu: dict[int, float]
+    ranks: list[RankLook]
+    names: list[str]
+    elsewhere: int
+
+    def number(self, pid: int) -> int:
+        """Return the rank of a process in the first communicator that has it."""
+        return next(one.rank for one in self.ranks if one.pid == pid)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes, by rank."""
+        return sorted(self.processes, key=self.number)
+
+
+def jobs_of(segments: Iterable[Observed]) -> list[list[Observed]]:
+    """Return the segments of each job: those that have processes in common belong together."""
+    jobs: list[list[Observed]] = []
+    for segment in segments:
+        near = [job for job in jobs if any({*segment.pids} & {*one.pids} for one in job)]
+        jobs = [job for job in jobs if not any(job is one for one in near)]
+        jobs.append([segment, *(each for job in near for each in job)])
+    for job in jobs:  # the first communicator of a program has all its ranks
+        job.sort(key=lambda each: -each.world_size)
+    return jobs
+
+
+def look(segments: list[Observed], moment_s: float = MOMENT_S) -> Job:
+    """Look twice at the communicators of a job."""
+    pids = list(dict.fromkeys(pid for segment in segments for pid in segment.pids))
+    before = {pid: process_of(pid) for pid in pids}
+    begun_s = time.monotonic()
+    first = [[_progress(segment, rank) for rank in _ranks(segment)] for segment in segments]
+    time.sleep(moment_s)
+    after = {pid: process_of(pid) for pid in pids}
+    passed_s = time.monotonic() - begun_s
+    ranks = [
+        _rank_look(segment, place, rank, first[place][rank])
+        for place, segment in enumerate(segments)
+        for rank in _ranks(segment)
+    ]
+    cpu = defaultdict[int, float](float)
+    for pid, process in after.items():
+        earlier = before[pid]
+        if process is not None and earlier is not None:
+            cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
+    names = [segment.job.name for segment in segments]
+    return Job(after, dict(cpu), ranks, names, segments[0].who_else if segments else 0)
+
+
+def _ranks(segment: Observed) -> range:
+    return range(segment.world_size)
+
+
+def _progress(segment: Observed, rank: int) -> tuple[int, ...]:
+    """Return what changes whenever a rank does something for a call."""
+    place = segment.layout
+    words = [
+        segment.load(offset + rank * layout.LINE_BYTES) for offset in (place.filled, place.read)
+    ]
+    last, is_in_it = last_call(segment, rank)
+    return (*words, last or 0, is_in_it, segment.load(segment.status_offset(rank)))
+
+
+def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]) -> RankLook:
+    pid, number = segment.pids[rank], segment.number(rank)
+    last = _tried(lambda: last_call(segment, rank)[0], None)
+    one = RankLook(place, number, pid, "in a call that cannot be read", False, calls=last or 0)
+    if segment.has_closed(rank):
+        one.closed = segment.read_reason(rank)
+        one.text = "no longer in this communicator: it has closed it"
+        return one
+    found: list[Standing] = _tried(lambda: [Whereabouts(segment).standing_of(rank)], [])
+    for standing in found:
+        one.text, one.is_in_call = standing.text, standing.is_in_call
+        one.awaited = [segment.pids[each] for each in standing.awaited if each < segment.world_size]
+        one.awaits_other_hosts = len(one.awaited) < len(standing.awaited)
+    abroad_ns = segment.load(segment.status_offset(rank) + layout.STATUS_ABROAD)
+    if abroad_ns and not one.is_in_call:
+        one.is_in_call = one.awaits_other_hosts = True
+        one.text = f"waiting for other hosts, {one.text.partition('; ')[2]}"
+    one.has_moved = _progress(segment, rank) != before
+    if one.is_in_call:
+        one.since_s = _since_s(segment, rank, last)
+    return one
+
+
+def _since_s(segment: Observed, rank: int, sequence: int | None) -> float | None:
+    """Return for how long a rank has been waiting; None: it is not known to wait."""
+    now_ns = time.monotonic_ns()
+    since_ns = [segment.load(segment.status_offset(rank) + layout.STATUS_ABROAD)]
+    bell = segment.bell_words(rank)[layout.BELL_DOING // 8 :]
+    if bell[Doing.kind]:
+        since_ns.append(int(bell[Doing.since_ns]))
+    line = segment.status_offset(rank) + layout.STATUS_SINCE
+    noted_ns, noted = segment.load(line), segment.load(line + 8)
+    if sequence is not None and noted_ns and difference(noted, sequence) == 0:
+        since_ns.append(noted_ns)
+    waits = [(now_ns - each) / 1e9 for each in since_ns if 0 < each <= now_ns]
+    return max(waits, default=None)
+
+
+def _tried(function: Callable[[], T], otherwise: T) -> T:
+    """Return what a function reads; `otherwise` if the words are of no rank's making."""
+    try:
+        return function()
+    except (ValueError, KeyError, IndexError, OverflowError):
+        return otherwise

@@ -1,0 +1,99 @@
+"""Finds the segments of running jobs, and maps them for reading.
+
+A segment is anonymous memory. Its ranks have a descriptor of it, and the kernel lets processes of
+the same user open that through ``/proc``, for reading, without a signal and without stopping it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gpucoll.errors import SharedMemoryError
+from gpucoll.group.host.facts import UnreadableError, read_facts
+from gpucoll.group.host.segment_view import SegmentView, words_at
+from gpucoll.transport.shared import mapping
+
+__all__ = ["Found", "Observed", "find"]
+
+_LINK = "/memfd:gpucoll-segment"
+
+
+@dataclass
+class Observed(SegmentView):
+    """A segment of other processes. Nothing is written to it."""
+
+    processes: list[int] = field(default_factory=list)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers, by rank."""
+        return self.processes
+
+    def load(self, offset: int) -> int:
+        """Load a word. Its data may be older or newer: whoever looks twice sees what moves."""
+        return int(words_at(self.at(offset), 1)[0])
+
+    def load_after(self, offset: int) -> int:
+        """Load a word, as `load`."""
+        return self.load(offset)
+
+    @property
+    def who_else(self) -> int:
+        """The number of ranks on other hosts."""
+        return max((self.job.total or self.world_size) - self.world_size, 0)
+
+
+@dataclass
+class Found:
+    """The segments that were found, and those that could not be read, with the reason."""
+
+    segments: list[Observed] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    """By process, why a segment of it cannot be read."""
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for segment in self.segments:
+            segment.segment.unmap()
+
+
+def find(pids: list[int]) -> Found:
+    """Map the segments of these processes, each once."""
+    found, known = Found(), set[tuple[int, int]]()
+    for pid in pids:
+        for path in _segment_paths(pid):
+            try:
+                _map(path, known, found)
+            except FileNotFoundError:  # closed meanwhile
+                continue
+            except (OSError, SharedMemoryError, UnreadableError) as error:
+                found.unreadable[pid] = str(error)
+    return found
+
+
+def _segment_paths(pid: int) -> Iterator[str]:
+    """Yield the paths by which the segments of a process can be opened."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            path = f"{folder}/{name}"
+            with contextlib.suppress(OSError):
+                if os.readlink(path).startswith(_LINK):
+                    yield path
+
+
+def _map(path: str, known: set[tuple[int, int]], found: Found) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) in known:
+            return
+        known.add((status.st_dev, status.st_ino))
+        job, place, pids = read_facts(fd)
+        memory = mapping.Mapping(fd, place.size_bytes, "the segment", writable=False)
+        found.segments.append(Observed(job, place.tuning, place, memory, pids))
+    finally:
+        os.close(fd)

@@ -1,0 +1,213 @@
+"""Who makes a job wait: one sentence, from where its ranks stand.
+
+A rank waits for ranks that are not where it is. Those may wait for others in turn. Whoever is at
+the end of such a chain and waits for nobody is the one to look at; if there is no such end, the
+ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpucoll.observe.look import Job, RankLook
+from gpucoll.observe.processes import Process
+from gpucoll.wording import list_ranks
+
+__all__ = ["Verdict", "judge"]
+
+PATIENCE_S = 2.0
+"""A wait shorter than this is nothing to report."""
+_BUSY = 0.5
+_SWAPPED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is the matter.
+
+    Attributes
+    ----------
+    kind : str
+        ``"moving"``, ``"outside"`` (no rank is in a call), ``"waiting"`` (for ranks that do
+        something else), ``"circle"``, ``"ended"``, ``"stopped"``, ``"swapping"``, ``"closed"``,
+        ``"elsewhere"`` (other hosts are awaited), ``"still"`` (all are in one call, and nothing
+        moves).
+    text : str
+        One or two sentences.
+    ranks : list of int
+        The ranks to look at.
+    """
+
+    kind: str
+    text: str
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing needs to be looked at."""
+        return self.kind in ("moving", "outside")
+
+
+def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
+    """Say who makes the others wait."""
+    late = [one for one in job.ranks if one.since_s is not None and one.since_s >= patience_s]
+    if not late:
+        return _calm(job)
+    moved = {one.communicator for one in job.ranks if one.has_moved}
+    still = [one for one in late if one.communicator not in moved]
+    if not still:
+        return Verdict(
+            "moving",
+            f"{_who(late)} {_verb(late, 'waits', 'wait')} for data that is on its way: slow, not "
+            "stuck.",
+        )
+    ends = _ends_of(job, still)
+    if ends:
+        return _blamed(job, still, ends)
+    if any(one.awaits_other_hosts for one in still):
+        text = f"{_waits(still)} for ranks of other hosts. Run gpucoll why there."
+        return Verdict("elsewhere", text)
+    return _among_themselves(job, still)
+
+
+# --- who is at the end ----------------------------------------------------------------------------
+
+
+def _waiting_of(job: Job) -> dict[int, list[RankLook]]:
+    """Return the calls in which each process waits for others."""
+    found: dict[int, list[RankLook]] = {}
+    for one in job.ranks:
+        if one.is_in_call and (one.awaited or one.awaits_other_hosts):
+            found.setdefault(one.pid, []).append(one)
+    return found
+
+
+def _ends_of(job: Job, late: Iterable[RankLook]) -> list[int]:
+    """Return the processes that others wait for, directly or not, and that wait for nobody."""
+    waiting, ends, seen = _waiting_of(job), list[int](), set[int]()
+    pending = [pid for one in late for pid in one.awaited]
+    pending += [one.pid for one in late if _cannot_go_on(job.processes[one.pid])]
+    while pending:
+        pid = pending.pop(0)
+        if pid in seen:
+            continue
+        seen.add(pid)
+        if pid not in waiting or _cannot_go_on(job.processes[pid]):
+            ends.append(pid)
+        else:
+            pending += [other for one in waiting[pid] for other in one.awaited]
+    return ends
+
+
+def _cannot_go_on(process: Process | None) -> bool:
+    return process is None or process.has_ended or process.is_stopped
+
+
+def _blamed(job: Job, late: list[RankLook], ends: list[int]) -> Verdict:
+    """Return the verdict on processes at the end: those that are worst off first."""
+    told = [_condition(job, pid) for pid in ends]
+    for kind in ("ended", "stopped", "swapping", "closed", "waiting"):
+        group = [pid for pid, (found, _) in zip(ends, told, strict=True) if found == kind]
+        if group:
+            break
+    what = next(text for pid, (_, text) in zip(ends, told, strict=True) if pid == group[0])
+    ranks = tuple(sorted(job.number(pid) for pid in group))
+    waiters = [one for one in late if one.pid not in group]
+    subject = list_ranks(ranks)
+    if len(ranks) > 1:
+        what = what.replace("It has", "They have").replace("It is", "They are")
+    start = f"{_waits(waiters)} for {subject}. " if waiters else f"{subject.capitalize()}: "
+    return Verdict(kind, start + what, ranks)
+
+
+def _condition(job: Job, pid: int) -> tuple[str, str]:
+    """Return the kind of trouble that a process is in, and a sentence on it."""
+    process, own = job.processes[pid], [one for one in job.ranks if one.pid == pid]
+    closed = [one for one in own if one.closed is not None]
+    if process is None or process.has_ended:
+        return (
+            "ended",
+            f"It has ended (process {pid}): its output, or the kernel's log if it was killed, says "
+            "why.",
+        )
+    if process.is_stopped:
+        by = "a debugger" if process.state == "t" else "a signal"
+        return "stopped", f"It is stopped by {by}; kill -CONT {pid} lets it go on."
+    if process.swap_bytes > _SWAPPED_BYTES and process.state == "D":
+        return (
+            "swapping",
+            f"It is swapping (process {pid}, {process.swap_bytes >> 20} MiB on the swap device): "
+            "the host lacks memory.",
+        )
+    if closed:
+        why = f", because it raised {closed[0].closed}" if closed[0].closed else ""
+        return (
+            "closed",
+            f"It has closed the communicator{why}, or is at its end already (process {pid}).",
+        )
+    share = job.cpu.get(pid, 0.0)
+    doing = (
+        f"uses {share:.0%} of a CPU"
+        if share >= _BUSY
+        else "sleeps" + (f" in {process.where}" if process.where else "")
+    )
+    last = next((one.text for one in own if not one.is_in_call), "")
+    return ("waiting", f"It is {last or 'in its part of that call'}; process {pid} {doing}.")
+
+
+# --- other verdicts -------------------------------------------------------------------------------
+
+
+def _calm(job: Job) -> Verdict:
+    stopped = [pid for pid in job.pids if _cannot_go_on(job.processes[pid])]
+    stopped = [pid for pid in stopped if not _is_at_its_end(job, pid)]
+    if stopped:
+        kind, text = _condition(job, stopped[0])
+        ranks = tuple(sorted(job.number(pid) for pid in stopped))
+        return Verdict(kind, f"{list_ranks(ranks).capitalize()}: {text}", ranks)
+    if any(one.has_moved or one.is_in_call for one in job.ranks):
+        return Verdict("moving", "No rank has been waiting for long: the job moves.")
+    busy = sum(share >= _BUSY for share in job.cpu.values())
+    text = f"No rank is in a call of gpucoll; {busy} of {len(job.processes)} compute."
+    return Verdict("outside", text)
+
+
+def _is_at_its_end(job: Job, pid: int) -> bool:
+    return all(one.closed is not None for one in job.ranks if one.pid == pid)
+
+
+def _among_themselves(job: Job, late: list[RankLook]) -> Verdict:
+    waiting = _waiting_of(job)
+    circle: list[int] = []
+    pid = late[0].pid
+    while pid not in circle and pid in waiting:
+        circle.append(pid)
+        pid = next((other for one in waiting[pid] for other in one.awaited), -1)
+    circle = circle[circle.index(pid) :] if pid in circle else []
+    ranks = tuple(job.number(each) for each in circle)
+    calls = {one.text for each in circle for one in waiting[each]}
+    if len(ranks) > 1 and len(calls) > 1:
+        links = "; ".join(f"rank {job.number(each)} is {waiting[each][0].text}" for each in circle)
+        return Verdict(
+            "circle", f"{list_ranks(ranks).capitalize()} wait for each other: {links}.", ranks
+        )
+    text = f"{_waits(late)}, which all ranks have entered, and nothing moves."
+    return Verdict("still", text, tuple(sorted({one.rank for one in late})))
+
+
+def _waits(late: list[RankLook]) -> str:
+    """Return "Ranks 0, 2 have been waiting in ... for 3.2 s"."""
+    longest = max(late, key=lambda one: one.since_s or 0)
+    same = [one for one in late if one.text == longest.text]
+    where = longest.text.removeprefix("waiting ")
+    verb = _verb(same, "has", "have")
+    return f"{_who(same)} {verb} been waiting for {longest.since_s:.1f} s {where}"
+
+
+def _who(ranks: list[RankLook]) -> str:
+    return list_ranks(sorted({one.rank for one in ranks})).capitalize()
+
+
+def _verb(ranks: list[RankLook], one: str, several: str) -> str:
+    return one if len({each.rank for each in ranks}) == 1 else several

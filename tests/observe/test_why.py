@@ -1,0 +1,344 @@
+"""`gpucoll why` on ranks that hang in one way or another: it names who makes the others wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.waiting import is_stopped, until
+
+from gpucoll.group.host import facts
+from gpucoll.observe import segments, why
+from gpucoll.observe.look import jobs_of, look
+from gpucoll.observe.processes import process_of
+from gpucoll.observe.stacks import Stack, tree_of
+from gpucoll.observe.verdict import judge
+from gpucoll.rendezvous.job import Job
+from gpucoll.transport.shared import layout
+
+PATIENCE_S = 0.1
+MOMENT_S = 0.05
+SHORT = np.ones(4, np.float32)
+
+
+def wait_for(go: Path) -> None:
+    until(go.exists)
+
+
+def hang(comm, kind, go):
+    """Hang, until the file `go` is there; then end well, or by an error that is expected."""
+    comm.all_reduce(SHORT)
+    last = comm.world_size - 1
+    if kind == "elsewhere" and comm.rank == 1:
+        wait_for(go)
+    if kind == "stopped" and comm.rank == last:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "killed" and comm.rank == 1:
+        wait_for(go)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "closed" and comm.rank == 1:
+        with comm.duplicate() as other:
+            comm.barrier()
+            other.barrier()
+        wait_for(go)
+    elif kind == "closed":
+        other = comm.duplicate()
+        comm.barrier()
+        other.barrier()
+        other.close()
+    if kind == "message":
+        if comm.rank == 0:
+            comm.recv(like=SHORT, source=2, tag=7)
+        else:
+            wait_for(go)
+        if comm.rank == 2:
+            comm.send(SHORT, 0, 7)
+    if kind == "circle":
+        comm.recv(like=SHORT, source=(comm.rank + 1) % comm.world_size, tag=1, timeout_s=3.0)
+    if kind == "communicators":
+        with comm.duplicate() as other:
+            (comm if comm.rank else other).barrier(timeout_s=3.0)
+    if kind == "outside":
+        wait_for(go)
+    while kind == "moving" and not comm.all_reduce(int(go.exists()), "max"):
+        pass
+    comm.barrier()
+
+
+@pytest.fixture
+def hanging(rank_server, tmp_path):
+    """Ranks that hang in a given way; afterwards they are let go."""
+    go = tmp_path / "go"
+
+    def start(kind, count=4):
+        pool = rank_server.fork(count)
+        pools.append(pool)
+        pool.start(hang, kind, go)
+        return [rank.pid for rank in pool.ranks]
+
+    pools: list[Any] = []
+    yield start
+    go.touch()
+    for pool in pools:
+        for rank in pool.ranks:
+            if process_of(rank.pid) is not None and is_stopped(rank.pid):
+                os.kill(rank.pid, signal.SIGCONT)
+        with pool:
+            pool.collect()
+
+
+def verdict_on(pids):
+    """Return the verdict, and the looks that it stands on."""
+    found = segments.find(pids)
+    try:
+        jobs = [job for job in jobs_of(found.segments) if {*pids} & {*job[0].pids}]
+        seen = look(jobs[0], MOMENT_S) if jobs else None
+        return (judge(seen, PATIENCE_S), seen) if seen else (None, None)
+    finally:
+        found.close()
+
+
+def verdict_of_kind(pids, kind):
+    """Look until the verdict is of a kind; return the verdict, and the looks it stands on."""
+    found: list[Any] = []
+
+    def is_found():
+        found[:] = verdict_on(pids)
+        return found[0] is not None and found[0].kind == kind
+
+    until(is_found)
+    return found
+
+
+@pytest.mark.soak(quick=6)
+@pytest.mark.parametrize(
+    ("kind", "verdict", "ranks", "text"),
+    [
+        ("elsewhere", "waiting", (1,), "Ranks 0, 2, 3 have been waiting for"),
+        ("stopped", "stopped", (3,), "It is stopped by a signal; kill -CONT"),
+        ("message", "waiting", (2,), "in recv(float32, 16 bytes, source=2, tag=7) for rank 2."),
+        ("circle", "circle", (0, 1, 2, 3), "Ranks 0, 1, 2, 3 wait for each other: rank 0 is wait"),
+        ("communicators", "circle", (0, 1), "wait for each other: rank 0 is waiting in barrier()"),
+        ("outside", "outside", (), "No rank is in a call of gpucoll; "),
+        ("moving", "moving", (), "No rank has been waiting for long"),
+        ("closed", "waiting", (1,), "in barrier() (#"),
+    ],
+)
+def test_the_verdict_names_the_rank(hanging, kind, verdict, ranks, text):
+    found, seen = verdict_of_kind(hanging(kind), verdict)
+    assert found.ranks == ranks
+    assert text in found.text
+    assert len(seen.processes) == 4
+    assert all(process is not None for process in seen.processes.values())
+
+
+def test_an_ended_rank_is_named_even_before_the_others_notice(hanging):
+    pids = hanging("elsewhere")
+    verdict_of_kind(pids, "waiting")
+    for pid in pids:
+        if pid != pids[1]:
+            os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(is_stopped(pid) for pid in pids if pid != pids[1]))
+    os.kill(pids[1], signal.SIGKILL)
+    found, _ = verdict_of_kind(pids, "ended")
+    assert found.ranks == (1,)
+    assert f"It has ended (process {pids[1]})" in found.text
+
+
+@pytest.mark.soak(quick=2)
+@pytest.mark.parametrize(
+    ("count", "sleeper", "here", "there"),
+    [
+        (4, 0, ("waiting", (0,)), ("elsewhere", ())),
+        (4, 1, ("waiting", (1,)), ("elsewhere", ())),
+        (4, 2, ("elsewhere", ()), ("waiting", (2,))),
+        (1 << 21, 2, ("elsewhere", ()), ("waiting", (2,))),
+    ],
+)
+def test_between_hosts(hosts, rank_server, tmp_path, count, sleeper, here, there):
+    go = tmp_path / "go"
+    with rank_server.fork(4) as pool:
+        hosts.start(pool, "aabb", sleep_once, count, sleeper, go)
+        pids = [rank.pid for rank in pool.ranks]
+        try:
+            for part, (kind, ranks) in ((pids[:2], here), (pids[2:], there)):
+                assert verdict_of_kind(part, kind)[0].ranks == ranks
+        finally:
+            go.touch()
+            pool.results()
+
+
+def sleep_once(comm, count, sleeper, go):
+    comm.barrier()
+    if comm.rank == sleeper:
+        wait_for(go)
+    comm.all_reduce(np.ones(count))
+
+
+def test_two_jobs_are_told_apart(hanging):
+    here, there = hanging("elsewhere", 2), hanging("outside", 2)
+    assert verdict_of_kind(here, "waiting")[0].ranks == (1,)
+    assert verdict_of_kind(there, "outside")[1].pids == there
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def run(capsys, *arguments):
+    code = why.main([str(each) for each in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command(hanging, capsys):
+    pids = hanging("elsewhere", 3)
+    verdict_of_kind(pids, "waiting")
+    code, out, _ = run(capsys, pids[0], "--patience", PATIENCE_S)
+    first, _, *rows = out.splitlines()
+    assert code == why.EXIT_STUCK
+    assert first.startswith("Ranks 0, 2 have been waiting for ")
+    assert "for rank 1. It is in no call of this communicator; the last collective: " in first
+    called = "all_reduce(op=sum, float32, shape (4,)) (#1)"
+    assert f"  rank 1: in no call of this communicator; the last collective: {called}" in rows
+    assert any(row.startswith("  ranks 0, 2: waiting in barrier() (#2), for ") for row in rows)
+
+
+def test_the_command_as_json(hanging, capsys):
+    pids = hanging("outside", 2)
+    verdict_of_kind(pids, "outside")
+    code, out, _ = run(capsys, pids[1], "--json")
+    (job,) = json.loads(out)
+    assert code == why.EXIT_HEALTHY
+    assert job["verdict"]["kind"] == "outside"
+    assert [one["pid"] for one in job["ranks"]] == pids
+    assert {*job["processes"]} == {str(pid) for pid in pids}
+
+
+def test_no_job(capsys):
+    code, out, err = run(capsys, os.getpid())
+    assert (code, out) == (why.EXIT_NONE, "")
+    assert err.endswith(
+        f"gpucoll why: process {os.getpid()} belongs to no job that this user may look at on this "
+        "host\n"
+    )
+
+
+# --- what it must bear ----------------------------------------------------------------------------
+
+
+def open_segment(pid):
+    path = next(segments._segment_paths(pid))
+    return os.open(path, os.O_RDWR)
+
+
+def test_another_version_is_named(hanging):
+    pids = hanging("outside", 2)
+    verdict_of_kind(pids, "outside")
+    fd = open_segment(pids[0])
+    os.pwrite(fd, (layout.LAYOUT_VERSION + 1).to_bytes(8, "little"), layout.EVENT_LAYOUT)
+    found = segments.find(pids)
+    assert found.segments == []
+    assert f"with layout {layout.LAYOUT_VERSION + 1}; this is gpucoll" in found.unreadable[pids[0]]
+    os.pwrite(fd, layout.LAYOUT_VERSION.to_bytes(8, "little"), layout.EVENT_LAYOUT)
+    os.close(fd)
+
+
+@pytest.mark.soak(quick=2)
+@pytest.mark.parametrize("seed", range(40))
+def test_garbage_harms_no_observer(tmp_path, seed):
+    random_ = random.Random(seed)
+    place = layout.SegmentLayout(3, layout.Tuning(*range(1, 9)))
+    fd = os.memfd_create("gpucoll-segment")
+    os.ftruncate(fd, place.size_bytes)
+    job = Job(0, 3, "", "")
+    facts.write_facts(fd, job, place, [os.getpid()] * 3)
+    ends = [0, place.facts, place.records, place.first_bytes]
+    part = random_.randrange(3)
+    for _ in range(10):
+        start = random_.randrange(ends[part], ends[part + 1])
+        os.pwrite(fd, random_.randbytes(random_.choice((1, 8, 256))), start)
+    found = segments.Found()
+    try:
+        segments._map(f"/proc/self/fd/{fd}", set(), found)
+        judge(look(found.segments, 0.0), 0.0)
+    except facts.UnreadableError:
+        pass
+    finally:
+        found.close()
+        os.close(fd)
+
+
+def test_it_only_reads_and_leaves_nothing(hanging):
+    pids = hanging("outside", 2)
+    verdict_of_kind(pids, "outside")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        verdict_on(pids)
+    assert len(os.listdir("/proc/self/fd")) == before
+    found = segments.find(pids)
+    address = found.segments[0].segment.address
+    rows = Path("/proc/self/maps").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith(f"{address:x}-")]
+    assert " r--s " in row
+    found.close()
+
+
+@pytest.mark.soak
+def test_attaching_at_any_moment_changes_nothing(rank_server):
+    """Ranks start, split and end while they are looked at all the time."""
+
+    def work(comm, turns):
+        total = 0
+        for turn in range(turns):
+            with comm.split(comm.rank % 2, comm.rank) as part, comm.duplicate() as other:
+                total += int(part.all_reduce(turn)) + int(other.all_reduce(1))
+        return total
+
+    with rank_server.fork(6) as pool:
+        pool.start(work, 60)
+        looks, pids = 0, [rank.pid for rank in pool.ranks]
+        until_s = time.monotonic() + 5
+        while time.monotonic() < until_s:
+            found = segments.find(pids)
+            for job in jobs_of(found.segments):
+                judge(look(job, 0.0))
+                looks += 1
+            found.close()
+        assert pool.results() == [sum(3 * turn + 6 for turn in range(60))] * 6
+    assert looks > 20
+
+
+# --- stacks ---------------------------------------------------------------------------------------
+
+
+def test_stacks_are_one_tree():
+    stacks = {
+        0: Stack(("main (a.py:1)", "step (a.py:5)", "wait (/x/gpucoll/calls/work.py:9)")),
+        1: Stack(("main (a.py:1)", "load (a.py:7)")),
+        2: Stack(("main (a.py:1)", "step (a.py:5)", "wait (/x/gpucoll/calls/work.py:9)")),
+        3: Stack(trouble="no such process"),
+    }
+    assert [*tree_of(stacks)] == [
+        "rank 3",
+        "  no stack: no such process",
+        "ranks 0, 1, 2",
+        "  main (a.py:1)",
+        "  rank 1",
+        "    load (a.py:7)",
+        "  ranks 0, 2",
+        "    step (a.py:5)",
+        "    wait (/x/gpucoll/calls/work.py:9)",
+    ]
+    assert [stack.caller for stack in stacks.values()] == [
+        "step (a.py:5)",
+        "load (a.py:7)",
+        "step (a.py:5)",
+        "",
+    ]
