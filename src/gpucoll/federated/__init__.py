@@ -2,3 +2,7 @@
 
 See `docs/federated.md`.
 """
+
+from gpucoll.federated.aggregation import WeightedMean
+
+__all__ = ["WeightedMean"]
