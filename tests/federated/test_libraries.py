@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpucoll import ArgumentTypeError
-from gpucoll.federated import WeightedMean
+from gpucoll.federated import FedOpt, WeightedMean, fed_prox
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -59,3 +59,27 @@ def test_a_client_of_another_library():
     assert mean.result()[0].tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(ArgumentTypeError, match=r"arrays\[0\] is on the meta device"):
         mean.add([torch.empty(3, device="meta")])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam", "yogi"])
+def test_strategies_compute_in_the_arrays_library(kind):
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    jax = pytest.importorskip("jax", reason="needs JAX")
+    random = np.random.default_rng(0)
+    x, *means = random.normal(size=(4, 3, 2)).astype(np.float32)
+    found = {}
+    for name, make in (("numpy", np.asarray), ("torch", torch.tensor), ("jax", jax.numpy.asarray)):
+        server, values = FedOpt(kind, lr=0.3), [make(x)]
+        for mean in means:
+            values = server.step(values, [make(mean)])
+            values = fed_prox(values, values, [make(mean)], 0.1)
+        assert type(values[0]) is type(make(x))
+        found[name] = np.asarray(values[0])
+    for name in ("torch", "jax"):
+        np.testing.assert_allclose(found[name], found["numpy"], rtol=1e-5, atol=1e-6)
+    half = [torch.tensor(x).to(torch.bfloat16).requires_grad_()]
+    server = FedOpt(kind)
+    for _ in range(2):
+        half = server.step(half, [torch.tensor(means[0]).to(torch.bfloat16)])
+        assert half[0].dtype == torch.bfloat16
+        assert not half[0].requires_grad

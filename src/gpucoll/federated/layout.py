@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from gpucoll.arrays.libraries import is_array, library_of
 from gpucoll.arrays.library import AnyArray, Template, View, kind_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -113,24 +115,30 @@ class Layout:
 
 
 def map_arrays(function: Callable[..., AnyArray], arrays: Arrays, *others: Arrays) -> Arrays:
-    """Return what a function makes of each array and of the others at its place.
+    """Return what a function makes of each array of a model and of the others at its place.
 
-    `arrays` decides about the keys and the kind of the result.
+    `arrays` decides about the keys, the kind of the result and, for NumPy, the dtypes. Tensors of
+    PyTorch are detached from their graphs.
     """
     items = _items(arrays, "arrays")
-    for other in others:
-        keys = {key for key, _ in _items(other, "arrays")}
-        if keys != {key for key, _ in items} or isinstance(other, Mapping) != isinstance(
-            arrays, Mapping
-        ):
+    columns = [dict(_items(other, "arrays")) for other in others]
+    for column in columns:
+        if set(column) != {key for key, _ in items}:
             raise ArgumentError(
                 f"arrays of one model must have the same keys; got {[key for key, _ in items]} "
-                f"and {sorted(keys, key=str)}"
+                f"and {list(column)}"
             )
-    made = {key: function(array, *(other[key] for other in others)) for key, array in items}
+    made = {key: _made(function, x, *(column[key] for column in columns)) for key, x in items}
     if isinstance(arrays, Mapping):
         return made
     return tuple(made.values()) if isinstance(arrays, tuple) else list(made.values())
+
+
+def _made(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
+    given = [array.detach() if hasattr(array, "detach") else array for array in arrays]
+    made = function(*given)
+    # NumPy makes numbers of arrays without axes.
+    return np.asarray(made, given[0].dtype) if isinstance(given[0], np.ndarray) else made
 
 
 def _items(arrays: Arrays, what: str) -> list[tuple[Hashable, AnyArray]]:
