@@ -44,6 +44,12 @@ def convert(x: Array, dtype: str, scale: float | None = None) -> Array:
         return np.asarray(wide.astype(to))
 
 
+def add_scaled(total: Array, x: Array, factor: float) -> Array:
+    """Return ``total + factor * x`` in total's dtype, product and sum rounded separately."""
+    with np.errstate(all="ignore"):
+        return np.asarray(total + total.dtype.type(factor) * x.astype(total.dtype))
+
+
 def layout(sizes_bytes: Sequence[int], alignment_bytes: int = 16) -> list[int]:
     """Return the offset of each array in a packed buffer, and last the buffer's size."""
     offsets = [0]

@@ -38,6 +38,7 @@ PLACES = {
     "tests/calls/gpu/test_torch_works.py": "libraries",
     "tests/entries/test_started_tensors.py": "libraries",
     "tests/entries/test_tensors.py": "libraries",
+    "tests/federated/test_libraries.py": "libraries",
     "tests/group/world/test_floods.py": "soak",
     "tests/group/world/test_namespaces.py": "soak",
     "tests/integrations": "frameworks",

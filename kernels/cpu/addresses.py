@@ -137,6 +137,9 @@ def packaged_kernels() -> Iterator[Kernel]:
             for scales in (False, True):
                 if scales or source_dtype != dtype:
                     yield _convert(source_dtype, dtype, scales)
+    yield _convert("float64", "float64", True)
+    for source_dtype in ("float32", *HALVES, "float64"):
+        yield _add_scaled(source_dtype, "float64" if source_dtype == "float64" else "float32")
     for is_so in (False, True):
         yield from (quantise_kernel(block_format, is_so) for block_format in FORMATS)
         yield from (dequantise_kernel(wire, is_so) for wire in (*FORMATS, *HALVES))
@@ -176,6 +179,11 @@ def _keeping(operation: str) -> Kernel:
 def _convert(source_dtype: str, dtype: str, scales: bool) -> Kernel:
     name = f"gpucoll_convert_{source_dtype}_{dtype}{'_scaled' if scales else ''}"
     return Kernel(name, ("convert", "emit_convert"), (source_dtype, dtype, scales))
+
+
+def _add_scaled(source_dtype: str, dtype: str) -> Kernel:
+    name = f"gpucoll_add_scaled_{source_dtype}_{dtype}"
+    return Kernel(name, ("convert", "emit_add_scaled"), (source_dtype, dtype))
 
 
 def quantise_kernel(block_format: str, by_chance: bool) -> Kernel:
@@ -240,6 +248,12 @@ def scan_kernel(dtype: str, operation: str, exclusive: bool) -> int:
 def convert_kernel(source_dtype: str, dtype: str, scales: bool = False) -> int:
     """Return the address of ``kernel(destination*, source*, count, scale*)``."""
     return address_of(_convert(source_dtype, dtype, scales))
+
+
+@functools.cache
+def add_scaled_kernel(source_dtype: str, dtype: str) -> int:
+    """Return the address of ``kernel(destination*, source*, count, scale*)``, which adds."""
+    return address_of(_add_scaled(source_dtype, dtype))
 
 
 # --- facts for callers ----------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Casts of whole arrays between float32 and the half types, with an optional factor.
 
-``kernel(destination*, source*, count, scale*)``: widened to float32, multiplied, rounded once.
+``kernel(destination*, source*, count, scale*)``: widened to float32, multiplied, rounded once. A
+kernel that adds rounds the product, adds it to the destination and rounds the sum: float32 and the
+half types to float32, float64 to float64.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.addresses import convert_kernel
+from gpucoll.kernels.cpu.addresses import add_scaled_kernel, convert_kernel
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I64,
@@ -29,6 +31,9 @@ from gpucoll.kernels.cpu.reduce import splat
 
 _UNROLL = 4
 _AHEAD_ELEMENTS = 1024
+_ADDING_UNROLL = 2
+"""With 2 and no prefetching, adding float32 moved 44.8 GB/s where NumPy's `add` moved 45.0; with 4
+and prefetching 41 (EPYC, two cores of a virtual machine)."""
 
 
 def emit_convert(source_dtype: str, dtype: str, scales: bool) -> ir.Function:
@@ -36,8 +41,21 @@ def emit_convert(source_dtype: str, dtype: str, scales: bool) -> ir.Function:
 
     The scale is a float32, or a float64 for float64; without `scales` it is not read.
     """
-    come, go = elements()[source_dtype], elements()[dtype]
     name = f"convert_{source_dtype}_{dtype}{'_scaled' if scales else ''}"
+    return _emit(name, source_dtype, dtype, scales=scales, adds=False)
+
+
+def emit_add_scaled(source_dtype: str, dtype: str) -> ir.Function:
+    """Return the kernel ``(destination*, source*, count, scale*)`` that adds to the destination.
+
+    `dtype` is float32 or float64, and so is the scale.
+    """
+    name = f"add_scaled_{source_dtype}_{dtype}"
+    return _emit(name, source_dtype, dtype, scales=True, adds=True)
+
+
+def _emit(name: str, source_dtype: str, dtype: str, *, scales: bool, adds: bool) -> ir.Function:
+    come, go = elements()[source_dtype], elements()[dtype]
     function, b = new_function(name, (I64,) * 4)
     destination, source, count, scale = function.args
     held = come.accumulator
@@ -47,7 +65,7 @@ def emit_convert(source_dtype: str, dtype: str, scales: bool) -> ir.Function:
         by = factor if factor is None or lanes == 1 else splat(b, factor, lanes)
         read = b.add(source, b.mul(first, I64(come.size_bytes)))
         write = b.add(destination, b.mul(first, I64(go.size_bytes)))
-        if unroll > 1:
+        if unroll > 1 and not adds:
             _fetch_ahead(b, read, come.size_bytes, lanes * unroll, for_write=False)
             _fetch_ahead(b, write, go.size_bytes, lanes * unroll, for_write=True)
         for turn in range(unroll):
@@ -55,11 +73,15 @@ def emit_convert(source_dtype: str, dtype: str, scales: bool) -> ir.Function:
             to = b.add(write, I64(turn * lanes * go.size_bytes))
             kind = vector(come.storage, lanes)
             value = come.load(b, b.load(pointer(b, of, kind), align=1, typ=kind))
-            value = go.store(b, value if by is None else b.fmul(value, by))
+            value = value if by is None else b.fmul(value, by)
+            if adds:
+                before = b.load(pointer(b, to, value.type), align=1, typ=value.type)
+                value = b.fadd(before, value)
+            value = go.store(b, value)
             b.store(value, pointer(b, to, value.type), align=1)
 
     lanes = vector_bytes() // (8 if source_dtype == "float64" else 4)
-    blocks(b, count, [(lanes, _UNROLL), (lanes, 1), (1, 1)], body)
+    blocks(b, count, [(lanes, _ADDING_UNROLL if adds else _UNROLL), (lanes, 1), (1, 1)], body)
     b.ret_void()
     return function
 
@@ -103,3 +125,33 @@ def cast_array(
     ends = ("float32", dtype) if narrows else (dtype, "float32")
     _callable(convert_kernel(*ends))(made.ctypes.data, held.ctypes.data, held.size, 0)
     return made
+
+
+def add_scaled(
+    total: npt.NDArray[np.generic], source: int, dtype: str, factor: float, *, is_first: bool
+) -> None:
+    """Add ``factor * source`` to an array, or write it there. Releases the GIL.
+
+    Parameters
+    ----------
+    total : ndarray
+        C-contiguous, of float32; of float64 if the source is.
+    source : int
+        Address of as many elements.
+    dtype : str
+        The source's: float16, bfloat16, float32 or float64. Half types are widened first.
+    factor : float
+        Rounded to total's dtype. Product and sum are rounded separately, as in NumPy.
+    is_first : bool
+        Write the products, and do not read what is there.
+    """
+    to = total.dtype.name
+    kernel = convert_kernel(dtype, to, True) if is_first else add_scaled_kernel(dtype, to)
+    held = np.array(factor, total.dtype)
+    _callable(kernel)(total.ctypes.data, source, total.size, held.ctypes.data)
+
+
+def narrow(source: npt.NDArray[np.generic], destination: int, dtype: str) -> None:
+    """Write float32 numbers as a half type to an address. Releases the GIL."""
+    kernel = _callable(convert_kernel("float32", dtype))
+    kernel(destination, source.ctypes.data, source.size, 0)

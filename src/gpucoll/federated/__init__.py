@@ -2,3 +2,8 @@
 
 See `docs/federated.md`.
 """
+
+from gpucoll.federated.aggregation import WeightedMean
+from gpucoll.federated.strategies import FedOpt, Scaffold, fed_avg, fed_prox
+
+__all__ = ["FedOpt", "Scaffold", "WeightedMean", "fed_avg", "fed_prox"]

@@ -12,7 +12,7 @@ from gpucoll.kernels import reference_compression as reference
 from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import elements
 from gpucoll.kernels.cpu.addresses import convert_kernel
-from gpucoll.kernels.cpu.convert import cast
+from gpucoll.kernels.cpu.convert import add_scaled, cast, narrow
 
 COUNTS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 1000)
 
@@ -78,3 +78,31 @@ def test_pairs_counts_and_addresses(source_dtype, dtype):
         offsets = (turn % 4, (turn // 2) % 3)
         got = converted(x, dtype, offsets)
         assert_same(got, reference.convert(x, dtype), f"{count=} {offsets=}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_scaled_arrays_are_added_with_two_roundings(dtype):
+    wide = "float64" if dtype == "float64" else "float32"
+    for turn, count in enumerate(COUNTS):
+        source = Guarded(count, dtype_of(dtype), turn % 4)
+        source.array[...] = any_values(dtype, count, count)
+        total = Guarded(count, np.dtype(wide), (turn // 2) % 3)
+        for factor, is_first in ((0.1, True), (3, False), (1.7e-3, False)):
+            before = total.array.copy()
+            address = source.array.ctypes.data
+            add_scaled(total.array, address, dtype, factor, is_first=is_first)
+            expected = (
+                reference.convert(source.array, wide, factor)
+                if is_first
+                else reference.add_scaled(before, source.array, factor)
+            )
+            assert_same(total.array, expected, f"{count=} {factor=}")
+            source.check()
+            total.check()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrowing_to_an_address(dtype):
+    x, made = any_values("float32", 1000, 1), np.empty(1000, dtype_of(dtype))
+    narrow(x, made.ctypes.data, dtype)
+    assert_same(made, reference.convert(x, dtype))

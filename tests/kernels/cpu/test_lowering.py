@@ -17,7 +17,7 @@ from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import copy, elements, pack_kernel, reduce
 from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY, INTO_SLOT, OUT_OF_SLOT, PLAIN
 from gpucoll.kernels.cpu.block_codes import FORMATS
-from gpucoll.kernels.cpu.convert import emit_convert
+from gpucoll.kernels.cpu.convert import emit_add_scaled, emit_convert
 from gpucoll.kernels.cpu.operations import OPERATIONS
 from gpucoll.kernels.cpu.quantise import WIRE_FORMATS
 from gpucoll.kernels.cpu.quantise_kernels import emit_dequantise, emit_quantise
@@ -125,6 +125,9 @@ def test_conversion_kernels(processor):
         for scales in (False, True):
             text = str(emit_convert(source, dtype, scales=scales).module)
             check_kernel(text, processor, f"{source} to {dtype}", is_vector=True)
+    for source in ("float32", "float16", "bfloat16", "float64"):
+        function = emit_add_scaled(source, "float64" if source == "float64" else "float32")
+        check_kernel(str(function.module), processor, function.name, is_vector=True)
 
 
 @pytest.mark.soak(quick=1)
