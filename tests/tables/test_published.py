@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict, namedtuple
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -135,7 +137,7 @@ def test_bad_input_on_one_rank_is_an_error_on_all(comm, given, text):
 
 def test_a_communicator_is_needed():
     with pytest.raises(TypeError, match=r"must be a gpucoll\.Communicator; got int"):
-        Published(3, filled(0))
+        Published(cast(Any, 3), filled(0))
 
 
 @pytest.mark.ranks(2)
@@ -169,13 +171,32 @@ def test_bad_arguments_of_calls(comm):
             ({"out": filled(0)}, "out"),
         ]:
             with pytest.raises((ArgumentError, TypeError), match=text):
-                shared.latest(**given)
+                shared.latest(**cast(Any, given))
         comm.barrier()
     for call in (shared.latest, lambda: shared.latest(3), lambda: shared.version):
         with pytest.raises(StateError, match=f"Published on rank {comm.rank} of 2 is closed"):
             call()
     assert repr(shared) == f"<Published from rank 0 on rank {comm.rank} of 2: closed>"
     shared.close()
+
+
+@pytest.mark.ranks(1)
+def test_a_forked_child_reads_nothing_and_closes_nothing(comm):
+    with published(comm) as shared:
+        shared.publish(filled(1))
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(StateError, match="belongs to the process that has forked"):
+                    shared.latest()
+                with pytest.raises(StateError, match="belongs to the process that has forked"):
+                    shared.publish(filled(2))
+                shared.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert shared.publish(filled(2)) == 2
 
 
 # --- versions are whole ---------------------------------------------------------------------------

@@ -306,6 +306,17 @@ def test_a_lost_source_needs_another(rank_server):
         assert results(pool.collect(), but=[0]) == [1, 1]
 
 
+@pytest.mark.ranks(2)
+def test_one_that_is_closed_on_a_rank_is_kept_by_none(comm):
+    shared = Published(comm, filled(0))
+    if comm.rank == 1:
+        shared.close()
+    with pytest.raises((StateError, ArgumentError), match="Published on rank 1 of 2 is closed"):
+        shared.kept_for(comm)
+    shared.close()
+    comm.barrier()
+
+
 # --- nothing is left ------------------------------------------------------------------------------
 
 

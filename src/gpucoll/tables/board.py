@@ -26,7 +26,6 @@ __all__ = [
     "CLOSED",
     "GONE",
     "LEFT",
-    "MOST_PINS",
     "SLICE_S",
     "VERSION_SHIFT",
     "Board",
@@ -39,7 +38,6 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 LINE_BYTES, PAGE_BYTES = 64, 4096
 VERSION_SHIFT, END_SHIFT = 16, 14
 SLOT_MASK = (1 << END_SHIFT) - 1
-MOST_PINS = SLOT_MASK - 2
 CLOSED, GONE, LEFT = 1, 2, 3
 """Why no version follows: the source has closed, is gone, or this host's carrier has closed."""
 SLICE_S = 0.05

@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll import Communicator, DeadlineError, GpucollError, MessageWork
 from gpucoll.tables.board import CLOSED, GONE, SLICE_S, Board, end_of, version_of, wait_newer
 
 __all__ = ["Carrier", "Server"]
 
+AnyArray: TypeAlias = npt.NDArray[Any]
 ASK, VERSION, CONTENT = 1, 2, 3
 """Tags."""
 NOTHING = np.zeros(1, np.int64)
@@ -78,9 +78,7 @@ class _Thread:
         if self._stop.is_set():
             raise _StopError
 
-    def _started(self, message: Callable[..., MessageWork[Any]], array: object, tag: int) -> None:
-        """Send or receive an array."""
-        work = message(array, self._other, tag, async_op=True, timeout_s=FOR_EVER_S)
+    def _wait(self, work: MessageWork[Any]) -> None:
         while True:
             try:
                 work.wait(SLICE_S)
@@ -92,11 +90,13 @@ class _Thread:
                 work.withdraw()
                 raise _StopError
 
-    def _send(self, array: object, tag: int) -> None:
-        self._started(self._pair.send, array, tag)
+    def _send(self, array: AnyArray, tag: int, *, synchronous: bool = False) -> None:
+        how: Any = {"async_op": True, "timeout_s": FOR_EVER_S, "synchronous": synchronous}
+        self._wait(self._pair.send(array, self._other, tag, **how))
 
-    def _receive(self, array: object, tag: int) -> None:
-        self._started(self._pair.recv, array, tag)
+    def _receive(self, array: AnyArray, tag: int) -> None:
+        how: Any = {"async_op": True, "timeout_s": FOR_EVER_S}
+        self._wait(self._pair.recv(array, self._other, tag, **how))
 
 
 class Server(_Thread):
@@ -124,7 +124,7 @@ class Server(_Thread):
             try:
                 self._wait_newer(int(asked[0]))
             except _EndedError:
-                self._started(partial(self._pair.send, synchronous=True), NOTHING, VERSION)
+                self._send(NOTHING, VERSION, synchronous=True)
                 self._is_orderly = True
                 return
             word = self._board.pin(self._place)

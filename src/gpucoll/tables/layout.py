@@ -103,9 +103,9 @@ class Layout:
                 raise ArgumentError(
                     f"{what}{place.name} must be {shown_kind(place.kind)}; got {shown_kind(kind)}"
                 )
-            if written and (
-                library_of(array) == "jax" or not getattr(array, "flags", _WRITEABLE).writeable
-            ):
+            flags = getattr(array, "flags", None)
+            is_locked = library_of(array) == "jax" or not getattr(flags, "writeable", True)
+            if written and is_locked:
                 raise ArgumentError(f"{what}{place.name} cannot be written: leave out= out")
         return [*found.values()]
 
@@ -123,13 +123,6 @@ class Layout:
         """Return new arrays of what lies in a slot, in the structure of `like`."""
         made = [place.new(place.part(slot)) for place in self._places]
         return _mapped(lambda _, number: made[number], self._tree)
-
-
-class _Flags:
-    writeable = True
-
-
-_WRITEABLE = _Flags()
 
 
 def _mapped(function: Callable[[str, Any], Any], tree: AnyArray, name: str = "") -> AnyArray:

@@ -25,7 +25,6 @@ from gpucoll.tables.board import (
     CLOSED,
     GONE,
     LEFT,
-    MOST_PINS,
     VERSION_SHIFT,
     Board,
     end_of,
@@ -82,8 +81,9 @@ class Published:
 
     Notes
     -----
-    Memory of a host: at most a slot of a version's size for each of its ranks and two more. One is
-    taken only when readers still copy from the others; usually there are two or three.
+    Memory of a host: at most a slot of a version's size for each of its ranks (and, on the source's
+    host, for each other host) and two more. A slot is taken only while readers copy from the
+    others; usually there are two or three.
 
     Between hosts, a thread of the source sends each other host the latest version whenever that
     host has an older one: one transfer for each host. It is received by a thread of the host's
@@ -101,7 +101,9 @@ class Published:
         before: Published | None,
     ) -> None:
         check_communicator(comm)
-        problem, settings = None, {}
+        problem: Exception | None = None
+        settings: dict[str, str] = {}
+        version = 0
         self._load: Callable[[], int] = self._raise_closed
         self._seen = _NEWEST
         """LATEST, for a look at whether it has changed."""
@@ -111,12 +113,12 @@ class Published:
             self._layout = make_layout()
             settings = self._layout.settings
             _check_source(source, comm.world_size)
-        except (ArgumentError, ArgumentTypeError) as error:
+            version = 0 if before is None else before.version
+        except (ArgumentError, ArgumentTypeError, StateError) as error:
             problem = error
-        version = 0 if before is None else version_of(before._load())
         known = comm.rank if source is None and before is not None and before.is_source else source
-        pid = os.getpid()
-        mine = (host_id(), pid, start_time(pid), version, known)
+        self._process = os.getpid()
+        mine = (host_id(), self._process, start_time(self._process), version, known)
         offers: list[_Offer] = agree(comm, CALL, problem, settings, mine)
         self.source = _agreed_source([offer[4] for offer in offers], comm)
         self._newest = max(offer[3] for offer in offers)
@@ -136,9 +138,7 @@ class Published:
         hosts = [offer[0] for offer in offers]
         here = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
         carriers = {host: hosts.index(host) for host in hosts if host != hosts[self.source]}
-        n_pins = len(here) + len(carriers)
-        if n_pins > MOST_PINS:
-            raise ArgumentError(f"{CALL}: {len(here)} ranks of a host are too many")
+        n_pins = len(here) + len(carriers)  # the source's threads read, too
         self._place = here.index(comm.rank)
         self._writer = self.source if self.source in here else here[0]
         self._writer_process = offers[self._writer][1:3]
@@ -200,7 +200,7 @@ class Published:
             )
         given = self._layout.checked("arrays", arrays)
         with self._lock:
-            self._load()  # raises if closed
+            self._check_usable()
             slot = self._board.free_slot()
             self._layout.store(given, self._board.slot(slot))
             self._newest += 1
@@ -270,7 +270,7 @@ class Published:
         if wait:
             self._wait(least, self._timeout_s if timeout_s is None else timeout_s)
         with self._lock:
-            self._load()  # raises if closed
+            self._check_usable()
             word = self._board.pin(self._place)
             try:
                 version = version_of(word)
@@ -289,8 +289,8 @@ class Published:
         if not wait_newer(lambda: self._load(), self._board.latest, version, until_s, self._look):
             raise DeadlineError(
                 f"latest on {self._who}: no version newer than {version} came within "
-                f"{timeout_s:g} s (timeout_s). The source, rank {self.source}, has published "
-                f"nothing, or is stopped"
+                f"{timeout_s:g} s (timeout_s). The source, rank {self.source}, has published none, "
+                "or is stopped"
             )
 
     def _look(self, word: int) -> None:
@@ -369,7 +369,7 @@ class Published:
             Another thread of this rank is still copying. Nothing was released.
         """
         check_timeout_s(timeout_s)
-        if self._load == self._raise_closed:
+        if self._load == self._raise_closed or self._process != os.getpid():
             return
         until_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         if not self._lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
@@ -392,6 +392,11 @@ class Published:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_usable(self) -> None:
+        self._load()  # raises if it is closed
+        if self._process != os.getpid():
+            raise StateError(f"{CALL} on {self._who} belongs to the process that has forked this")
 
     def _raise_closed(self) -> NoReturn:
         raise StateError(f"{CALL} on {self._who} is closed")
