@@ -20,6 +20,7 @@ from gpucoll import (
     PeerLostError,
     StateError,
 )
+from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.config import check_timeout_s
 from gpucoll.tables.board import (
     CLOSED,
@@ -35,7 +36,6 @@ from gpucoll.tables.carriers import Carrier, Server
 from gpucoll.tables.layout import Layout
 from gpucoll.tables.processes import start_time
 from gpucoll.topology.host_identity import host_id
-from gpucoll.training.agreement import agree, check_communicator
 from gpucoll.training.parameters import AnyArray
 from gpucoll.transport.shared import ordering
 from gpucoll.wording import rank_of
