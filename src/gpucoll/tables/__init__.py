@@ -2,3 +2,7 @@
 
 See `docs/tables.md`.
 """
+
+from gpucoll.tables.published import Published
+
+__all__ = ["Published"]

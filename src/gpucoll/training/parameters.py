@@ -33,7 +33,7 @@ class Parameters:
     """
 
     def __init__(self, given: Iterable[AnyArray]) -> None:
-        if _library(given) or not isinstance(given, Iterable):
+        if library_of(given) or not isinstance(given, Iterable):
             raise ArgumentTypeError(
                 "parameters must be a list or another iterable of arrays; got one "
                 f"{type(given).__name__}"
@@ -51,7 +51,7 @@ class Parameters:
     @property
     def immutable(self) -> bool:
         """Whether an array cannot be written, so that new ones take the place of these."""
-        return any(_library(array) == "jax" for array in self.arrays)
+        return any(library_of(array) == "jax" for array in self.arrays)
 
     def replace(self, given: Iterable[AnyArray]) -> None:
         """Take other arrays of the same shapes and dtypes."""
@@ -60,14 +60,13 @@ class Parameters:
             raise ArgumentError(f"there are {len(self.arrays)} parameters; got {len(arrays)}")
         for i, (array, expected) in enumerate(zip(arrays, self.descriptions, strict=True)):
             if (found := _describe(array, i)) != expected:
-                raise ArgumentError(
-                    f"parameter {i} was {_text(expected)} before, and is {_text(found)} now"
-                )
+                was, now = shown_kind(expected), shown_kind(found)
+                raise ArgumentError(f"parameter {i} was {was} before, and is {now} now")
         self.arrays = arrays
 
     def settings(self) -> dict[str, str]:
         """Return what must be the same on all ranks, as errors show it."""
-        texts = [_text(description) for description in self.descriptions]
+        texts = [shown_kind(description) for description in self.descriptions]
         settings = {"the number of parameters": str(len(texts))}
         return settings | {f"parameter {number}": text for number, text in enumerate(texts)}
 
@@ -76,14 +75,14 @@ class Parameters:
         chosen = slice(first, last)
         vector = np.empty(sum(self.sizes[chosen]), self.dtype)
         for array, part in zip(self.arrays[chosen], self._parts(vector, chosen), strict=True):
-            _read(array, part)
+            read_array(array, part)
         return vector
 
     def write(self, vector: Vector, first: int = 0, last: int | None = None) -> None:
         """Write a vector to the arrays from number `first` up to `last`."""
         chosen = slice(first, last)
         for i, part in enumerate(self._parts(vector, chosen), first):
-            self.arrays[i] = _written(self.arrays[i], part)
+            self.arrays[i] = written_array(self.arrays[i], part)
 
     def _parts(self, vector: Vector, chosen: slice) -> list[Vector]:
         """Return the parts of a vector in the shapes of arrays."""
@@ -104,7 +103,7 @@ def fragments_of(sizes: Sequence[int], fragments: int) -> list[tuple[int, int]]:
     return [*zip(bounds, [*bounds[1:], len(sizes)], strict=True)]
 
 
-def _library(array: object) -> str:
+def library_of(array: object) -> str:
     """Return the name of an array's library, if it is one of those that are served."""
     if isinstance(array, np.ndarray):
         return "numpy"
@@ -115,36 +114,41 @@ def _library(array: object) -> str:
     return ""
 
 
-def _describe(array: AnyArray, number: int) -> tuple[tuple[int, ...], str]:
-    """Return the shape and dtype of an array that can be averaged and written."""
-    library = _library(array)
+def kind_of(array: AnyArray, name: str) -> tuple[tuple[int, ...], str]:
+    """Return the shape and dtype of an array of one of the libraries that are served."""
+    library = library_of(array)
     if not library:
         raise ArgumentTypeError(
-            f"parameter {number} must be an array of NumPy, CuPy, PyTorch or JAX; got "
-            f"{type(array).__name__}"
+            f"{name} must be an array of NumPy, CuPy, PyTorch or JAX; got {type(array).__name__}"
         )
     if hasattr(array, "to_local") and hasattr(array, "placements"):
         raise ArgumentTypeError(
-            f"parameter {number} is a {type(array).__name__}: pass its part on this rank, "
-            "parameter.to_local()"
+            f"{name} is a {type(array).__name__}: pass its part on this rank, x.to_local()"
         )
-    dtype = str(array.dtype).removeprefix("torch.")
+    return tuple(array.shape), str(array.dtype).removeprefix("torch.")
+
+
+def _describe(array: AnyArray, number: int) -> tuple[tuple[int, ...], str]:
+    """Return the shape and dtype of an array that can be averaged and written."""
+    shape, dtype = kind_of(array, f"parameter {number}")
     if dtype not in _DTYPES:
         raise ArgumentTypeError(
             f"parameter {number} is {dtype}: only {', '.join(_DTYPES)} are averaged; leave it out"
         )
-    if library == "numpy" and not array.flags.writeable:
+    if library_of(array) == "numpy" and not array.flags.writeable:
         raise ArgumentError(f"parameter {number} is read-only: pass a copy")
-    return tuple(array.shape), dtype
+    return shape, dtype
 
 
-def _text(description: tuple[tuple[int, ...], str]) -> str:
+def shown_kind(description: tuple[tuple[int, ...], str]) -> str:
+    """Return the kind of an array as errors show it."""
     shape, dtype = description
     return f"{dtype} of shape {shape}"
 
 
-def _read(array: AnyArray, part: Vector) -> None:
-    library = _library(array)
+def read_array(array: AnyArray, part: Vector) -> None:
+    """Copy an array into one of host memory, and widen its values if that has another dtype."""
+    library = library_of(array)
     if library == "torch":
         # A view of the vector: the tensor's library widens and copies from any device.
         sys.modules["torch"].from_numpy(part).copy_(array.detach())
@@ -153,9 +157,9 @@ def _read(array: AnyArray, part: Vector) -> None:
     np.copyto(part, on_host, casting="unsafe")
 
 
-def _written(array: AnyArray, part: Vector) -> AnyArray:
+def written_array(array: AnyArray, part: Vector) -> AnyArray:
     """Write to an array and return it; return a new one if it cannot be written."""
-    library = _library(array)
+    library = library_of(array)
     if library == "numpy":
         np.copyto(array, part, casting="unsafe")
     elif library == "torch":
