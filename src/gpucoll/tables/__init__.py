@@ -1,4 +1,13 @@
 """Tables and arrays that processes share without calling together: a parameter server's parts.
 
+>>> from gpucoll.tables import Table
+>>> table = Table(comm, 100_000, 64, update="adagrad")
+>>> table.push(ids, gradient(table.pull(ids)))
+
 See `docs/tables.md`.
 """
+
+from gpucoll.tables.table import Staleness, Table
+from gpucoll.tables.updates import SGD, Adagrad
+
+__all__ = ["SGD", "Adagrad", "Staleness", "Table"]
