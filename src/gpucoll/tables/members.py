@@ -110,7 +110,9 @@ class Members:
                 raise DeadlineError(f"{text} since {self.timeout_s:g} s (timeout_s)")
 
     def close(self) -> None:
-        """Say that this rank pushes no more."""
+        """Say that this rank pushes no more, unless the memory has come to other members."""
+        if ordering.load(self.epoch_word) != self.epoch:
+            return
         ordering.store(self._own.at.closed, 1)
         ordering.store(self._own.at.pid, 0)
         advance_clock.ctypes(self._own.address, self._bell)

@@ -97,7 +97,11 @@ class Rows:
         self._locks = self.memory.array(locks, (count,), np.int64)
         if not self.is_new and comm.rank == self.memory.ranks[0]:
             self._locks[self._locks != 0] = TORN  # whoever holds one takes no part any more
-        self.members = Members(self.memory, comm)
+        try:
+            self.members = Members(self.memory, comm)
+        except BaseException:
+            self.memory.close()
+            raise
         self.values = _strided(address + values, (count, width), self.dtype, self._pitch)
         self.sums: AnyArray | None = None
         if rule.sums_dtype:

@@ -216,23 +216,25 @@ class Table:
         )
         self._finalizer = weakref.finalize(self, leave, self._rows.close)
         self._finalizer.atexit = False
+        try:
+            self._begin_with(init, before, [clock for clock in found if clock >= 0])
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin_with(self, init: Init, before: Table | None, clocks: list[int]) -> None:
+        """Fill the rows if they are new, or go on where the others are. Collective."""
         if len(set(self._rows.memory.hosts)) > 1:
-            self._finalizer()
             raise BackendUnavailableError("Table: all ranks must be on one host")
-        clocks = [clock for clock in found if clock >= 0]
         if before is not None:
             self._clock, self._pending = before._clock, before._pending
         else:
             self._clock = min(clocks, default=0)
         self._rows.members.clock = self._clock
-        trouble: GpucollError | None = None
+        trouble = None
         if self._rows.is_new and init is not None:
             trouble = self._tried_to_fill(init)
-        try:
-            agree(comm, "Table", trouble, {}, None)
-        except GpucollError:
-            self._finalizer()
-            raise
+        agree(self._comm, "Table", trouble, {}, None)
 
     def _tried_to_fill(self, init: Any) -> GpucollError | None:
         """Fill this rank's share of the rows of its host; return what is wrong with `init`."""
@@ -418,7 +420,7 @@ class Table:
         while newcomers make a table with the same arguments, which gets the same rows: their `init`
         is not used. A newcomer begins at the lowest clock of the others.
 
-        If it raises, this table is still open, and can be kept for yet another communicator.
+        If it raises, this table can still be kept for yet another communicator.
         """
         check_communicator(comm)
         self._begin("kept_for")
@@ -437,7 +439,11 @@ class Table:
             if self._n_calls and os.getpid() == self._pid:
                 raise StateError(f"{self._who}: another thread is in a call on this table")
             is_closed, self._is_closed = self._is_closed, True
-        if not is_closed and self._finalizer.detach() and os.getpid() == self._pid:
+        if not is_closed and os.getpid() == self._pid:
+            self._release()
+
+    def _release(self) -> None:
+        if self._finalizer.detach():
             self._rows.close()
 
     def __enter__(self) -> Table:
