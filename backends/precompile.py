@@ -58,6 +58,7 @@ MODULES_WHEN_USED = (
     "gpucoll.backends.mpi.carriers",
     "gpucoll.backends.mpi.collectives",
     "gpucoll.backends.mpi.exchange",
+    "gpucoll.tables.loops",
 )
 """Modules with loops that few programs need; `gpucoll.kernels.cpu.kept_loops` compiles them."""
 

@@ -245,6 +245,13 @@ def scan_kernel(dtype: str, operation: str, exclusive: bool) -> int:
 
 
 @functools.cache
+def descent_kernel(dtype: str, has_sums: bool) -> int:
+    """Return the address of the kernel of gradient descent on a row, or of Adagrad."""
+    name = f"gpucoll_{'adagrad' if has_sums else 'descent'}_{dtype}"
+    return address_of(Kernel(name, ("descent", "emit_descent"), (dtype, has_sums)))
+
+
+@functools.cache
 def convert_kernel(source_dtype: str, dtype: str, scales: bool = False) -> int:
     """Return the address of ``kernel(destination*, source*, count, scale*)``."""
     return address_of(_convert(source_dtype, dtype, scales))

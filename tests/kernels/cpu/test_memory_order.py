@@ -96,6 +96,9 @@ ORDERS = {
     "backends.cpu.host.message_loop._has_left": "A+",
     "backends.cpu.host.message_loop._answer": "X",
     "transport.shared.peer_memory.can_read": "A",
+    "tables.loops._late_member": "AA",
+    "tables.loops._lock": "XXAX",  # a torn row's too; a free one again before the exchange
+    "tables.loops._unlock": "XX",
     "devices.host.loop._ring": "OX",
     "devices.host.loop._announce": "XO",
     "devices.host.loop._leave": "X",
@@ -164,6 +167,9 @@ ENTRIES = {
     "entries.started.poll_started": "AXA+XOX",
     "entries.started.sleep_started": "XOOOXA",
     "entries.started.skip_started": "XAX",
+    "tables.loops.push_rows": ".*XAX.*",
+    "tables.loops.wait_for_clocks": "A+XOA+X",
+    "tables.loops.advance_clock": "XOX",
     "devices.host.loop.put_command": "A",
     "devices.host.loop.put_exit": ".*XXOX",
     "devices.host.loop.record_event": "AAX",  # on the stream, then what the event stands for
@@ -212,6 +218,8 @@ UNORDERED = (
     "transport.tcp.exchange.proceed",
     "transport.tcp.small_calls.is_large",
     "backends.mpi.exchange.go_on_by_mpi",
+    "tables.loops.place_outside",
+    "tables.loops.take_rows",
     "devices.host.loop.set_device",
     "devices.host.loop.place_of",
 )

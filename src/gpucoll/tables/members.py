@@ -1,0 +1,128 @@
+"""The ranks of a table, as each host's memory has them: their processes, clocks, and who is gone.
+
+A communicator notices that a rank is gone when all ranks call it together. Pushes and clocks go on
+without that, so they look at the process itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpucoll.api.host_memory import HostMemory
+from gpucoll.errors import DeadlineError, PeerLostError
+from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, wait_for_clocks
+from gpucoll.transport.shared import ordering
+from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.api.communicator import Communicator
+
+__all__ = ["MOST_RANKS", "SIZE_BYTES", "Members"]
+
+MOST_RANKS = 4096
+_BELL, _LINES = 64, 128
+SIZE_BYTES = _LINES + MOST_RANKS * MEMBER_BYTES
+"""The size of what they take at the beginning of a host's memory; most of it is never touched."""
+_SLICE_NS = 20_000_000
+
+
+class Members:
+    """The ranks of a table.
+
+    Parameters
+    ----------
+    memory : HostMemory
+        The memory of this rank's host, with `SIZE_BYTES` at its beginning.
+    comm : Communicator
+        The table's ranks.
+
+    Attributes
+    ----------
+    epoch : int
+        The number of communicators that the memory has had.
+    """
+
+    def __init__(self, memory: HostMemory, comm: Communicator) -> None:
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.timeout_s = comm._group.timeout_s
+        self.epoch_word = memory.address
+        self._bell, self._lines = memory.address + _BELL, memory.address + _LINES
+        self._slice = np.array([0, _SLICE_NS], np.int64)
+        if comm.rank == memory.ranks[0]:
+            memory.array(_LINES, (self.world_size * MEMBER_BYTES,), np.uint8)[:] = 0
+            ordering.store(self.epoch_word, ordering.load(self.epoch_word) + 1)
+        comm.barrier()
+        self.epoch = ordering.load(self.epoch_word)
+        self._own = self._member(self.rank)
+        self._own.pid = os.getpid()
+        self._own.started = _start_time(os.getpid())
+        comm.barrier()
+
+    def _member(self, rank: int) -> Member:
+        return Member(self._lines + rank * MEMBER_BYTES)
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether the process of a rank of this host has ended."""
+        member = self._member(rank)
+        return member.pid != 0 and _start_time(member.pid) != member.started
+
+    @property
+    def clock(self) -> int:
+        """How often this rank has called `advance`."""
+        return self._own.clock
+
+    @clock.setter
+    def clock(self, value: int) -> None:
+        ordering.store(self._own.at.clock, value)
+
+    def advance(self) -> int:
+        """Advance this rank's clock, and wake the ranks that wait for it; return the clock."""
+        return advance_clock.ctypes(self._own.address, self._bell)
+
+    def wait_for(self, target: int) -> None:
+        """Wait until the clock of every rank of this host has reached a target.
+
+        A rank that has closed the table pushes no more, and nobody waits for it.
+
+        Raises
+        ------
+        PeerLostError, DeadlineError
+            A rank that is late has ended, or stays late for longer than the deadline.
+        """
+        start_s = time.monotonic()
+        words = self._lines, self.world_size, target, self._bell, self._slice.ctypes.data
+        while (late := wait_for_clocks.ctypes(*words)) >= 0:
+            clock = ordering.load(self._member(late).at.clock)
+            text = (
+                f"{rank_of(self.rank, self.world_size)}: clock: rank {late} is at clock {clock}, "
+                f"and this rank waits for its clock {target}"
+            )
+            if self.is_gone(late):
+                raise PeerLostError(
+                    f"{text}, but its process has ended; continue by "
+                    "table.kept_for(comm.shrink()): no row is lost"
+                )
+            if time.monotonic() - start_s > self.timeout_s:
+                raise DeadlineError(f"{text} since {self.timeout_s:g} s (timeout_s)")
+
+    def close(self) -> None:
+        """Say that this rank pushes no more, unless the memory has come to other members."""
+        if ordering.load(self.epoch_word) != self.epoch:
+            return
+        ordering.store(self._own.at.closed, 1)
+        ordering.store(self._own.at.pid, 0)
+        advance_clock.ctypes(self._own.address, self._bell)
+
+
+def _start_time(pid: int) -> int:
+    """Return when a process started, in the kernel's ticks; -1 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return -1
+    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])

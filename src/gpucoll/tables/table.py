@@ -1,0 +1,553 @@
+"""Tables: rows of numbers that all ranks read and update, each at its own pace or in step."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from gpucoll.api.agreement import agree, check_communicator
+from gpucoll.api.communicator import Communicator
+from gpucoll.arrays.libraries import NUMPY, library_of, library_of_dtype
+from gpucoll.arrays.library import AnyArray, Library
+from gpucoll.arrays.numpy_arrays import address_of, array_at
+from gpucoll.arrays.operands import destination_of
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    GpucollError,
+    StateError,
+)
+from gpucoll.finalizers import leave
+from gpucoll.tables.loops import place_outside
+from gpucoll.tables.rows import Places, Rows
+from gpucoll.tables.updates import Rule, Update, rule_of
+from gpucoll.types import DTYPES
+from gpucoll.wording import rank_of, spelled_given
+
+__all__ = ["Staleness", "Table"]
+
+Init: TypeAlias = "float | AnyArray | Callable[[Any], Any] | None"
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """A mode of tables: no rank is more than `steps` clocks ahead of another one (Ho 2013).
+
+    Parameters
+    ----------
+    steps : int
+        At least 0. ``Staleness(0)`` is "sync".
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int | np.integer):
+            raise ArgumentTypeError(
+                f"Staleness: steps must be an int; got {spelled_given(self.steps)}"
+            )
+        if self.steps < 0:
+            raise ArgumentError(f"Staleness: steps must be at least 0; got {self.steps}")
+
+
+class _Setup(NamedTuple):
+    """The arguments of a table, checked."""
+
+    rows: int
+    width: int
+    dtype: np.dtype[Any]
+    rule: Rule
+    is_sync: bool
+    staleness: int | None
+
+    @staticmethod
+    def of(rows: Any, width: Any, dtype: Any, update: Update, mode: object) -> _Setup:
+        for what, number, least in (("rows", rows, 0), ("width", width, 1)):
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+                raise ArgumentTypeError(f"{what} must be an int; got {spelled_given(number)}")
+            if number < least:
+                raise ArgumentError(f"{what} must be at least {least}; got {number}")
+        name = _name_of(dtype)
+        if name not in DTYPES:
+            raise ArgumentTypeError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        if isinstance(mode, Staleness):
+            staleness: int | None = int(mode.steps)
+        elif mode in ("sync", "async"):
+            staleness = 0 if mode == "sync" else None
+        else:
+            raise ArgumentError(
+                f'mode must be "async", "sync" or Staleness(steps); got {spelled_given(mode)}'
+            )
+        rule = rule_of(update, name)
+        native = np.dtype(NUMPY.template_of_dtype(name, None).native)
+        return _Setup(int(rows), int(width), native, rule, staleness == 0, staleness)
+
+    def settings(self) -> dict[str, str]:
+        """Return what must be equal on all ranks."""
+        mode = {None: "async", 0: "sync"}.get(self.staleness, f"Staleness({self.staleness})")
+        return {
+            "rows": str(self.rows),
+            "width": str(self.width),
+            "dtype": str(self.dtype),
+            "update": self.rule.name,
+            "mode": mode,
+        }
+
+
+class Table:
+    """Rows of numbers that all ranks read and update: a parameter server's, without a server.
+
+    ``pull(ids)`` returns rows, ``push(ids, values)`` updates them. On one host the rows lie in
+    memory that all ranks share, and both go to it directly. Making a table is collective.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks. The table uses it in `clock`, if the mode is "sync", and does not close it.
+    rows : int
+        Number of rows.
+    width : int
+        Number of elements of a row.
+    dtype : dtype
+        Their dtype, or its name: any of `gpucoll.types.DTYPES`.
+    init : number, array or function, optional
+        What is in the rows: a number, a row, an array of all rows, or a function that gets an array
+        of ids and returns their rows. Each row is made by one rank only, any of them, so that the
+        ranks must pass the same. Default: zeros.
+    update : str, SGD, Adagrad, ReduceOp or function
+        What a push does to a row, element by element. "add" adds the values. "sgd" and "adagrad"
+        are ``SGD()`` and ``Adagrad()``. A `ReduceOp` combines the row with the values ("sum" is
+        "add"; not avg and scaled_sum). A function gets a row's element and a value and returns the
+        new element; Numba compiles it, see `ReduceOp.custom`.
+    mode : str or Staleness
+        "async": each push is applied at once, and `clock` waits for nobody. "sync": pushes are
+        applied by `clock`, of all ranks together, in rank order: the result has the same bits as if
+        one process had applied those of rank 0, then those of rank 1, and so on. ``Staleness(s)``:
+        each push is applied at once, and `clock` waits until no rank is more than s clocks behind.
+        So a pull at clock c sees all pushes of other ranks up to clock c - s - 1, maybe later ones,
+        and all of this rank. ``Staleness(0)`` is "sync".
+
+    Attributes
+    ----------
+    rows, width : int
+    dtype : numpy.dtype
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, MismatchError
+        On all ranks, if the arguments of one are wrong, or differ. `init` is not compared.
+    SharedMemoryError
+        On all ranks, if one has no memory.
+
+    Notes
+    -----
+    A pull takes no lock. Its elements are never torn, but a row may be between two updates, and
+    while a rank updates it, some of its elements may be new and others old. (Elements of complex128
+    are two of 8 bytes.) Updates of a row exclude each other: none is lost.
+
+    If a rank dies, no row is lost: the others can pull and push as before. The row that it was
+    updating may be half updated: see `torn_rows`. Continue by ``table.kept_for(comm.shrink())``.
+
+    `pull` and `push` may be called from several threads; `clock` from one.
+
+    Memory: for each row its elements, rounded up to 8 bytes, and 8 bytes; "adagrad" takes the
+    elements twice.
+
+    Examples
+    --------
+    >>> with Table(comm, 100_000, 64, update="adagrad") as table:
+    ...     for ids, labels in batches:
+    ...         table.push(ids, gradient(table.pull(ids), labels))
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        rows: int,
+        width: int,
+        dtype: Any = "float32",
+        *,
+        init: Init = None,
+        update: Update = "add",
+        mode: str | Staleness = "async",
+    ) -> None:
+        check_communicator(comm)
+        setup: _Setup | None = None
+        problem: GpucollError | None = None
+        try:
+            setup = _Setup.of(rows, width, dtype, update, mode)
+            init = _checked_init(init, setup)
+        except GpucollError as error:
+            problem = error
+        self._enter(comm, setup, problem, init, None)
+
+    def _enter(
+        self,
+        comm: Communicator,
+        setup: _Setup | None,
+        problem: GpucollError | None,
+        init: Init,
+        before: Table | None,
+    ) -> None:
+        """Take part in making the table, or in taking it over from `before`. Collective."""
+        settings = setup.settings() if setup else {}
+        found = agree(comm, "Table", problem, settings, before._clock if before else -1)
+        assert setup is not None
+        self._setup, self._comm = setup, comm
+        self._clock: int
+        self._rows: Rows
+        self.rows, self.width, self.dtype = setup.rows, setup.width, setup.dtype
+        self._dtype_name = str(NUMPY.template_of_dtype(setup.dtype, None).dtype)
+        self._row_bytes = self.width * self.dtype.itemsize
+        self._who = rank_of(comm.rank, comm.world_size)
+        self._pid = os.getpid()
+        self._lock, self._n_calls, self._is_closed = threading.Lock(), 0, False
+        self._pending: list[tuple[Places, Any]] = []
+        self._rows = Rows(
+            comm, self.rows, self.width, self.dtype, setup.rule, before._rows if before else None
+        )
+        self._finalizer = weakref.finalize(self, leave, self._rows.close)
+        self._finalizer.atexit = False
+        try:
+            self._begin_with(init, before, [clock for clock in found if clock >= 0])
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin_with(self, init: Init, before: Table | None, clocks: list[int]) -> None:
+        """Fill the rows if they are new, or go on where the others are. Collective."""
+        if len(set(self._rows.memory.hosts)) > 1:
+            raise BackendUnavailableError("Table: all ranks must be on one host")
+        if before is not None:
+            self._clock, self._pending = before._clock, before._pending
+        else:
+            self._clock = min(clocks, default=0)
+        self._rows.members.clock = self._clock
+        trouble = None
+        if self._rows.is_new and init is not None:
+            trouble = self._tried_to_fill(init)
+        agree(self._comm, "Table", trouble, {}, None)
+
+    def _tried_to_fill(self, init: Any) -> GpucollError | None:
+        """Fill this rank's share of the rows of its host; return what is wrong with `init`."""
+        here = self._rows.memory.ranks
+        place, count = here.index(self._comm.rank), self._rows.count
+        begin, end = count * place // len(here), count * (place + 1) // len(here)
+        for first in range(begin, end, _ROWS_AT_ONCE):
+            ids = np.arange(first, min(first + _ROWS_AT_ONCE, end))
+            try:
+                given = init
+                if callable(init):
+                    given = np.reshape(init(ids), (len(ids), self.width))
+                elif init.ndim == 2:
+                    given = init[ids]
+                self._rows.values[first : first + len(ids)] = given
+            except Exception as error:
+                trouble = ArgumentError(
+                    f"{self._who}: Table: init of rows {ids[0]} to {ids[-1]}: "
+                    f"{type(error).__name__}: {error}"
+                )
+                trouble.__cause__ = error
+                return trouble
+        return None
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def pull(self, ids: AnyArray, out: AnyArray = None) -> AnyArray:
+        """Return rows.
+
+        Parameters
+        ----------
+        ids : int or array of int
+            Numbers of rows, from 0 on, of any shape; an array of any library in host memory, or a
+            list. The same id may occur several times.
+        out : array, optional
+            Where the rows go: an array of the library of `ids`.
+
+        Returns
+        -------
+        array
+            The rows, of shape ``ids.shape + (width,)``, of the library of `ids`. In mode "sync"
+            they are those of the last clock; otherwise the present ones, with all pushes of this
+            rank.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            An id is no row of the table; nothing was read.
+        """
+        self._begin("pull")
+        try:
+            places, shape, library, like = self._read_ids(ids, "pull")
+            shape = (*shape, self.width)
+            if library is NUMPY and out is None:
+                rows = np.empty(shape, self.dtype)
+                self._take(places, rows)
+                return rows
+            dtype = self.dtype if library is NUMPY else self._dtype_name
+            template = library.template_of_dtype(dtype, like)._replace(shape=shape)
+            destination = destination_of(template, shape, out)
+            n_bytes = len(places) * self._row_bytes
+            room = array_at(destination.buffer.address, (n_bytes,), np.dtype(np.uint8))
+            self._take(places, room)
+            return destination.finish()
+        finally:
+            self._end()
+
+    def push(self, ids: AnyArray, values: AnyArray) -> None:
+        """Update rows.
+
+        Parameters
+        ----------
+        ids : int or array of int
+            As for `pull`. A row whose id occurs several times is updated several times.
+        values : array
+            What updates them, of shape ``ids.shape + (width,)`` and of the table's dtype, of any
+            library in host memory.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            An id is no row of the table, or the values do not fit; nothing was changed.
+        DeadlineError
+            A rank that is stopped holds the lock of a row. The rows before it are updated.
+        """
+        self._begin("push")
+        try:
+            places, shape, _, _ = self._read_ids(ids, "push")
+            rows, owner = self._read_values(values, (*shape, self.width))
+            if self._setup.is_sync:
+                self._pending.append((places.copy(), rows.copy()))
+            else:
+                self._apply(places, rows)
+            del owner
+        finally:
+            self._end()
+
+    def clock(self) -> int:
+        """End a step of this rank; return how many it has ended.
+
+        In mode "sync" this is collective: all ranks' pushes are applied. With ``Staleness(s)`` it
+        waits until no rank is more than s clocks behind; for a rank that has closed the table
+        nobody waits. In mode "async" it only counts.
+
+        Raises
+        ------
+        PeerLostError, DeadlineError
+            A rank that this one waits for has ended, or does not come. In mode "sync" the pushes of
+            this clock may then be applied to some rows and not to others, and are not repeated.
+        """
+        self._begin("clock")
+        try:
+            if self._setup.is_sync:
+                self._exchange()
+            self._clock = self._rows.members.advance()
+            if self._setup.staleness:
+                self._rows.members.wait_for(self._clock - self._setup.staleness)
+            return self._clock
+        finally:
+            self._end()
+
+    def snapshot(self) -> Any:
+        """Return all rows as a NumPy array of shape (rows, width); other ranks need not call it.
+
+        Unless the mode is "sync", other ranks may push meanwhile, so that its rows may be from
+        different moments.
+        """
+        self._begin("snapshot")
+        try:
+            whole = np.empty((self.rows, self.width), self.dtype)
+            for first in range(0, self.rows, _ROWS_AT_ONCE):
+                places = np.arange(first, min(first + _ROWS_AT_ONCE, self.rows))
+                self._take(places, whole[first : first + len(places)])
+            return whole
+        finally:
+            self._end()
+
+    def torn_rows(self) -> Any:
+        """Return the ids of rows that may be half updated, since a rank died meanwhile.
+
+        Cost: it reads a word of each row. A row stays in the list, whatever is pushed to it.
+        """
+        self._begin("torn_rows")
+        try:
+            return self._rows.torn()
+        finally:
+            self._end()
+
+    # --- where rows are ---------------------------------------------------------------------------
+
+    def _take(self, ids: Places, out: Any) -> None:
+        self._rows.take(ids, out)
+
+    def _apply(self, ids: Places, values: Any) -> None:
+        self._rows.apply(ids, values)
+
+    def _exchange(self) -> None:
+        """Send all pushes since the last clock to the ranks that apply them, and apply this one's.
+
+        Each rank applies the pushes to its share of the rows. It gets them in rank order, and each
+        rank's in the order in which they were pushed.
+        """
+        pending, self._pending = self._pending, []
+        n_ranks = self._comm.world_size
+        ids = np.concatenate([np.empty(0, np.int64), *(places for places, _ in pending)])
+        nothing = np.empty((0, self._row_bytes), np.uint8)
+        values = np.concatenate([nothing, *(rows for _, rows in pending)])
+        ranks = ids * n_ranks // max(self.rows, 1)
+        order = np.argsort(ranks, kind="stable")
+        counts = np.bincount(ranks, minlength=n_ranks).tolist()
+        ids = self._comm.all_to_all(ids[order], send_counts=counts)
+        came = self._comm.all_to_all(values[order], send_counts=counts)
+        self._rows.apply(ids, came)
+        self._comm.barrier()
+
+    # --- other communicators, and the end ---------------------------------------------------------
+
+    def kept_for(self, comm: Communicator) -> Table:
+        """Return this table for the ranks of another communicator, and close this one. Collective.
+
+        After `Communicator.shrink` the ranks that are left call it: all rows are kept, and pushes
+        since the last clock, too. After `Communicator.grow` the ranks that were there call it,
+        while newcomers make a table with the same arguments, which gets the same rows: their `init`
+        is not used. A newcomer begins at the lowest clock of the others.
+
+        If it raises, this table can still be kept for yet another communicator.
+        """
+        check_communicator(comm)
+        self._begin("kept_for")
+        try:
+            made = object.__new__(Table)
+            made._enter(comm, self._setup, None, None, self)
+        finally:
+            self._end()
+        self._pending = []
+        self.close()
+        return made
+
+    def close(self) -> None:
+        """Release the table. Waits for no rank; the others can continue. Closing twice is fine."""
+        with self._lock:
+            if self._n_calls and os.getpid() == self._pid:
+                raise StateError(f"{self._who}: another thread is in a call on this table")
+            is_closed, self._is_closed = self._is_closed, True
+        if not is_closed and os.getpid() == self._pid:
+            self._release()
+
+    def _release(self) -> None:
+        if self._finalizer.detach():
+            self._rows.close()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Table({self.rows} x {self.width} {self.dtype}, {self._who})"
+
+    def _begin(self, call: str) -> None:
+        """Note that a call uses the memory; raise if it must not."""
+        if os.getpid() != self._pid:
+            raise StateError(
+                f"{call}: this process was forked from {self._who}: a child cannot use its "
+                "parent's table"
+            )
+        with self._lock:
+            if self._is_closed:
+                raise StateError(f"{self._who}: {call}: the table is closed")
+            self._n_calls += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._n_calls -= 1
+
+    # --- arguments --------------------------------------------------------------------------------
+
+    def _read_ids(self, ids: AnyArray, call: str) -> tuple[Places, tuple[int, ...], Library, Any]:
+        """Return checked ids in one dimension, their shape, and their library."""
+        library, like = NUMPY, None
+        if type(ids) is not np.ndarray:
+            if isinstance(ids, int | np.generic | list | tuple | range):
+                ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
+            else:
+                library = library_of(ids, "ids")
+        if library is not NUMPY:
+            view = library.look(ids, "ids")
+            like = view.template
+            self._check_host(like.device, "ids", call)
+            if view.strides is not None:
+                view = library.pack(ids, like)
+            owner, ids = ids, array_at(view.address, like.shape, np.dtype(like.dtype))
+            ids = ids.copy()
+            del owner
+        if ids.dtype.kind not in "iu":
+            raise ArgumentTypeError(
+                f"{self._who}: {call}: ids must be integers; got {ids.dtype} of shape {ids.shape}"
+            )
+        shape = ids.shape
+        places = np.ascontiguousarray(ids, np.int64).reshape(-1)
+        outside = place_outside.ctypes(address_of(places), len(places), self.rows)
+        if outside >= 0:
+            where = [int(index) for index in np.unravel_index(outside, shape)] if shape else ""
+            raise ArgumentError(
+                f"{self._who}: {call}: ids{where} is {ids.reshape(-1)[outside]}, but the table has "
+                f"{self.rows} rows, 0 to {self.rows - 1}; nothing has changed"
+            )
+        return places, shape, library, like
+
+    def _read_values(self, values: AnyArray, shape: tuple[int, ...]) -> tuple[Any, object]:
+        """Return the values as bytes, one row for each id, and what keeps them alive."""
+        library = library_of(values, "values")
+        view = library.look(values, "values")
+        template = view.template
+        self._check_host(template.device, "values", "push")
+        if template.dtype != self._dtype_name:
+            raise ArgumentTypeError(
+                f"{self._who}: push: values have dtype {template.dtype}, but the table has "
+                f"{self._dtype_name}"
+            )
+        if template.shape != shape:
+            raise ArgumentError(
+                f"{self._who}: push: values have shape {template.shape}, but the ids need {shape}"
+            )
+        if view.strides is not None:
+            view = library.pack(values, template)
+        n_rows = template.size_bytes // self._row_bytes
+        return array_at(view.address, (n_rows, self._row_bytes), np.dtype(np.uint8)), view.owner
+
+    def _check_host(self, device: str, what: str, call: str) -> None:
+        if device != "cpu":
+            raise ArgumentError(
+                f"{self._who}: {call}: {what} lie on {device}: copy them to the host first"
+            )
+
+
+def _name_of(dtype: Any) -> str:
+    """Return the name of a dtype of any library."""
+    return library_of_dtype(dtype).template_of_dtype(dtype, None).dtype
+
+
+def _checked_init(init: Init, setup: _Setup) -> Init:
+    """Return `init` as it is, or as an array of the table's dtype; raise if it does not fit."""
+    if init is None or callable(init):
+        return init
+    given = np.asarray(init)
+    shapes = ((), (setup.width,), (setup.rows, setup.width))
+    if given.shape not in shapes:
+        raise ArgumentError(
+            f"init has shape {given.shape}; it must be a number, a row {shapes[1]} or all rows "
+            f"{shapes[2]}"
+        )
+    if given.dtype.kind not in "biufcV" or (given.dtype.kind in "fc" and setup.dtype.kind in "iub"):
+        raise ArgumentTypeError(f"init has dtype {given.dtype}, but the table has {setup.dtype}")
+    return given.astype(setup.dtype)
