@@ -2,3 +2,21 @@
 
 See `docs/federated.md`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpucoll.federated.secure_sum import SecureSum, secure_all_reduce
+
+__all__ = ["SecureSum", "secure_all_reduce"]
+
+
+def __getattr__(name: str) -> object:
+    """Import the secure sum when it is first used: it alone needs the package cryptography."""
+    if name not in ("SecureSum", "secure_all_reduce"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gpucoll.federated import secure_sum
+
+    return getattr(secure_sum, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpucoll import Communicator, Compression
-from gpucoll.training.agreement import agree, check_communicator
+from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.training.diloco import DiLoCo
 from gpucoll.training.parameters import AnyArray, Parameters
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import gpucoll
 from gpucoll import ArgumentError, ArgumentTypeError, Communicator, Compression, StateError
-from gpucoll.training.agreement import agree, check_communicator
+from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.training.exchange import Exchange, Transfer
 from gpucoll.training.outer import Outer, OuterFunction, State, check_number
 from gpucoll.training.parameters import AnyArray, Parameters, Vector, fragments_of

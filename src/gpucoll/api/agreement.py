@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gpucoll import ArgumentError, ArgumentTypeError, Communicator, MismatchError
+from gpucoll.api.communicator import Communicator
+from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 
 T = TypeVar("T")
 
