@@ -40,9 +40,11 @@ if TYPE_CHECKING:
         PeerLostError,
         RendezvousDeadlineError,
         RendezvousError,
+        SecureSumError,
         SharedMemoryError,
         ShrinkError,
         StateError,
+        TooFewClientsError,
         UsageError,
     )
     from gpucoll.launcher.function import launch
@@ -71,9 +73,11 @@ __all__ = [
     "ReduceOp",
     "RendezvousDeadlineError",
     "RendezvousError",
+    "SecureSumError",
     "SharedMemoryError",
     "ShrinkError",
     "StateError",
+    "TooFewClientsError",
     "UsageError",
     "Work",
     "__version__",

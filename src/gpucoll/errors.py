@@ -18,6 +18,8 @@
     ├── RendezvousError            the ranks did not find each other, or do not belong together
     │   ├── AuthenticationError    a process without the right credentials tried to take part
     │   └── RendezvousDeadlineError   a rank did not arrive in time (also DeadlineError)
+    ├── SecureSumError             a message or step of a secure sum is refused; nothing changed
+    │   └── TooFewClientsError     too few clients are left; nothing of their sum can be revealed
     └── LaunchError                a rank that gpucoll started died (signal, exit code)
 
 After a MismatchError the communicator is usable if every rank raises it in the call that differed.
@@ -44,9 +46,11 @@ __all__ = [
     "PeerLostError",
     "RendezvousDeadlineError",
     "RendezvousError",
+    "SecureSumError",
     "SharedMemoryError",
     "ShrinkError",
     "StateError",
+    "TooFewClientsError",
     "UsageError",
 ]
 
@@ -134,6 +138,14 @@ class AuthenticationError(RendezvousError):
 
 class RendezvousDeadlineError(RendezvousError, DeadlineError):
     """A rank did not arrive at `init`, `split` or `duplicate` in time; names the missing ranks."""
+
+
+class SecureSumError(GpucollError):
+    """A message of a secure sum, or a step of a party, is refused. Nothing was changed by it."""
+
+
+class TooFewClientsError(SecureSumError):
+    """Too few clients of a secure sum are left. Nothing of their sum can be revealed."""
 
 
 class LaunchError(GpucollError):
