@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gpucoll.errors import StateError
 
@@ -23,6 +23,18 @@ def rank_of(rank: int, world_size: int) -> str:
 def list_ranks(ranks: Sequence[int]) -> str:
     """Return "rank 2" or "ranks 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def range_of_ranks(ranks: Iterable[int]) -> str:
+    """Return "rank 2" or "ranks 0, 2-63": for lists that may be long."""
+    found = sorted(ranks)
+    parts, start = [], 0
+    for place, rank in enumerate(found):
+        if place + 1 == len(found) or found[place + 1] != rank + 1:
+            run = found[start : place + 1]
+            parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+            start = place + 1
+    return ("rank " if len(found) == 1 else "ranks ") + ", ".join(parts)
 
 
 OUT_BY_NAME = ". The array for the result goes by name: out=..."

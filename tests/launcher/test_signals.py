@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from gpucoll.launcher.events import EventLoop
 from gpucoll.launcher.signals import deferred_signals, handlers, woken_by_signals
@@ -127,6 +129,26 @@ def process_state(pid):
     """Return the kernel's letter for what a process does: T is stopped."""
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
+
+
+def children_of(pid):
+    """Return the children of a process that have not ended."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in pids if process_state(child) != "Z"]
+
+
+def test_ctrl_backslash_asks_why_and_the_ranks_go_on(start_run, script):
+    running = start_run("-n", 2, script(COUNTS))
+    ranks = {running.wait_for(" end").split()[2] for _ in range(2)}
+    running.send(signal.SIGQUIT)
+    until(lambda: {*children_of(running.pid)} > ranks)
+    until(lambda: {*children_of(running.pid)} == ranks)
+    running.send(signal.SIGUSR1)
+    running.wait_for_all(["[0] SIGUSR1 1 end", "[1] SIGUSR1 1 end"])
+    running.send(signal.SIGTERM)
+    code, _, err = running.finish()
+    assert code == 0
+    assert f"gpucoll why: process {running.pid} belongs to no job that this user may" in err
 
 
 def test_ctrl_z_stops_the_ranks_and_they_go_on(start_run, script):

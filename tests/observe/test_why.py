@@ -124,7 +124,7 @@ def verdict_of_kind(pids, kind):
         ("elsewhere", "waiting", (1,), "Ranks 0, 2, 3 have been waiting for"),
         ("stopped", "stopped", (3,), "It is stopped by a signal; kill -CONT"),
         ("message", "waiting", (2,), "in recv(float32, 16 bytes, source=2, tag=7) for rank 2."),
-        ("circle", "circle", (0, 1, 2, 3), "Ranks 0, 1, 2, 3 wait for each other: rank 0 is wait"),
+        ("circle", "circle", (0, 1, 2, 3), "Ranks 0-3 wait for each other: rank 0 is waiting in"),
         ("communicators", "circle", (0, 1), "wait for each other: rank 0 is waiting in barrier()"),
         ("outside", "outside", (), "No rank is in a call of gpucoll; "),
         ("moving", "moving", (), "No rank has been waiting for long"),
@@ -328,7 +328,7 @@ def test_stacks_are_one_tree():
     assert [*tree_of(stacks)] == [
         "rank 3",
         "  no stack: no such process",
-        "ranks 0, 1, 2",
+        "ranks 0-2",
         "  main (a.py:1)",
         "  rank 1",
         "    load (a.py:7)",

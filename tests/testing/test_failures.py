@@ -235,6 +235,7 @@ def test_hangs(inner, pytester):
     for rank in (0, 2):
         assert f"rank {rank} of 3: DeadlineError: " in text
     assert "rank 1 had not arrived" in text
+    assert "3 ranks of " in text  # what `gpucoll why` found before they were killed
 
     text = section(result, "test_all_hang")
     assert text.startswith("ranks 0-1 of 2:\nnot done after 0.7 s")

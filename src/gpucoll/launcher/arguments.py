@@ -32,10 +32,11 @@ the program:
 
 Each line that a rank prints is prefixed with its rank: [2] text. Rank 0 reads the launcher's
 standard input. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are forwarded to all ranks; a
-second Ctrl-C kills them. If a rank fails, the others have the grace time to end by themselves. Then
-they receive SIGTERM and, after the same time again, SIGKILL. Processes that a rank has started and
-left running are ended with it. Ranks that wait in gpucoll.init for a rank that has ended fail, even
-if its exit code was 0.
+second Ctrl-C kills them. SIGQUIT (Ctrl-\\) shows which rank makes the others wait, as gpucoll why
+does, and the job goes on. If a rank fails, the others have the grace time to end by themselves.
+Then they receive SIGTERM and, after the same time again, SIGKILL. Processes that a rank has started
+and left running are ended with it. Ranks that wait in gpucoll.init for a rank that has ended fail,
+even if its exit code was 0.
 
 exit code: 0 if all ranks ended with 0; otherwise that of the rank that failed first, or 128 + N if
 signal N killed it; 124 after --timeout; 1 if the ranks' output cannot be written; 2 for a wrong

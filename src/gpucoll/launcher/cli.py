@@ -56,6 +56,8 @@ class Run:
             else None
         )
         """Of an elastic job; None if the first failure ends the job."""
+        self.inquiries: list[subprocess.Popen[bytes]] = []
+        """Processes that say who makes the job wait."""
         self.commands: list[RankCommand] = []
         """Of the first processes."""
         self.failures: list[RankEnd] = []
@@ -82,6 +84,7 @@ class Run:
             **dict.fromkeys(FORWARDED, self.forward),
             signal.SIGINT: self.interrupted,
             signal.SIGTSTP: self.suspend,
+            signal.SIGQUIT: self.ask_why,
         }
         # Signals that were ignored when the launcher started (nohup) stay ignored, in the ranks
         # too.
@@ -96,6 +99,9 @@ class Run:
                 self.rank_set.loop.call_later("timeout", self.options.timeout_s, self.time_out)
             self.rank_set.run()
         self.relay.finish()
+        for inquiry in self.inquiries:
+            inquiry.kill()
+            inquiry.wait()
         return self.conclude()
 
     def first_commands(self) -> list[RankCommand]:
@@ -183,6 +189,11 @@ class Run:
         self.rank_set.send(signal.SIGSTOP, group=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         self.rank_set.send(signal.SIGCONT, group=True)
+
+    def ask_why(self, number: int) -> None:
+        """Show who makes the job wait, at SIGQUIT; it goes on."""
+        command = [sys.executable, "-m", "gpucoll", "why", str(os.getpid())]
+        self.inquiries.append(subprocess.Popen(command, stdout=2, stdin=subprocess.DEVNULL))
 
     # --- ends -------------------------------------------------------------------------------------
 

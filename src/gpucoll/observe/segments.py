@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpucoll.errors import SharedMemoryError
@@ -60,7 +60,7 @@ class Found:
             segment.segment.unmap()
 
 
-def find(pids: list[int]) -> Found:
+def find(pids: Sequence[int]) -> Found:
     """Map the segments of these processes, each once."""
     found, known = Found(), set[tuple[int, int]]()
     for pid in pids:

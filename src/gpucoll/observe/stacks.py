@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpucoll.wording import list_ranks
+from gpucoll.wording import range_of_ranks
 
 __all__ = ["Stack", "missing", "read_stack", "tree_of"]
 
@@ -100,6 +100,6 @@ def _lines(node: _Node, depth: int) -> Iterator[str]:
                 break
             chain.append(frame)
             deepest = after
-        yield f"{'  ' * depth}{list_ranks(below.ranks)}"
+        yield f"{'  ' * depth}{range_of_ranks(below.ranks)}"
         yield from (f"{'  ' * depth}  {each}" for each in chain)
         yield from _lines(deepest, depth + 1)

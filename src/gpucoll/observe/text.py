@@ -12,7 +12,7 @@ from typing import Any
 from gpucoll.observe.look import Job, RankLook
 from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.verdict import Verdict
-from gpucoll.wording import list_ranks
+from gpucoll.wording import range_of_ranks
 
 __all__ = ["as_json", "lines_of"]
 
@@ -96,7 +96,7 @@ def _group_lines(job: Job, ranks: list[RankLook], stacks: dict[int, Stack]) -> I
     of = f" of communicator {name or first.communicator}" if first.communicator else ""
     waits = [one.since_s for one in ranks if one.since_s is not None]
     how_long = f", for {max(waits):.1f} s" if waits else ""
-    yield f"  {list_ranks([one.rank for one in ranks])}{of}: {first.text}{how_long}"
+    yield f"  {range_of_ranks([one.rank for one in ranks])}{of}: {first.text}{how_long}"
     yield f"      {_processes_text(job, ranks)}"
     callers = {stacks[one.pid].caller for one in ranks if one.pid in stacks} - {""}
     yield from (f"      at {caller}" for caller in sorted(callers))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpucoll.observe.look import Job, RankLook
 from gpucoll.observe.processes import Process
-from gpucoll.wording import list_ranks
+from gpucoll.wording import range_of_ranks
 
 __all__ = ["Verdict", "judge"]
 
@@ -114,7 +114,7 @@ def _blamed(job: Job, late: list[RankLook], ends: list[int]) -> Verdict:
     what = next(text for pid, (_, text) in zip(ends, told, strict=True) if pid == group[0])
     ranks = tuple(sorted(job.number(pid) for pid in group))
     waiters = [one for one in late if one.pid not in group]
-    subject = list_ranks(ranks)
+    subject = range_of_ranks(ranks)
     if len(ranks) > 1:
         what = what.replace("It has", "They have").replace("It is", "They are")
     start = f"{_waits(waiters)} for {subject}. " if waiters else f"{subject.capitalize()}: "
@@ -165,7 +165,7 @@ def _calm(job: Job) -> Verdict:
     if stopped:
         kind, text = _condition(job, stopped[0])
         ranks = tuple(sorted(job.number(pid) for pid in stopped))
-        return Verdict(kind, f"{list_ranks(ranks).capitalize()}: {text}", ranks)
+        return Verdict(kind, f"{range_of_ranks(ranks).capitalize()}: {text}", ranks)
     if any(one.has_moved or one.is_in_call for one in job.ranks):
         return Verdict("moving", "No rank has been waiting for long: the job moves.")
     busy = sum(share >= _BUSY for share in job.cpu.values())
@@ -190,7 +190,7 @@ def _among_themselves(job: Job, late: list[RankLook]) -> Verdict:
     if len(ranks) > 1 and len(calls) > 1:
         links = "; ".join(f"rank {job.number(each)} is {waiting[each][0].text}" for each in circle)
         return Verdict(
-            "circle", f"{list_ranks(ranks).capitalize()} wait for each other: {links}.", ranks
+            "circle", f"{range_of_ranks(ranks).capitalize()} wait for each other: {links}.", ranks
         )
     text = f"{_waits(late)}, which all ranks have entered, and nothing moves."
     return Verdict("still", text, tuple(sorted({one.rank for one in late})))
@@ -206,7 +206,7 @@ def _waits(late: list[RankLook]) -> str:
 
 
 def _who(ranks: list[RankLook]) -> str:
-    return list_ranks(sorted({one.rank for one in ranks})).capitalize()
+    return range_of_ranks(sorted({one.rank for one in ranks})).capitalize()
 
 
 def _verb(ranks: list[RankLook], one: str, several: str) -> str:

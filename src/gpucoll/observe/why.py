@@ -102,6 +102,16 @@ def _once(given: argparse.Namespace) -> int:
     return max(EXIT_HEALTHY if verdict.is_healthy else EXIT_STUCK for _, verdict, _ in reports)
 
 
+def told(pids: Sequence[int]) -> str:
+    """Return the report on the jobs of these processes, without stacks; empty if there is none."""
+    found = find(pids)
+    try:
+        jobs = [look(job) for job in jobs_of(found.segments)]
+    finally:
+        found.close()
+    return "\n\n".join("\n".join(lines_of(job, judge(job), {}, False)) for job in jobs)
+
+
 def _is_meant(job: list[Observed], pid: int | None) -> bool:
     """Return whether the command is about this job."""
     if pid is None:

@@ -73,7 +73,8 @@ class RankResults:
 
     def _silent(self, rank: int, silent: Silent) -> Problem:
         text = f"not done after {silent.limit_s:g} s"
-        return Problem(rank, "hang", text, f"{text}; it stood at\n{own_frames(silent.trace)}")
+        trace = f"{text}; it stood at\n{own_frames(silent.trace)}"
+        return Problem(rank, "hang", text, f"{trace}\n{silent.verdict}".rstrip() + "\n")
 
     # --- reports ----------------------------------------------------------------------------------
 

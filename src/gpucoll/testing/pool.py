@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -35,6 +36,8 @@ class Silent:
     limit_s: float
     trace: str
     """A traceback of each of its threads, or why there is none."""
+    verdict: str = ""
+    """Who made the ranks wait, as `gpucoll why` says it; empty if that is not known."""
 
 
 Answer = Reply | Ended | Silent
@@ -189,10 +192,18 @@ class Pool:
             return Ended(self._parent.exit_code(rank.pid))
         return reply
 
+    def _verdict(self) -> str:
+        from gpucoll.observe.why import told  # few runs need it
+
+        with contextlib.suppress(Exception):  # what the test did is more important than why
+            return told([rank.pid for rank in self.ranks])
+        return ""
+
     def _give_up(self, silent: list[int], limit_s: float) -> dict[int, Answer]:
+        verdict = self._verdict()
         for place in silent:
             self.ranks[place].trace.clear()
             self.ranks[place].send(TRACE_SIGNAL)
         traces = {place: self.ranks[place].written_trace() for place in silent}
         self.kill()
-        return {place: Silent(limit_s, trace) for place, trace in traces.items()}
+        return {place: Silent(limit_s, trace, verdict) for place, trace in traces.items()}
