@@ -288,8 +288,8 @@ class Table:
         try:
             places, shape, library, like = self._read_ids(ids, "pull")
             shape = (*shape, self.width)
-            if library is NUMPY and out is None:
-                rows = np.empty(shape, self.dtype)
+            if library is NUMPY and (out is None or self._is_plain(out, shape)):
+                rows = np.empty(shape, self.dtype) if out is None else out
                 self._take(places, rows)
                 return rows
             dtype = self.dtype if library is NUMPY else self._dtype_name
@@ -524,6 +524,12 @@ class Table:
             view = library.pack(values, template)
         n_rows = template.size_bytes // self._row_bytes
         return array_at(view.address, (n_rows, self._row_bytes), np.dtype(np.uint8)), view.owner
+
+    def _is_plain(self, out: AnyArray, shape: tuple[int, ...]) -> bool:
+        """Return whether rows can be copied to `out` as it is, without a full look."""
+        if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != shape:
+            return False
+        return out.flags.c_contiguous and out.flags.writeable
 
     def _check_host(self, device: str, what: str, call: str) -> None:
         if device != "cpu":
