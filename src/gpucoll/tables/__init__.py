@@ -7,7 +7,8 @@
 See `docs/tables.md`.
 """
 
-from gpucoll.tables.table import Staleness, Table
+from gpucoll.tables.setup import Staleness
+from gpucoll.tables.table import Table
 from gpucoll.tables.updates import SGD, Adagrad
 
 __all__ = ["SGD", "Adagrad", "Staleness", "Table"]

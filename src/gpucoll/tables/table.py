@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.api.communicator import Communicator
-from gpucoll.arrays.libraries import NUMPY, library_of, library_of_dtype
+from gpucoll.arrays.libraries import NUMPY, library_of
 from gpucoll.arrays.library import AnyArray, Library
 from gpucoll.arrays.numpy_arrays import address_of, array_at
 from gpucoll.arrays.operands import destination_of
@@ -27,79 +25,13 @@ from gpucoll.errors import (
 from gpucoll.finalizers import leave
 from gpucoll.tables.loops import place_outside
 from gpucoll.tables.rows import Places, Rows
-from gpucoll.tables.updates import Rule, Update, rule_of
-from gpucoll.types import DTYPES
-from gpucoll.wording import rank_of, spelled_given
+from gpucoll.tables.setup import Init, Setup, Staleness, checked_init
+from gpucoll.tables.updates import Update
+from gpucoll.wording import rank_of
 
-__all__ = ["Staleness", "Table"]
+__all__ = ["Table"]
 
-Init: TypeAlias = "float | AnyArray | Callable[[Any], Any] | None"
 _ROWS_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class Staleness:
-    """A mode of tables: no rank is more than `steps` clocks ahead of another one (Ho 2013).
-
-    Parameters
-    ----------
-    steps : int
-        At least 0. ``Staleness(0)`` is "sync".
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int | np.integer):
-            raise ArgumentTypeError(
-                f"Staleness: steps must be an int; got {spelled_given(self.steps)}"
-            )
-        if self.steps < 0:
-            raise ArgumentError(f"Staleness: steps must be at least 0; got {self.steps}")
-
-
-class _Setup(NamedTuple):
-    """The arguments of a table, checked."""
-
-    rows: int
-    width: int
-    dtype: np.dtype[Any]
-    rule: Rule
-    is_sync: bool
-    staleness: int | None
-
-    @staticmethod
-    def of(rows: Any, width: Any, dtype: Any, update: Update, mode: object) -> _Setup:
-        for what, number, least in (("rows", rows, 0), ("width", width, 1)):
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise ArgumentTypeError(f"{what} must be an int; got {spelled_given(number)}")
-            if number < least:
-                raise ArgumentError(f"{what} must be at least {least}; got {number}")
-        name = _name_of(dtype)
-        if name not in DTYPES:
-            raise ArgumentTypeError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-        if isinstance(mode, Staleness):
-            staleness: int | None = int(mode.steps)
-        elif mode in ("sync", "async"):
-            staleness = 0 if mode == "sync" else None
-        else:
-            raise ArgumentError(
-                f'mode must be "async", "sync" or Staleness(steps); got {spelled_given(mode)}'
-            )
-        rule = rule_of(update, name)
-        native = np.dtype(NUMPY.template_of_dtype(name, None).native)
-        return _Setup(int(rows), int(width), native, rule, staleness == 0, staleness)
-
-    def settings(self) -> dict[str, str]:
-        """Return what must be equal on all ranks."""
-        mode = {None: "async", 0: "sync"}.get(self.staleness, f"Staleness({self.staleness})")
-        return {
-            "rows": str(self.rows),
-            "width": str(self.width),
-            "dtype": str(self.dtype),
-            "update": self.rule.name,
-            "mode": mode,
-        }
 
 
 class Table:
@@ -180,11 +112,11 @@ class Table:
         mode: str | Staleness = "async",
     ) -> None:
         check_communicator(comm)
-        setup: _Setup | None = None
+        setup: Setup | None = None
         problem: GpucollError | None = None
         try:
-            setup = _Setup.of(rows, width, dtype, update, mode)
-            init = _checked_init(init, setup)
+            setup = Setup.of(rows, width, dtype, update, mode)
+            init = checked_init(init, setup)
         except GpucollError as error:
             problem = error
         self._enter(comm, setup, problem, init, None)
@@ -192,7 +124,7 @@ class Table:
     def _enter(
         self,
         comm: Communicator,
-        setup: _Setup | None,
+        setup: Setup | None,
         problem: GpucollError | None,
         init: Init,
         before: Table | None,
@@ -476,24 +408,19 @@ class Table:
     def _read_ids(self, ids: AnyArray, call: str) -> tuple[Places, tuple[int, ...], Library, Any]:
         """Return checked ids in one dimension, their shape, and their library."""
         library, like = NUMPY, None
-        if type(ids) is not np.ndarray:
-            if isinstance(ids, int | np.generic | list | tuple | range):
-                ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
-            else:
-                library = library_of(ids, "ids")
-        if library is not NUMPY:
+        if isinstance(ids, int | np.generic | list | tuple | range):
+            ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
+        elif type(ids) is not np.ndarray:
+            library = library_of(ids, "ids")
             view = library.look(ids, "ids")
             like = view.template
             self._check_host(like.device, "ids", call)
-            if view.strides is not None:
-                view = library.pack(ids, like)
-            owner, ids = ids, array_at(view.address, like.shape, np.dtype(like.dtype))
-            ids = ids.copy()
-            del owner
-        if ids.dtype.kind not in "iu":
-            raise ArgumentTypeError(
-                f"{self._who}: {call}: ids must be integers; got {ids.dtype} of shape {ids.shape}"
-            )
+            self._check_integers(like.dtype, like.shape, call)
+            if library is not NUMPY:
+                if view.strides is not None:
+                    view = library.pack(ids, like)
+                ids = array_at(view.address, like.shape, np.dtype(like.dtype)).copy()
+        self._check_integers(ids.dtype.name, ids.shape, call)
         shape = ids.shape
         places = np.ascontiguousarray(ids, np.int64).reshape(-1)
         outside = place_outside.ctypes(address_of(places), len(places), self.rows)
@@ -525,6 +452,12 @@ class Table:
         n_rows = template.size_bytes // self._row_bytes
         return array_at(view.address, (n_rows, self._row_bytes), np.dtype(np.uint8)), view.owner
 
+    def _check_integers(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
+        if not dtype.startswith(("int", "uint")):
+            raise ArgumentTypeError(
+                f"{self._who}: {call}: ids must be integers; got {dtype} of shape {shape}"
+            )
+
     def _is_plain(self, out: AnyArray, shape: tuple[int, ...]) -> bool:
         """Return whether rows can be copied to `out` as it is, without a full look."""
         if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != shape:
@@ -536,24 +469,3 @@ class Table:
             raise ArgumentError(
                 f"{self._who}: {call}: {what} lie on {device}: copy them to the host first"
             )
-
-
-def _name_of(dtype: Any) -> str:
-    """Return the name of a dtype of any library."""
-    return library_of_dtype(dtype).template_of_dtype(dtype, None).dtype
-
-
-def _checked_init(init: Init, setup: _Setup) -> Init:
-    """Return `init` as it is, or as an array of the table's dtype; raise if it does not fit."""
-    if init is None or callable(init):
-        return init
-    given = np.asarray(init)
-    shapes = ((), (setup.width,), (setup.rows, setup.width))
-    if given.shape not in shapes:
-        raise ArgumentError(
-            f"init has shape {given.shape}; it must be a number, a row {shapes[1]} or all rows "
-            f"{shapes[2]}"
-        )
-    if given.dtype.kind not in "biufcV" or (given.dtype.kind in "fc" and setup.dtype.kind in "iub"):
-        raise ArgumentTypeError(f"init has dtype {given.dtype}, but the table has {setup.dtype}")
-    return given.astype(setup.dtype)
