@@ -68,6 +68,7 @@ PLACES = {
     "tests/rendezvous/test_slurm.py": "soak",
     "tests/tools/test_gpu_probes.py": "soak",
     "tests/tables/test_published_libraries.py": "libraries",
+    "tests/tables/test_libraries.py": "libraries",
     "tests/training/test_libraries.py": "libraries",
     "tests/training/gossip/test_libraries.py": "libraries",
 }

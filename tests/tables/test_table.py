@@ -9,10 +9,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.waiting import SOON_S
+from tests.waiting import SOON_S, collect
 
 import gpucoll
-from gpucoll import ArgumentError, ArgumentTypeError, MismatchError, ReduceOp, StateError
+from gpucoll import (
+    ArgumentError,
+    ArgumentTypeError,
+    MismatchError,
+    ReduceOp,
+    SharedMemoryError,
+    StateError,
+)
 from gpucoll.tables import SGD, Adagrad, Staleness, Table
 from gpucoll.types import DTYPES
 
@@ -210,6 +217,22 @@ def test_who_waits_is_woken_at_once(comm):
             assert table.clock() == number + 1
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("width", [1, 3, 600])
+def test_elements_are_never_torn(comm, width):
+    """Each element is all zeros or all ones in every pull; a row may be between the two."""
+    last = ReduceOp.custom(lambda row, value: value)
+    with Table(comm, 3, width, "int64", update=last) as table:
+        comm.barrier()
+        for number in range(300):
+            if comm.rank == 0:
+                table.push([0, 1, 2], np.full((3, width), -(number & 1)))
+            else:
+                seen = table.pull([2, 1, 0])
+                assert ((seen == 0) | (seen == -1)).all()
+        comm.barrier()
+
+
 # --- arrays ---------------------------------------------------------------------------------------
 
 
@@ -281,6 +304,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rows": ({"rows": -1}, ArgumentError, "rows must be at least 0; got -1"),
     "float": ({"rows": 2.5}, ArgumentTypeError, "rows must be an int; got 2.5"),
     "width": ({"width": 0}, ArgumentError, "width must be at least 1"),
+    "size": ({"rows": 1 << 60}, ArgumentError, "is beyond any memory"),
     "dtype": ({"dtype": "datetime64[s]"}, ArgumentTypeError, "dtype must be one of bool"),
     "mode": ({"mode": "lazy"}, ArgumentError, '"async", "sync" or Staleness'),
     "update": ({"update": "adam"}, ArgumentTypeError, "update must be 'add'"),
@@ -323,6 +347,14 @@ def test_ranks_that_differ(comm):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.ranks(2)
+def test_no_memory(comm):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(SharedMemoryError, match="rank 0 of 2 has no memory for table"):
+        Table(comm, 1 << 45, 64)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("number", [-1, True, 1.5])
 def test_staleness(number):
     with pytest.raises(gpucoll.UsageError, match="Staleness: steps must be"):
@@ -348,6 +380,7 @@ def test_nothing_changes_if_arguments_are_wrong(comm):
             (np.array([2**64 - 1, 1], "u8"), ones, ArgumentError, "18446744073709551615"),
             ([1.0, 2.0], ones, ArgumentTypeError, "ids must be integers; got float64"),
             ([True, False], ones, ArgumentTypeError, "ids must be integers; got bool"),
+            (np.ma.array([1, 2], mask=[False, True]), ones, ArgumentTypeError, "ids is a masked"),
             ({1, 2}, ones, ArgumentTypeError, "ids must be an array"),
             ([1, 2], ones.astype("f8"), ArgumentTypeError, "dtype float64, but the table"),
             ([1, 2], ones[0], ArgumentError, r"shape \(2,\), but the ids need \(2, 2\)"),
@@ -391,8 +424,6 @@ def test_close(comm):
 
 @pytest.mark.ranks(1)
 def test_a_table_that_is_dropped(comm):
-    from tests.waiting import collect
-
     table = Table(comm, 5, 2)
     del table
     collect()

@@ -1,8 +1,8 @@
 """Tables and arrays that processes share without calling together: a parameter server's parts.
 
->>> from gpucoll.tables import SGD, Published, Table
->>> table = Table(comm, rows=1_000_000, width=64, update=SGD(0.1))
->>> table.push(ids, gradients[ids])
+>>> from gpucoll.tables import Published, Table
+>>> table = Table(comm, 100_000, 64, update="adagrad")
+>>> table.push(ids, gradient(table.pull(ids)))
 >>> published = Published(comm, weights, source=0)
 >>> version, weights = published.latest()
 
@@ -10,7 +10,9 @@ See `docs/tables.md`.
 """
 
 from gpucoll.tables.published import Published
-from gpucoll.tables.table import Staleness, Table
+from gpucoll.tables.setup import Staleness
+from gpucoll.tables.several_hosts import RowsLostError
+from gpucoll.tables.table import Table
 from gpucoll.tables.updates import SGD, Adagrad
 
-__all__ = ["SGD", "Adagrad", "Published", "Staleness", "Table"]
+__all__ = ["SGD", "Adagrad", "Published", "RowsLostError", "Staleness", "Table"]

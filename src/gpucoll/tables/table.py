@@ -2,104 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.api.communicator import Communicator
-from gpucoll.arrays.libraries import NUMPY, library_of, library_of_dtype
+from gpucoll.arrays.libraries import NUMPY, library_of
 from gpucoll.arrays.library import AnyArray, Library
 from gpucoll.arrays.numpy_arrays import address_of, array_at
 from gpucoll.arrays.operands import destination_of
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BackendUnavailableError,
-    GpucollError,
-    StateError,
-)
+from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
 from gpucoll.finalizers import leave
+from gpucoll.tables import saving
 from gpucoll.tables.loops import place_outside
+from gpucoll.tables.moving import Held, move
+from gpucoll.tables.owners import Owners
 from gpucoll.tables.rows import Places, Rows
-from gpucoll.tables.updates import Rule, Update, rule_of
-from gpucoll.types import DTYPES
-from gpucoll.wording import rank_of, spelled_given
+from gpucoll.tables.setup import Init, Setup, Staleness, checked_init
+from gpucoll.tables.several_hosts import SeveralHosts, not_applied
+from gpucoll.tables.updates import Update
+from gpucoll.wording import rank_of
 
-__all__ = ["Staleness", "Table"]
+__all__ = ["Table"]
 
-Init: TypeAlias = "float | AnyArray | Callable[[Any], Any] | None"
 _ROWS_AT_ONCE = 4096
-
-
-@dataclass(frozen=True)
-class Staleness:
-    """A mode of tables: no rank is more than `steps` clocks ahead of another one (Ho 2013).
-
-    Parameters
-    ----------
-    steps : int
-        At least 0. ``Staleness(0)`` is "sync".
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int | np.integer):
-            raise ArgumentTypeError(
-                f"Staleness: steps must be an int; got {spelled_given(self.steps)}"
-            )
-        if self.steps < 0:
-            raise ArgumentError(f"Staleness: steps must be at least 0; got {self.steps}")
-
-
-class _Setup(NamedTuple):
-    """The arguments of a table, checked."""
-
-    rows: int
-    width: int
-    dtype: np.dtype[Any]
-    rule: Rule
-    is_sync: bool
-    staleness: int | None
-
-    @staticmethod
-    def of(rows: Any, width: Any, dtype: Any, update: Update, mode: object) -> _Setup:
-        for what, number, least in (("rows", rows, 0), ("width", width, 1)):
-            if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise ArgumentTypeError(f"{what} must be an int; got {spelled_given(number)}")
-            if number < least:
-                raise ArgumentError(f"{what} must be at least {least}; got {number}")
-        name = _name_of(dtype)
-        if name not in DTYPES:
-            raise ArgumentTypeError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-        if isinstance(mode, Staleness):
-            staleness: int | None = int(mode.steps)
-        elif mode in ("sync", "async"):
-            staleness = 0 if mode == "sync" else None
-        else:
-            raise ArgumentError(
-                f'mode must be "async", "sync" or Staleness(steps); got {spelled_given(mode)}'
-            )
-        rule = rule_of(update, name)
-        native = np.dtype(NUMPY.template_of_dtype(name, None).native)
-        return _Setup(int(rows), int(width), native, rule, staleness == 0, staleness)
-
-    def settings(self) -> dict[str, str]:
-        """Return what must be equal on all ranks."""
-        mode = {None: "async", 0: "sync"}.get(self.staleness, f"Staleness({self.staleness})")
-        return {
-            "rows": str(self.rows),
-            "width": str(self.width),
-            "dtype": str(self.dtype),
-            "update": self.rule.name,
-            "mode": mode,
-        }
 
 
 class Table:
@@ -180,11 +112,11 @@ class Table:
         mode: str | Staleness = "async",
     ) -> None:
         check_communicator(comm)
-        setup: _Setup | None = None
+        setup: Setup | None = None
         problem: GpucollError | None = None
         try:
-            setup = _Setup.of(rows, width, dtype, update, mode)
-            init = _checked_init(init, setup)
+            setup = Setup.of(rows, width, dtype, update, mode)
+            init = checked_init(init, setup)
         except GpucollError as error:
             problem = error
         self._enter(comm, setup, problem, init, None)
@@ -192,64 +124,86 @@ class Table:
     def _enter(
         self,
         comm: Communicator,
-        setup: _Setup | None,
+        setup: Setup | None,
         problem: GpucollError | None,
         init: Init,
         before: Table | None,
     ) -> None:
         """Take part in making the table, or in taking it over from `before`. Collective."""
         settings = setup.settings() if setup else {}
-        found = agree(comm, "Table", problem, settings, before._clock if before else -1)
+        offered = (before._clock, before._owners.hosts) if before else (-1, [])
+        found = agree(comm, "Table", problem, settings, offered)
         assert setup is not None
-        self._setup, self._comm = setup, comm
+        self._setup, self._comm, self._init = setup, comm, init
         self._clock: int
         self._rows: Rows
+        self._owners: Owners
         self.rows, self.width, self.dtype = setup.rows, setup.width, setup.dtype
         self._dtype_name = str(NUMPY.template_of_dtype(setup.dtype, None).dtype)
         self._row_bytes = self.width * self.dtype.itemsize
         self._who = rank_of(comm.rank, comm.world_size)
         self._pid = os.getpid()
         self._lock, self._n_calls, self._is_closed = threading.Lock(), 0, False
-        self._pending: list[tuple[Places, Any]] = []
-        self._rows = Rows(
-            comm, self.rows, self.width, self.dtype, setup.rule, before._rows if before else None
-        )
-        self._finalizer = weakref.finalize(self, leave, self._rows.close)
+        self._pending: list[tuple[Places, Any]] = before._pending if before else []
+        least = min((clock for clock, _ in found if clock >= 0), default=0)
+        clocks = [clock if clock >= 0 else least for clock, _ in found]
+        hosts_before = next((hosts for _, hosts in found if hosts), [])
+        if before is not None and before._between is not None:
+            before._between.stop()
+        self._between: SeveralHosts | None = None
+        self._parts = contextlib.ExitStack()
+        self._finalizer = weakref.finalize(self, leave, self._parts.close)
         self._finalizer.atexit = False
         try:
-            self._begin_with(init, before, [clock for clock in found if clock >= 0])
+            self._make_rows(before, hosts_before)
+            self._clock = self._rows.members.clock = clocks[comm.rank]
+            if self._owners.is_divided:
+                self._rows.members.note_clocks(clocks, self._rows.memory.ranks)
+                between = SeveralHosts(comm, self._owners, self._rows, self._row_bytes)
+                self._parts.callback(between.close)
+                self._between = between
+            for pushed in not_applied(comm, hosts_before, before._between if before else None):
+                self._apply(pushed.ids, pushed.values.reshape(-1, self._row_bytes))
         except BaseException:
             self._release()
             raise
 
-    def _begin_with(self, init: Init, before: Table | None, clocks: list[int]) -> None:
-        """Fill the rows if they are new, or go on where the others are. Collective."""
-        if len(set(self._rows.memory.hosts)) > 1:
-            raise BackendUnavailableError("Table: all ranks must be on one host")
-        if before is not None:
-            self._clock, self._pending = before._clock, before._pending
-        else:
-            self._clock = min(clocks, default=0)
-        self._rows.members.clock = self._clock
-        trouble = None
-        if self._rows.is_new and init is not None:
-            trouble = self._tried_to_fill(init)
-        agree(self._comm, "Table", trouble, {}, None)
+    def _make_rows(self, before: Table | None, hosts_before: list[str]) -> None:
+        """Make the rows of this host, or take them over from `before`, and fill what is new."""
+        comm, setup = self._comm, self._setup
+        self._owners = owners = Owners(comm, setup.rows)
+        self._parts.callback(owners.close)
+        moves = bool(hosts_before) and set(hosts_before) != set(owners.hosts)
+        kept = None if before is None or moves else before._rows
+        count = owners.counts[owners.here]
+        self._rows = rows = Rows(comm, count, self.width, self.dtype, setup.rule, kept)
+        self._parts.callback(rows.close)
+        self.lost_rows = places = np.empty(0, np.int64)
+        if moves:
+            held = None if before is None else Held(before._owners, before._rows)
+            places = move(comm, held, owners, rows)
+            lost = comm.all_gather_object(owners.owned_by(owners.here)[places])
+            self.lost_rows = np.sort(np.concatenate(lost))
+        elif rows.is_new:
+            here = rows.memory.ranks
+            share = here.index(comm.rank)
+            places = np.arange(count * share // len(here), count * (share + 1) // len(here))
+        trouble = None if self._init is None else self._tried_to_fill(self._init, places)
+        agree(comm, "Table", trouble, {}, None)
 
-    def _tried_to_fill(self, init: Any) -> GpucollError | None:
-        """Fill this rank's share of the rows of its host; return what is wrong with `init`."""
-        here = self._rows.memory.ranks
-        place, count = here.index(self._comm.rank), self._rows.count
-        begin, end = count * place // len(here), count * (place + 1) // len(here)
-        for first in range(begin, end, _ROWS_AT_ONCE):
-            ids = np.arange(first, min(first + _ROWS_AT_ONCE, end))
+    def _tried_to_fill(self, init: Any, places: Places) -> GpucollError | None:
+        """Fill rows of this host; return what is wrong with `init`."""
+        owned = self._owners.owned_by(self._owners.here) if len(places) else places
+        for first in range(0, len(places), _ROWS_AT_ONCE):
+            here = places[first : first + _ROWS_AT_ONCE]
+            ids = owned[here]
             try:
                 given = init
                 if callable(init):
                     given = np.reshape(init(ids), (len(ids), self.width))
                 elif init.ndim == 2:
                     given = init[ids]
-                self._rows.values[first : first + len(ids)] = given
+                self._rows.values[here] = given
             except Exception as error:
                 trouble = ArgumentError(
                     f"{self._who}: Table: init of rows {ids[0]} to {ids[-1]}: "
@@ -288,8 +242,8 @@ class Table:
         try:
             places, shape, library, like = self._read_ids(ids, "pull")
             shape = (*shape, self.width)
-            if library is NUMPY and out is None:
-                rows = np.empty(shape, self.dtype)
+            if library is NUMPY and (out is None or self._is_plain(out, shape)):
+                rows = np.empty(shape, self.dtype) if out is None else out
                 self._take(places, rows)
                 return rows
             dtype = self.dtype if library is NUMPY else self._dtype_name
@@ -348,11 +302,33 @@ class Table:
         self._begin("clock")
         try:
             if self._setup.is_sync:
-                self._exchange()
+                with self._naming_losses():
+                    self._exchange()
+            else:
+                self._flush()
             self._clock = self._rows.members.advance()
             if self._setup.staleness:
-                self._rows.members.wait_for(self._clock - self._setup.staleness)
+                with self._naming_losses() as check:
+                    if self._between is not None:
+                        self._between.requests.tell_clock(self._clock)
+                    self._rows.members.wait_for(self._clock - self._setup.staleness, check)
             return self._clock
+        finally:
+            self._end()
+
+    def flush(self) -> None:
+        """Wait until all pushes of this rank have been applied, on whichever hosts.
+
+        On one host every push has been applied when it returns. `clock` flushes, too.
+
+        Raises
+        ------
+        PeerLostError, DeadlineError
+            A host is lost, or the rank that serves its rows does not answer.
+        """
+        self._begin("flush")
+        try:
+            self._flush()
         finally:
             self._end()
 
@@ -372,6 +348,108 @@ class Table:
         finally:
             self._end()
 
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the table to a folder. Collective.
+
+        The folder has one table, the last that was saved there; if a save is cut short, that is the
+        one before. All pushes are in it, of whatever rank and host, but in mode "sync" not those
+        since the last clock. The sums of "adagrad" and the clock are saved, too.
+
+        Parameters
+        ----------
+        folder : path
+            On a file system that all hosts share. It is made if it is not there.
+
+        Raises
+        ------
+        OSError
+            This rank cannot write there; the other ranks raise ArgumentError.
+
+        Notes
+        -----
+        Each rank writes its share, which must not take longer than the communicator's deadline.
+        While another thread pushes, rows are from different moments.
+        """
+        self._begin("save")
+        try:
+            self._flush()
+            facts: dict[str, Any] = {
+                **self._setup.settings(),
+                "rows": self.rows,
+                "width": self.width,
+            }
+            with self._naming_losses():
+                facts["clock"] = min(self._comm.all_gather_object(self._clock))
+                saving.write(self._comm, folder, self._owners, self._rows, facts)
+        finally:
+            self._end()
+
+    @classmethod
+    def load(
+        cls,
+        comm: Communicator,
+        folder: str | os.PathLike[str],
+        rows: int | None = None,
+        width: int | None = None,
+        dtype: Any = None,
+        *,
+        init: Init = None,
+        update: Update = "add",
+        mode: str | Staleness = "async",
+    ) -> Table:
+        """Return a table that was saved, on any number of ranks and hosts. Collective.
+
+        Parameters
+        ----------
+        comm : Communicator
+        folder : path
+            As for `save`.
+        rows, width, dtype : optional
+            What the table must have; an error if it has something else. Default: whatever it has.
+        init : number, array or function, optional
+            What rows become that are lost later, with their host; see `kept_for`.
+        update : str, SGD, Adagrad, ReduceOp or function
+            The one that it was saved with, maybe with another learning rate.
+        mode : str or Staleness
+            Any.
+
+        Raises
+        ------
+        ArgumentError
+            The folder has no whole table, or another one than these arguments say.
+        """
+        check_communicator(comm)
+        manifest = saving.read_manifest(comm, folder)
+        shape = manifest["rows"], manifest["width"]
+        made = cls(comm, *shape, manifest["dtype"], update=update, mode=mode)
+        try:
+            problem: GpucollError | None = None
+            try:
+                given = Setup.of(
+                    shape[0] if rows is None else rows,
+                    shape[1] if width is None else width,
+                    manifest["dtype"] if dtype is None else dtype,
+                    update,
+                    mode,
+                )
+                saving.check(given.settings(), manifest, f"{made._who}: {folder}")
+                made._init = checked_init(init, given)
+            except GpucollError as error:
+                problem = error
+            agree(comm, "Table.load", problem, {}, None)
+            made._set_clock(manifest["clock"])
+            saving.read_rows(comm, folder, manifest, made._owners, made._rows)
+        except BaseException:
+            made._close(False)
+            raise
+        return made
+
+    def _set_clock(self, clock: int) -> None:
+        """Begin at a clock, as all ranks do at the same time."""
+        self._clock = self._rows.members.clock = clock
+        here = self._rows.memory.ranks
+        self._rows.members.note_clocks([clock] * self._comm.world_size, here)
+
     def torn_rows(self) -> Any:
         """Return the ids of rows that may be half updated, since a rank died meanwhile.
 
@@ -379,35 +457,54 @@ class Table:
         """
         self._begin("torn_rows")
         try:
-            return self._rows.torn()
+            torn = self._rows.torn()
+            return self._owners.owned_by(self._owners.here)[torn] if len(torn) else torn
         finally:
             self._end()
 
     # --- where rows are ---------------------------------------------------------------------------
 
     def _take(self, ids: Places, out: Any) -> None:
-        self._rows.take(ids, out)
+        if self._between is None:
+            self._rows.take(ids, out)
+            return
+        with self._naming_losses():
+            room = out.reshape(-1).view(np.uint8).reshape(len(ids), self._row_bytes)
+            self._between.requests.pull(ids, room)
 
     def _apply(self, ids: Places, values: Any) -> None:
-        self._rows.apply(ids, values)
+        if self._between is None:
+            self._rows.apply(ids, values)
+            return
+        with self._naming_losses():
+            self._between.requests.push(ids, values)
+
+    def _flush(self) -> None:
+        if self._between is not None:
+            with self._naming_losses():
+                self._between.requests.flush()
+
+    def _naming_losses(self) -> contextlib.AbstractContextManager[Callable[[], object] | None]:
+        """Return a context in which errors say what is lost, and a function that raises them."""
+        return contextlib.nullcontext() if self._between is None else self._between.naming_losses()
 
     def _exchange(self) -> None:
         """Send all pushes since the last clock to the ranks that apply them, and apply this one's.
 
-        Each rank applies the pushes to its share of the rows. It gets them in rank order, and each
-        rank's in the order in which they were pushed.
+        Each rank applies the pushes to its share of the rows of its host. It gets them in rank
+        order, and each rank's in the order in which they were pushed.
         """
         pending, self._pending = self._pending, []
-        n_ranks = self._comm.world_size
         ids = np.concatenate([np.empty(0, np.int64), *(places for places, _ in pending)])
         nothing = np.empty((0, self._row_bytes), np.uint8)
         values = np.concatenate([nothing, *(rows for _, rows in pending)])
-        ranks = ids * n_ranks // max(self.rows, 1)
+        split = self._owners.split(ids)
+        ranks = self._owners.shares(split)
         order = np.argsort(ranks, kind="stable")
-        counts = np.bincount(ranks, minlength=n_ranks).tolist()
-        ids = self._comm.all_to_all(ids[order], send_counts=counts)
-        came = self._comm.all_to_all(values[order], send_counts=counts)
-        self._rows.apply(ids, came)
+        counts = np.bincount(ranks, minlength=self._comm.world_size).tolist()
+        places = self._comm.all_to_all(split.places[order], send_counts=counts)
+        came = self._comm.all_to_all(values[split.order[order]], send_counts=counts)
+        self._rows.apply(places, came)
         self._comm.barrier()
 
     # --- other communicators, and the end ---------------------------------------------------------
@@ -426,31 +523,50 @@ class Table:
         self._begin("kept_for")
         try:
             made = object.__new__(Table)
-            made._enter(comm, self._setup, None, None, self)
+            made._enter(comm, self._setup, None, self._init, self)
         finally:
             self._end()
         self._pending = []
-        self.close()
+        self._close(False)
         return made
 
     def close(self) -> None:
-        """Release the table. Waits for no rank; the others can continue. Closing twice is fine."""
+        """Release the table. Closing twice is fine.
+
+        On one host it waits for no rank, and the others can continue. Between hosts it is
+        collective: the pushes of this rank are flushed, and each rank waits until the others need
+        its rows no more.
+
+        Raises
+        ------
+        PeerLostError, DeadlineError
+            Another host is lost, or late; the table is closed all the same. Not raised again if
+            another call has raised it.
+        """
+        self._close(True)
+
+    def _close(self, waits: bool) -> None:
         with self._lock:
             if self._n_calls and os.getpid() == self._pid:
                 raise StateError(f"{self._who}: another thread is in a call on this table")
             is_closed, self._is_closed = self._is_closed, True
-        if not is_closed and os.getpid() == self._pid:
+        if is_closed or os.getpid() != self._pid:
+            return
+        try:
+            if waits and self._between is not None:
+                self._between.finish()
+        finally:
             self._release()
 
     def _release(self) -> None:
         if self._finalizer.detach():
-            self._rows.close()
+            self._parts.close()
 
     def __enter__(self) -> Table:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(kind is None)
 
     def __repr__(self) -> str:
         return f"Table({self.rows} x {self.width} {self.dtype}, {self._who})"
@@ -476,24 +592,19 @@ class Table:
     def _read_ids(self, ids: AnyArray, call: str) -> tuple[Places, tuple[int, ...], Library, Any]:
         """Return checked ids in one dimension, their shape, and their library."""
         library, like = NUMPY, None
-        if type(ids) is not np.ndarray:
-            if isinstance(ids, int | np.generic | list | tuple | range):
-                ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
-            else:
-                library = library_of(ids, "ids")
-        if library is not NUMPY:
+        if isinstance(ids, int | np.generic | list | tuple | range):
+            ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
+        elif type(ids) is not np.ndarray:
+            library = library_of(ids, "ids")
             view = library.look(ids, "ids")
             like = view.template
             self._check_host(like.device, "ids", call)
-            if view.strides is not None:
-                view = library.pack(ids, like)
-            owner, ids = ids, array_at(view.address, like.shape, np.dtype(like.dtype))
-            ids = ids.copy()
-            del owner
-        if ids.dtype.kind not in "iu":
-            raise ArgumentTypeError(
-                f"{self._who}: {call}: ids must be integers; got {ids.dtype} of shape {ids.shape}"
-            )
+            self._check_integers(like.dtype, like.shape, call)
+            if library is not NUMPY:
+                if view.strides is not None:
+                    view = library.pack(ids, like)
+                ids = array_at(view.address, like.shape, np.dtype(like.dtype)).copy()
+        self._check_integers(ids.dtype.name, ids.shape, call)
         shape = ids.shape
         places = np.ascontiguousarray(ids, np.int64).reshape(-1)
         outside = place_outside.ctypes(address_of(places), len(places), self.rows)
@@ -525,29 +636,20 @@ class Table:
         n_rows = template.size_bytes // self._row_bytes
         return array_at(view.address, (n_rows, self._row_bytes), np.dtype(np.uint8)), view.owner
 
+    def _check_integers(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
+        if not dtype.startswith(("int", "uint")):
+            raise ArgumentTypeError(
+                f"{self._who}: {call}: ids must be integers; got {dtype} of shape {shape}"
+            )
+
+    def _is_plain(self, out: AnyArray, shape: tuple[int, ...]) -> bool:
+        """Return whether rows can be copied to `out` as it is, without a full look."""
+        if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != shape:
+            return False
+        return out.flags.c_contiguous and out.flags.writeable
+
     def _check_host(self, device: str, what: str, call: str) -> None:
         if device != "cpu":
             raise ArgumentError(
                 f"{self._who}: {call}: {what} lie on {device}: copy them to the host first"
             )
-
-
-def _name_of(dtype: Any) -> str:
-    """Return the name of a dtype of any library."""
-    return library_of_dtype(dtype).template_of_dtype(dtype, None).dtype
-
-
-def _checked_init(init: Init, setup: _Setup) -> Init:
-    """Return `init` as it is, or as an array of the table's dtype; raise if it does not fit."""
-    if init is None or callable(init):
-        return init
-    given = np.asarray(init)
-    shapes = ((), (setup.width,), (setup.rows, setup.width))
-    if given.shape not in shapes:
-        raise ArgumentError(
-            f"init has shape {given.shape}; it must be a number, a row {shapes[1]} or all rows "
-            f"{shapes[2]}"
-        )
-    if given.dtype.kind not in "biufcV" or (given.dtype.kind in "fc" and setup.dtype.kind in "iub"):
-        raise ArgumentTypeError(f"init has dtype {given.dtype}, but the table has {setup.dtype}")
-    return given.astype(setup.dtype)
