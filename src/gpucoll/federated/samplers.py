@@ -39,7 +39,7 @@ Interval: TypeAlias = tuple[int, int]
 
 MOST_VARIANCE = 2**32
 """The greatest variance: tables would take too long (a second for 2^30, half a gigabyte)."""
-_LEAST_VARIANCE = Fraction(1, 2**10)
+LEAST_VARIANCE = Fraction(1, 2**10)
 _GUARD_BITS = 96
 """Bits beyond those that are asked for: of these, rounding uses up 2 log2(entries)."""
 _MOST_WORDS = 16
@@ -70,8 +70,7 @@ def discrete_gaussian(
     -----
     The first call for a variance makes a table of about 40 sigma entries, 1 microsecond each.
     """
-    table = _table("gaussian", _checked(variance), 64)
-    return table.draw(_count(count), words_of(seed))
+    return drawn("gaussian", variance, count, words_of(seed))
 
 
 def skellam(variance: Number, count: int, seed: int | None = None) -> npt.NDArray[np.int64]:
@@ -80,8 +79,23 @@ def skellam(variance: Number, count: int, seed: int | None = None) -> npt.NDArra
     Parameters and result are those of `discrete_gaussian`; here the variance is exact. The sum of
     Skellam numbers is one, whose variance is the sum of theirs.
     """
-    table, words = _table("poisson", _checked(variance) / 2, 64), words_of(seed)
-    return table.draw(_count(count), words) - table.draw(count, words)
+    return drawn("skellam", variance, count, words_of(seed))
+
+
+def drawn(kind: str, variance: Number, count: int, words: Words) -> npt.NDArray[np.int64]:
+    """Return numbers of a distribution, "gaussian" or "skellam", from a source of random words."""
+    if isinstance(variance, bool) or not isinstance(variance, int | float | Fraction):
+        raise ArgumentTypeError(f"variance must be an int, float or Fraction; got {variance!r}")
+    if not LEAST_VARIANCE <= variance <= MOST_VARIANCE:
+        raise ArgumentError(
+            f"variance must be from {LEAST_VARIANCE} to {MOST_VARIANCE}; got {variance}"
+        )
+    if count < 0:
+        raise ArgumentError(f"count must be at least 0; got {count}")
+    if kind == "gaussian":
+        return _table("gaussian", Fraction(variance), 64).draw(count, words)
+    table = _table("poisson", Fraction(variance) / 2, 64)
+    return table.draw(count, words) - table.draw(count, words)
 
 
 def words_of(seed: int | None) -> Words:
@@ -89,22 +103,6 @@ def words_of(seed: int | None) -> Words:
     if seed is None:
         return lambda count: np.frombuffer(secrets.token_bytes(8 * count), np.uint64)
     return np.random.PCG64(seed).random_raw
-
-
-def _checked(variance: Number) -> Fraction:
-    if isinstance(variance, bool) or not isinstance(variance, int | float | Fraction):
-        raise ArgumentTypeError(f"variance must be an int, float or Fraction; got {variance!r}")
-    if not _LEAST_VARIANCE <= variance <= MOST_VARIANCE:
-        raise ArgumentError(
-            f"variance must be from {_LEAST_VARIANCE} to {MOST_VARIANCE}; got {variance}"
-        )
-    return Fraction(variance)
-
-
-def _count(count: int) -> int:
-    if count < 0:
-        raise ArgumentError(f"count must be at least 0; got {count}")
-    return count
 
 
 class Table:
