@@ -10,6 +10,6 @@ Two compilers share one back end (LLVM, through llvmlite):
 
 `cache`, and the modules that it imports, keep compiled code on disk. `linking` makes one library of
 it (`elf_object`, `elf_machines`, `elf_library` are the linker), `library` loads that library, and
-`addresses` gives the addresses of kernels. `addresses`, `jit`, `blocks`, `memory`, `cache` and
-`library` import neither Numba nor LLVM (`docs/decisions/0035-one-linked-library.md`).
+`addresses` gives the addresses of kernels. `accumulate`, `addresses`, `jit`, `blocks`, `memory`,
+`cache` and `library` import neither Numba nor LLVM (`docs/decisions/0035-one-linked-library.md`).
 """

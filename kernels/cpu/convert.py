@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.addresses import add_scaled_kernel, convert_kernel
+from gpucoll.kernels.cpu.addresses import convert_kernel
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I64,
@@ -125,33 +125,3 @@ def cast_array(
     ends = ("float32", dtype) if narrows else (dtype, "float32")
     _callable(convert_kernel(*ends))(made.ctypes.data, held.ctypes.data, held.size, 0)
     return made
-
-
-def add_scaled(
-    total: npt.NDArray[np.generic], source: int, dtype: str, factor: float, *, is_first: bool
-) -> None:
-    """Add ``factor * source`` to an array, or write it there. Releases the GIL.
-
-    Parameters
-    ----------
-    total : ndarray
-        C-contiguous, of float32; of float64 if the source is.
-    source : int
-        Address of as many elements.
-    dtype : str
-        The source's: float16, bfloat16, float32 or float64. Half types are widened first.
-    factor : float
-        Rounded to total's dtype. Product and sum are rounded separately, as in NumPy.
-    is_first : bool
-        Write the products, and do not read what is there.
-    """
-    to = total.dtype.name
-    kernel = convert_kernel(dtype, to, True) if is_first else add_scaled_kernel(dtype, to)
-    held = np.array(factor, total.dtype)
-    _callable(kernel)(total.ctypes.data, source, total.size, held.ctypes.data)
-
-
-def narrow(source: npt.NDArray[np.generic], destination: int, dtype: str) -> None:
-    """Write float32 numbers as a half type to an address. Releases the GIL."""
-    kernel = _callable(convert_kernel("float32", dtype))
-    kernel(destination, source.ctypes.data, source.size, 0)

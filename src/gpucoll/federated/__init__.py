@@ -8,19 +8,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpucoll.federated.aggregation import WeightedMean
+from gpucoll.federated.privacy import DistributedNoise, epsilon_of_gaussian
+from gpucoll.federated.samplers import discrete_gaussian, skellam
 from gpucoll.federated.strategies import FedOpt, Scaffold, fed_avg, fed_prox
 
 if TYPE_CHECKING:
     from gpucoll.federated.secure_sum import SecureSum, secure_all_reduce
 
 __all__ = [
+    "DistributedNoise",
     "FedOpt",
     "Scaffold",
     "SecureSum",
     "WeightedMean",
+    "discrete_gaussian",
+    "epsilon_of_gaussian",
     "fed_avg",
     "fed_prox",
     "secure_all_reduce",
+    "skellam",
 ]
 
 

@@ -19,7 +19,7 @@ from gpucoll.arrays.numpy_arrays import array_at
 from gpucoll.arrays.operands import destination_of, source_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.federated.layout import Arrays, Layout
-from gpucoll.kernels.cpu.convert import add_scaled, narrow
+from gpucoll.kernels.cpu.accumulate import add_scaled, narrow
 
 __all__ = ["WeightedMean"]
 

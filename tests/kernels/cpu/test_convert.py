@@ -11,8 +11,9 @@ from tests.guarded import Guarded
 from gpucoll.kernels import reference_compression as reference
 from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import elements
+from gpucoll.kernels.cpu.accumulate import add_scaled, narrow
 from gpucoll.kernels.cpu.addresses import convert_kernel
-from gpucoll.kernels.cpu.convert import add_scaled, cast, narrow
+from gpucoll.kernels.cpu.convert import cast
 
 COUNTS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 1000)
 
