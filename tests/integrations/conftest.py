@@ -20,6 +20,12 @@ def mxnet(tmp_path_factory) -> Environment:
     return _shared("mxnet", tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def flower(tmp_path_factory) -> Environment:
+    """The environment with Flower."""
+    return _shared("flower", tmp_path_factory)
+
+
 def _shared(name: str, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """Return an environment that the workers of pytest-xdist share."""
     base = tmp_path_factory.getbasetemp()

@@ -105,7 +105,7 @@ def test_damaged_messages_to_the_server(seed):
             is_content = len(wrong) == len(said[1]) and wrong[:HEADER] == said[1][:HEADER]
             if is_content and step in (1, 2, 4):  # numbers, and what only its receiver can read
                 continue
-            refused(server, server.receive, wrong)
+            refused(server, server.receive, wrong, 1)
         for message in said.values():
             server.receive(message)
         if step < TO_THE_END - 1:

@@ -112,10 +112,10 @@ BAD = [
     (np.ones(3), {"clip": 1.0, "levels": 1 << 62}, ArgumentError, "levels must be an int of 1 to"),
     (np.ones(3, np.uint8), {"clip": 1.0}, ArgumentError, "clip and levels are for floats"),
     (np.ones(3), {"clip": 1, "levels": 5, "rounding": "up"}, ArgumentError, "rounding must be"),
-    (np.array([np.nan]), {"clip": 1.0, "levels": 5}, ArgumentError, "x has a NaN"),
+    (np.array([np.nan]), {"clip": 1.0, "levels": 5}, ArgumentError, "has a NaN"),
     (
         np.ones(3),
-        {"clip": 1.0, "levels": 5, "seed": -1},
+        {"clip": 1, "levels": 5, "rounding": "stochastic", "seed": -1},
         ValueError,
         "expected non-negative integer",
     ),

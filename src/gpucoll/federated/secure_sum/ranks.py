@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +13,10 @@ from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.api.communicator import Communicator
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.federated.secure_sum import keys
-from gpucoll.federated.secure_sum.masks import Vector, add_masks
+from gpucoll.federated.secure_sum.masks import add_masks
+from gpucoll.federated.secure_sum.rounding import Rounding
 
 _CALL = "secure_all_reduce"
-_CHUNK = 1 << 16  # values that are converted at once
 _MOST_LEVELS = 1 << 52  # up to which float64 has all integers and their halves
 
 
@@ -74,24 +73,26 @@ def secure_all_reduce(
     """
     check_communicator(comm)
     problem: Exception | None = None
-    code, given, words = _Code(np.dtype(np.uint32)), np.empty(0), np.empty(0, np.uint32)
+    given: npt.NDArray[Any] = np.empty(0)
+    code, words = None, given
     try:
         given = np.asarray(x)
-        code = _code(given, comm.world_size, clip, levels, rounding)
-        words = code.words(given, np.random.default_rng(seed))
+        code = _rounding(given, comm.world_size, clip, levels, rounding, seed)
+        words = given.flatten() if code is None else code.words(given)
     except (TypeError, ValueError) as error:  # arguments' own, and those of NumPy
         problem = error
     settings = {
         "x": f"{given.dtype} of shape {given.shape}",
-        "clip": repr(code.clip),
-        "levels": repr(code.levels),
+        "clip": repr(clip),
+        "levels": repr(levels),
         "rounding": repr(rounding),
     }
     private = os.urandom(keys.KEY_BYTES)
     public = agree(comm, _CALL, problem, settings, keys.public_key(private))
     add_masks(words, _pair_masks(comm.rank, private, public))
     comm.all_reduce(words, out=words)
-    return code.values(words, given.dtype).reshape(given.shape)
+    total = words if code is None else code.values(words, given.dtype)
+    return total.reshape(given.shape)
 
 
 def _pair_masks(rank: int, private: bytes, public: list[bytes]) -> list[tuple[bytes, bool]]:
@@ -106,52 +107,15 @@ def _pair_masks(rank: int, private: bytes, public: list[bytes]) -> list[tuple[by
     return masks
 
 
-@dataclass(frozen=True)
-class _Code:
-    """How values become words, and sums of words become values; integers stay what they are."""
-
-    dtype: np.dtype[Any]
-    clip: float | None = None
-    levels: int | None = None
-    is_stochastic: bool = False
-
-    def words(self, given: npt.NDArray[Any], generator: np.random.Generator) -> Vector:
-        """Return a copy as unsigned integers, flat."""
-        flat = given.reshape(-1)
-        if self.clip is None or self.levels is None:
-            return flat.copy()
-        words = np.empty(len(flat), self.dtype)
-        signed = words.view(f"i{self.dtype.itemsize}")
-        for begin in range(0, len(flat), _CHUNK):
-            part = flat[begin : begin + _CHUNK].astype(np.float64)
-            np.clip(part, -self.clip, self.clip, out=part)
-            if np.isnan(part).any():
-                raise ArgumentError(f"{_CALL}: x has a NaN")
-            part *= self.levels / self.clip
-            if self.is_stochastic:
-                part += generator.random(len(part))
-                np.floor(part, out=part)
-            else:
-                np.rint(part, out=part)
-            signed[begin : begin + len(part)] = np.clip(part, -self.levels, self.levels)
-        return words
-
-    def values(self, words: Vector, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return what a sum of words stands for."""
-        if self.clip is None or self.levels is None:
-            return words
-        values = np.empty(len(words), dtype)
-        signed = words.view(f"i{self.dtype.itemsize}")
-        for begin in range(0, len(words), _CHUNK):
-            part = signed[begin : begin + _CHUNK].astype(np.float64)
-            values[begin : begin + len(part)] = part * (self.clip / self.levels)
-        return values
-
-
-def _code(
-    x: npt.NDArray[Any], ranks: int, clip: float | None, levels: int | None, rounding: str
-) -> _Code:
-    """Return the code for x; raise if an argument is wrong."""
+def _rounding(
+    x: npt.NDArray[Any],
+    ranks: int,
+    clip: float | None,
+    levels: int | None,
+    rounding: str,
+    seed: int | None,
+) -> Rounding | None:
+    """Return how x is rounded, None for integers; raise if an argument is wrong."""
     if rounding not in ("nearest", "stochastic"):
         raise ArgumentError(
             f'{_CALL}: rounding must be "nearest" or "stochastic"; got {rounding!r}'
@@ -159,7 +123,7 @@ def _code(
     if x.dtype.kind == "u":
         if clip is not None or levels is not None:
             raise ArgumentError(f"{_CALL}: clip and levels are for floats; x is {x.dtype}")
-        return _Code(x.dtype)
+        return None
     if x.dtype.kind != "f" or x.dtype.itemsize > 8:
         raise ArgumentTypeError(
             f"{_CALL}: x must be float16, float32, float64 or unsigned integers; got {x.dtype}"
@@ -172,4 +136,5 @@ def _code(
     if levels / clip == float("inf"):
         raise ArgumentError(f"{_CALL}: clip / levels must not be below 1e-308; clip is {clip}")
     dtype = np.dtype(np.uint32 if ranks * levels < 1 << 31 else np.uint64)
-    return _Code(dtype, float(clip), levels, rounding == "stochastic")
+    generator = np.random.default_rng(seed) if rounding == "stochastic" else None
+    return Rounding(float(clip), levels, dtype, generator)
