@@ -28,7 +28,8 @@ def list_ranks(ranks: Sequence[int]) -> str:
 def range_of_ranks(ranks: Iterable[int]) -> str:
     """Return "rank 2" or "ranks 0, 2-63": for lists that may be long."""
     found = sorted(ranks)
-    parts, start = [], 0
+    parts: list[str] = []
+    start = 0
     for place, rank in enumerate(found):
         if place + 1 == len(found) or found[place + 1] != rank + 1:
             run = found[start : place + 1]
