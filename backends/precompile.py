@@ -59,6 +59,7 @@ MODULES_WHEN_USED = (
     "gpucoll.backends.mpi.collectives",
     "gpucoll.backends.mpi.exchange",
     "gpucoll.tables.loops",
+    "gpucoll.tables.owner_loops",
 )
 """Modules with loops that few programs need; `gpucoll.kernels.cpu.kept_loops` compiles them."""
 
