@@ -8,7 +8,8 @@ See `docs/tables.md`.
 """
 
 from gpucoll.tables.setup import Staleness
+from gpucoll.tables.several_hosts import RowsLostError
 from gpucoll.tables.table import Table
 from gpucoll.tables.updates import SGD, Adagrad
 
-__all__ = ["SGD", "Adagrad", "Staleness", "Table"]
+__all__ = ["SGD", "Adagrad", "RowsLostError", "Staleness", "Table"]

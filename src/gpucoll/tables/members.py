@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpucoll.api.host_memory import HostMemory
 from gpucoll.errors import DeadlineError, PeerLostError
-from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, wait_for_clocks
+from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, note_clock, wait_for_clocks
 from gpucoll.transport.shared import ordering
 from gpucoll.wording import rank_of
 
@@ -83,10 +84,22 @@ class Members:
         """Advance this rank's clock, and wake the ranks that wait for it; return the clock."""
         return advance_clock.ctypes(self._own.address, self._bell)
 
-    def wait_for(self, target: int) -> None:
-        """Wait until the clock of every rank of this host has reached a target.
+    def note_clocks(self, clocks: list[int], here: list[int]) -> None:
+        """Note the first clocks of the ranks of other hosts."""
+        if self.rank == here[0]:
+            for rank, clock in enumerate(clocks):
+                if rank not in here:
+                    self.note_clock(rank, clock)
 
-        A rank that has closed the table pushes no more, and nobody waits for it.
+    def note_clock(self, rank: int, clock: int) -> None:
+        """Note the clock of a rank of another host, and wake the ranks that wait for it."""
+        note_clock.ctypes(self._member(rank).address, clock, self._bell)
+
+    def wait_for(self, target: int, check: Callable[[], object] | None = None) -> None:
+        """Wait until the clock of every rank has reached a target.
+
+        A rank that has closed the table pushes no more, and nobody waits for it. `check` is called
+        now and then, and raises an error if a rank of another host is gone.
 
         Raises
         ------
@@ -106,6 +119,8 @@ class Members:
                     f"{text}, but its process has ended; continue by "
                     "table.kept_for(comm.shrink()): no row is lost"
                 )
+            if check is not None:
+                check()
             if time.monotonic() - start_s > self.timeout_s:
                 raise DeadlineError(f"{text} since {self.timeout_s:g} s (timeout_s)")
 

@@ -68,6 +68,9 @@ class Owners:
         The number of this rank's host.
     counts : list of int
         How many rows each host owns.
+    applied : array of int64
+        Memory that the ranks of a host share, if there are several hosts: for each rank, the number
+        of its last push that this host has applied.
 
     Notes
     -----
@@ -86,13 +89,19 @@ class Owners:
         if len(self.hosts) == 1:
             return
         count = len(self.hosts)
-        self._memory = HostMemory(comm, 8 * (rows + count), "table's directory")
-        self._directory: Ints = self._memory.array(0, (rows,), np.int64)
-        counts: Ints = self._memory.array(8 * rows, (count,), np.int64)
-        if comm.rank == self.server(self.here):
-            keys = np.array([_key(host) for host in self.hosts])
-            _call(loops.divide_rows, self._directory, rows, keys, counts, count)
-        comm.barrier()
+        size_bytes = 8 * (rows + count + comm.world_size)
+        self._memory = memory = HostMemory(comm, size_bytes, "table's directory")
+        self._directory: Ints = memory.array(0, (rows,), np.int64)
+        counts: Ints = memory.array(8 * rows, (count,), np.int64)
+        self.applied: Ints = memory.array(8 * (rows + count), (comm.world_size,), np.int64)
+        try:
+            if comm.rank == self.server(self.here):
+                keys = np.array([_key(host) for host in self.hosts])
+                _call(loops.divide_rows, self._directory, rows, keys, counts, count)
+            comm.barrier()
+        except BaseException:
+            memory.close()
+            raise
         self.counts = counts.tolist()
 
     @property
@@ -116,6 +125,18 @@ class Owners:
         order, places, ends = np.empty_like(ids), np.empty_like(ids), starts[:-1].copy()
         _call(loops.sort_by_owner, self._directory, ids, count, ends, order, places)
         return Split(starts.tolist(), order, places)
+
+    def shares(self, split: Split) -> Ints:
+        """Return, for each row of a split, the rank that applies pushes to it in mode "sync".
+
+        The rows of a host are divided among its ranks.
+        """
+        ranks = np.empty(len(split.places), np.int64)
+        for host, there in enumerate(self.ranks):
+            part = split.part(host)
+            share = split.places[part] * len(there) // max(self.counts[host], 1)
+            ranks[part] = np.array(there)[share]
+        return ranks
 
     def owned_by(self, host: int, begin: int = 0, end: int | None = None) -> Ints:
         """Return the ids from `begin` to `end` that a host owns, ascending, as their places do."""

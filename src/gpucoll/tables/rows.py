@@ -204,6 +204,10 @@ class Rows:
             torn[place] = self.members.is_gone(rank)
         return np.flatnonzero(torn).astype(np.int64)
 
+    def mark_torn(self, places: Places) -> None:
+        """Put rows into that list, while nobody pushes."""
+        self._locks[places] = TORN
+
     def close(self) -> None:
         """Release this rank's part in them. Closing twice does nothing."""
         if self.memory.fd >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -15,17 +16,14 @@ from gpucoll.arrays.libraries import NUMPY, library_of
 from gpucoll.arrays.library import AnyArray, Library
 from gpucoll.arrays.numpy_arrays import address_of, array_at
 from gpucoll.arrays.operands import destination_of
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BackendUnavailableError,
-    GpucollError,
-    StateError,
-)
+from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
 from gpucoll.finalizers import leave
 from gpucoll.tables.loops import place_outside
+from gpucoll.tables.moving import Held, move
+from gpucoll.tables.owners import Owners
 from gpucoll.tables.rows import Places, Rows
 from gpucoll.tables.setup import Init, Setup, Staleness, checked_init
+from gpucoll.tables.several_hosts import SeveralHosts, not_applied
 from gpucoll.tables.updates import Update
 from gpucoll.wording import rank_of
 
@@ -131,57 +129,79 @@ class Table:
     ) -> None:
         """Take part in making the table, or in taking it over from `before`. Collective."""
         settings = setup.settings() if setup else {}
-        found = agree(comm, "Table", problem, settings, before._clock if before else -1)
+        offered = (before._clock, before._owners.hosts) if before else (-1, [])
+        found = agree(comm, "Table", problem, settings, offered)
         assert setup is not None
-        self._setup, self._comm = setup, comm
+        self._setup, self._comm, self._init = setup, comm, init
         self._clock: int
         self._rows: Rows
+        self._owners: Owners
         self.rows, self.width, self.dtype = setup.rows, setup.width, setup.dtype
         self._dtype_name = str(NUMPY.template_of_dtype(setup.dtype, None).dtype)
         self._row_bytes = self.width * self.dtype.itemsize
         self._who = rank_of(comm.rank, comm.world_size)
         self._pid = os.getpid()
         self._lock, self._n_calls, self._is_closed = threading.Lock(), 0, False
-        self._pending: list[tuple[Places, Any]] = []
-        self._rows = Rows(
-            comm, self.rows, self.width, self.dtype, setup.rule, before._rows if before else None
-        )
-        self._finalizer = weakref.finalize(self, leave, self._rows.close)
+        self._pending: list[tuple[Places, Any]] = before._pending if before else []
+        least = min((clock for clock, _ in found if clock >= 0), default=0)
+        clocks = [clock if clock >= 0 else least for clock, _ in found]
+        hosts_before = next((hosts for _, hosts in found if hosts), [])
+        if before is not None and before._between is not None:
+            before._between.stop()
+        self._between: SeveralHosts | None = None
+        self._parts = contextlib.ExitStack()
+        self._finalizer = weakref.finalize(self, leave, self._parts.close)
         self._finalizer.atexit = False
         try:
-            self._begin_with(init, before, [clock for clock in found if clock >= 0])
+            self._make_rows(before, hosts_before)
+            self._clock = self._rows.members.clock = clocks[comm.rank]
+            if self._owners.is_divided:
+                self._rows.members.note_clocks(clocks, self._rows.memory.ranks)
+                between = SeveralHosts(comm, self._owners, self._rows, self._row_bytes)
+                self._parts.callback(between.close)
+                self._between = between
+            for pushed in not_applied(comm, hosts_before, before._between if before else None):
+                self._apply(pushed.ids, pushed.values.reshape(-1, self._row_bytes))
         except BaseException:
             self._release()
             raise
 
-    def _begin_with(self, init: Init, before: Table | None, clocks: list[int]) -> None:
-        """Fill the rows if they are new, or go on where the others are. Collective."""
-        if len(set(self._rows.memory.hosts)) > 1:
-            raise BackendUnavailableError("Table: all ranks must be on one host")
-        if before is not None:
-            self._clock, self._pending = before._clock, before._pending
-        else:
-            self._clock = min(clocks, default=0)
-        self._rows.members.clock = self._clock
-        trouble = None
-        if self._rows.is_new and init is not None:
-            trouble = self._tried_to_fill(init)
-        agree(self._comm, "Table", trouble, {}, None)
+    def _make_rows(self, before: Table | None, hosts_before: list[str]) -> None:
+        """Make the rows of this host, or take them over from `before`, and fill what is new."""
+        comm, setup = self._comm, self._setup
+        self._owners = owners = Owners(comm, setup.rows)
+        self._parts.callback(owners.close)
+        moves = bool(hosts_before) and set(hosts_before) != set(owners.hosts)
+        kept = None if before is None or moves else before._rows
+        count = owners.counts[owners.here]
+        self._rows = rows = Rows(comm, count, self.width, self.dtype, setup.rule, kept)
+        self._parts.callback(rows.close)
+        self.lost_rows = places = np.empty(0, np.int64)
+        if moves:
+            held = None if before is None else Held(before._owners, before._rows)
+            places = move(comm, held, owners, rows)
+            lost = comm.all_gather_object(owners.owned_by(owners.here)[places])
+            self.lost_rows = np.sort(np.concatenate(lost))
+        elif rows.is_new:
+            here = rows.memory.ranks
+            share = here.index(comm.rank)
+            places = np.arange(count * share // len(here), count * (share + 1) // len(here))
+        trouble = None if self._init is None else self._tried_to_fill(self._init, places)
+        agree(comm, "Table", trouble, {}, None)
 
-    def _tried_to_fill(self, init: Any) -> GpucollError | None:
-        """Fill this rank's share of the rows of its host; return what is wrong with `init`."""
-        here = self._rows.memory.ranks
-        place, count = here.index(self._comm.rank), self._rows.count
-        begin, end = count * place // len(here), count * (place + 1) // len(here)
-        for first in range(begin, end, _ROWS_AT_ONCE):
-            ids = np.arange(first, min(first + _ROWS_AT_ONCE, end))
+    def _tried_to_fill(self, init: Any, places: Places) -> GpucollError | None:
+        """Fill rows of this host; return what is wrong with `init`."""
+        owned = self._owners.owned_by(self._owners.here) if len(places) else places
+        for first in range(0, len(places), _ROWS_AT_ONCE):
+            here = places[first : first + _ROWS_AT_ONCE]
+            ids = owned[here]
             try:
                 given = init
                 if callable(init):
                     given = np.reshape(init(ids), (len(ids), self.width))
                 elif init.ndim == 2:
                     given = init[ids]
-                self._rows.values[first : first + len(ids)] = given
+                self._rows.values[here] = given
             except Exception as error:
                 trouble = ArgumentError(
                     f"{self._who}: Table: init of rows {ids[0]} to {ids[-1]}: "
@@ -283,11 +303,33 @@ class Table:
         self._begin("clock")
         try:
             if self._setup.is_sync:
-                self._exchange()
+                with self._naming_losses():
+                    self._exchange()
+            else:
+                self._flush()
             self._clock = self._rows.members.advance()
             if self._setup.staleness:
-                self._rows.members.wait_for(self._clock - self._setup.staleness)
+                with self._naming_losses() as check:
+                    if self._between is not None:
+                        self._between.requests.tell_clock(self._clock)
+                    self._rows.members.wait_for(self._clock - self._setup.staleness, check)
             return self._clock
+        finally:
+            self._end()
+
+    def flush(self) -> None:
+        """Wait until all pushes of this rank have been applied, on whichever hosts.
+
+        On one host every push has been applied when it returns. `clock` flushes, too.
+
+        Raises
+        ------
+        PeerLostError, DeadlineError
+            A host is lost, or the rank that serves its rows does not answer.
+        """
+        self._begin("flush")
+        try:
+            self._flush()
         finally:
             self._end()
 
@@ -314,35 +356,54 @@ class Table:
         """
         self._begin("torn_rows")
         try:
-            return self._rows.torn()
+            torn = self._rows.torn()
+            return self._owners.owned_by(self._owners.here)[torn] if len(torn) else torn
         finally:
             self._end()
 
     # --- where rows are ---------------------------------------------------------------------------
 
     def _take(self, ids: Places, out: Any) -> None:
-        self._rows.take(ids, out)
+        if self._between is None:
+            self._rows.take(ids, out)
+            return
+        with self._naming_losses():
+            room = out.reshape(-1).view(np.uint8).reshape(len(ids), self._row_bytes)
+            self._between.requests.pull(ids, room)
 
     def _apply(self, ids: Places, values: Any) -> None:
-        self._rows.apply(ids, values)
+        if self._between is None:
+            self._rows.apply(ids, values)
+            return
+        with self._naming_losses():
+            self._between.requests.push(ids, values)
+
+    def _flush(self) -> None:
+        if self._between is not None:
+            with self._naming_losses():
+                self._between.requests.flush()
+
+    def _naming_losses(self) -> contextlib.AbstractContextManager[Callable[[], object] | None]:
+        """Return a context in which errors say what is lost, and a function that raises them."""
+        return contextlib.nullcontext() if self._between is None else self._between.naming_losses()
 
     def _exchange(self) -> None:
         """Send all pushes since the last clock to the ranks that apply them, and apply this one's.
 
-        Each rank applies the pushes to its share of the rows. It gets them in rank order, and each
-        rank's in the order in which they were pushed.
+        Each rank applies the pushes to its share of the rows of its host. It gets them in rank
+        order, and each rank's in the order in which they were pushed.
         """
         pending, self._pending = self._pending, []
-        n_ranks = self._comm.world_size
         ids = np.concatenate([np.empty(0, np.int64), *(places for places, _ in pending)])
         nothing = np.empty((0, self._row_bytes), np.uint8)
         values = np.concatenate([nothing, *(rows for _, rows in pending)])
-        ranks = ids * n_ranks // max(self.rows, 1)
+        split = self._owners.split(ids)
+        ranks = self._owners.shares(split)
         order = np.argsort(ranks, kind="stable")
-        counts = np.bincount(ranks, minlength=n_ranks).tolist()
-        ids = self._comm.all_to_all(ids[order], send_counts=counts)
-        came = self._comm.all_to_all(values[order], send_counts=counts)
-        self._rows.apply(ids, came)
+        counts = np.bincount(ranks, minlength=self._comm.world_size).tolist()
+        places = self._comm.all_to_all(split.places[order], send_counts=counts)
+        came = self._comm.all_to_all(values[split.order[order]], send_counts=counts)
+        self._rows.apply(places, came)
         self._comm.barrier()
 
     # --- other communicators, and the end ---------------------------------------------------------
@@ -361,31 +422,50 @@ class Table:
         self._begin("kept_for")
         try:
             made = object.__new__(Table)
-            made._enter(comm, self._setup, None, None, self)
+            made._enter(comm, self._setup, None, self._init, self)
         finally:
             self._end()
         self._pending = []
-        self.close()
+        self._close(False)
         return made
 
     def close(self) -> None:
-        """Release the table. Waits for no rank; the others can continue. Closing twice is fine."""
+        """Release the table. Closing twice is fine.
+
+        On one host it waits for no rank, and the others can continue. Between hosts it is
+        collective: the pushes of this rank are flushed, and each rank waits until the others need
+        its rows no more.
+
+        Raises
+        ------
+        PeerLostError, DeadlineError
+            Another host is lost, or late; the table is closed all the same. Not raised again if
+            another call has raised it.
+        """
+        self._close(True)
+
+    def _close(self, waits: bool) -> None:
         with self._lock:
             if self._n_calls and os.getpid() == self._pid:
                 raise StateError(f"{self._who}: another thread is in a call on this table")
             is_closed, self._is_closed = self._is_closed, True
-        if not is_closed and os.getpid() == self._pid:
+        if is_closed or os.getpid() != self._pid:
+            return
+        try:
+            if waits and self._between is not None:
+                self._between.finish()
+        finally:
             self._release()
 
     def _release(self) -> None:
         if self._finalizer.detach():
-            self._rows.close()
+            self._parts.close()
 
     def __enter__(self) -> Table:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(kind is None)
 
     def __repr__(self) -> str:
         return f"Table({self.rows} x {self.width} {self.dtype}, {self._who})"

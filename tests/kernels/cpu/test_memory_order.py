@@ -170,6 +170,7 @@ ENTRIES = {
     "tables.loops.push_rows": ".*XAX.*",
     "tables.loops.wait_for_clocks": "A+XOA+X",
     "tables.loops.advance_clock": "XOX",
+    "tables.loops.note_clock": "XOX",
     "devices.host.loop.put_command": "A",
     "devices.host.loop.put_exit": ".*XXOX",
     "devices.host.loop.record_event": "AAX",  # on the stream, then what the event stands for
@@ -220,6 +221,10 @@ UNORDERED = (
     "backends.mpi.exchange.go_on_by_mpi",
     "tables.loops.place_outside",
     "tables.loops.take_rows",
+    "tables.owner_loops.count_owners",
+    "tables.owner_loops.divide_rows",
+    "tables.owner_loops.rows_of_host",
+    "tables.owner_loops.sort_by_owner",
     "devices.host.loop.set_device",
     "devices.host.loop.place_of",
 )

@@ -1,0 +1,404 @@
+"""Tables of several hosts: the same results as on one host, in every mode, through losses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.growing import begin, where
+from tests.shrinking import LOSSES, die, results, until_lost
+from tests.waiting import SOON_S, is_stopped, thread_names, until
+
+import gpucoll
+from gpucoll.errors import ArgumentError, DeadlineError, PeerLostError
+from gpucoll.tables import Adagrad, RowsLostError, Staleness, Table
+
+ROWS, WIDTH = 500, 3
+INITIAL = np.arange(ROWS * WIDTH).reshape(ROWS, WIDTH)
+MODES = ["async", "sync", Staleness(2)]
+
+
+def drawn(rank, step, size=400):
+    """Return ids and integers that a rank pushes in a step; some ids occur twice."""
+    draw = np.random.default_rng((rank, step))
+    return draw.integers(0, ROWS, size), draw.integers(-9, 10, (size, WIDTH))
+
+
+def sum_of(ranks, steps):
+    total = np.zeros((ROWS, WIDTH), int)
+    for rank in range(ranks):
+        for step in range(steps):
+            np.add.at(total, *drawn(rank, step))
+    return total
+
+
+@pytest.fixture
+def fresh(hosts, rank_server):
+    """Call a function on fresh ranks of several hosts, some of which may end; return replies."""
+
+    def call(placed, function, *args, **options):
+        with rank_server.fork(len(placed)) as pool:
+            hosts.start(pool, placed, function, *args, **options)
+            return pool.collect()
+
+    return call
+
+
+# --- what comes out -------------------------------------------------------------------------------
+
+
+@pytest.mark.soak(quick=3)
+@pytest.mark.parametrize("placed", ["aab", "abc", "ab", "abba"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_integers_add_up_exactly(hosts, placed, mode):
+    def on_each(comm):
+        with Table(comm, ROWS, WIDTH, "int64", mode=mode) as table:
+            for step in range(12):
+                ids, values = drawn(comm.rank, step)
+                table.push(ids, values)
+                assert table.pull(ids[:20]).shape == (20, WIDTH)
+                if step % 3 == 2:
+                    table.clock()
+            table.flush()
+            comm.barrier()
+            return table.snapshot()
+
+    for whole in hosts.call(placed, on_each):
+        assert (whole == sum_of(len(placed), 12)).all()
+
+
+@pytest.mark.parametrize("mode", ["sync", Staleness(0)], ids=str)
+def test_in_step_the_bits_are_those_of_one_process(hosts, mode):
+    placed, steps = "aab", 5
+
+    def pushed(rank, step):
+        ids, values = drawn(rank, step)
+        return ids, (values / 7).astype(np.float32)
+
+    def on_each(comm):
+        how: Any = {"init": 0.25, "update": Adagrad(0.1), "mode": mode}
+        with Table(comm, ROWS, WIDTH, "float32", **how) as table:
+            for step in range(steps):
+                ids, values = pushed(comm.rank, step)
+                table.push(ids[:100], values[:100])
+                table.push(ids[100:], values[100:])
+                table.clock()
+            return table.snapshot()
+
+    def alone(comm):
+        how: Any = {"init": 0.25, "update": Adagrad(0.1), "mode": "async"}
+        with Table(comm, ROWS, WIDTH, "float32", **how) as table:
+            for step in range(steps):
+                for rank in range(len(placed)):
+                    table.push(*pushed(rank, step))
+            return table.snapshot()
+
+    expected = hosts.call("a", alone)[0]
+    assert (expected != 0.25).any()
+    for whole in hosts.call(placed, on_each):
+        assert whole.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("placed", ["aab", "abc"])
+def test_staleness_between_hosts(hosts, placed):
+    staleness, clocks = 2, 25
+
+    def on_each(comm):
+        seen = []
+        with Table(comm, 40, 1, "int64", mode=Staleness(staleness)) as table:
+            ids = np.arange(40)
+            for clock in range(clocks):
+                found = table.pull(ids)[:, 0]
+                others = comm.world_size - 1
+                assert found.min() >= clock + others * max(0, clock - staleness)
+                seen.append(int(found.max()) - clock)
+                table.push(ids, np.ones((40, 1), int))
+                assert table.clock() == clock + 1
+        return seen
+
+    for seen in hosts.call(placed, on_each):
+        others = len(placed) - 1
+        assert all(ahead <= others * (clock + 1 + staleness) for clock, ahead in enumerate(seen))
+
+
+def test_kinds_of_init_and_arrays(hosts):
+    whole = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+
+    def on_each(comm):
+        found = []
+        for init in (None, 1.5, whole[7], whole, lambda ids: whole[ids]):
+            with Table(comm, ROWS, WIDTH, init=init) as table:
+                found.append(table.snapshot())
+                assert table.lost_rows.tolist() == []
+        with Table(comm, ROWS, WIDTH, "float32", init=whole) as table:
+            ids = np.array([[3, 499], [3, 0]])
+            assert (table.pull(ids) == whole[ids]).all()
+            assert (table.pull(499) == whole[499]).all()
+            assert table.pull([]).shape == (0, WIDTH)
+            out = np.zeros((2, 2, WIDTH), np.float32)
+            assert table.pull(ids, out=out) is out
+            assert (out == whole[ids]).all()
+            with pytest.raises(ArgumentError, match="is 500, but the table has 500 rows"):
+                table.pull([1, 500])
+        return found
+
+    for found in hosts.call("aab", on_each):
+        for got, expected in zip(found, (0, 1.5, whole[7], whole, whole), strict=True):
+            assert (got == expected).all()
+
+
+def test_several_threads(hosts):
+    def on_each(comm):
+        with Table(comm, ROWS, WIDTH, "int64") as table:
+
+            def work(number):
+                for step in range(5):
+                    table.push(*drawn(comm.rank, 5 * number + step))
+                    table.pull(np.arange(0, ROWS, 7))
+
+            threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            table.flush()
+            comm.barrier()
+            return table.snapshot()
+
+    for whole in hosts.call("ab", on_each):
+        assert (whole == sum_of(2, 20)).all()
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def lose_and_keep(comm, victims, mode):
+    """Push, lose ranks, and keep the table: return what a rank has seen before and afterwards."""
+    table = Table(comm, ROWS, WIDTH, "int64", init=INITIAL, mode=mode)
+    table.push(*drawn(comm.rank, 0))
+    table.clock()
+    table.flush()
+    of_host = [table._owners.owned_by(host) for host in range(len(table._owners.hosts))]
+    comm.barrier()
+    before = table.snapshot()
+    comm.barrier()
+    if comm.rank in victims:
+        die()
+    error = None
+    while error is None:
+        try:
+            table.pull(np.arange(ROWS))
+        except PeerLostError as raised:
+            error = raised
+    until_lost(comm)
+    with comm.shrink() as left:
+        with table.kept_for(left) as kept:
+            kept.push([1], np.zeros((1, WIDTH), int))
+            kept.clock()
+            assert (kept.pull(np.arange(ROWS)) == kept.snapshot()).all()
+            left.barrier()
+            after = kept.snapshot()
+        assert "gpucoll-table" not in thread_names()
+        return before, after, kept.lost_rows, error, of_host
+
+
+@pytest.mark.soak(quick=2)
+@pytest.mark.parametrize(
+    ("placed", "victims", "gone"),
+    [
+        ("abc", [2], [2]),
+        ("aab", [2], [1]),
+        ("abc", [0], [0]),
+        ("aabb", [2], []),  # the rank that served: the other one of its host does
+        ("aabbb", [3, 4], []),
+        ("aabb", [2, 3], [1]),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_a_lost_host_loses_its_rows_alone(fresh, placed, victims, gone, mode):
+    for found in results(fresh(placed, lose_and_keep, victims, mode), victims):
+        before, after, lost, error, of_host = found
+        assert (before == INITIAL + sum_of(len(placed), 1)).all()
+        assert lost.tolist() == [row for host in gone for row in of_host[host].tolist()]
+        before[lost] = INITIAL[lost]
+        assert (after == before).all()
+        if gone and len(victims) == 1:
+            assert type(error) is RowsLostError
+            assert error.lost_rows.tolist() == lost.tolist()
+            assert f"{len(lost)} of the table's {ROWS} rows were on its host" in str(error)
+        else:
+            assert "loses no row as long as one of rank" in str(error)
+
+
+def test_pushes_that_were_not_applied_are_repeated_once(fresh):
+    """A rank is stopped while others push to it, and another host is lost meanwhile."""
+
+    def on_each(comm):
+        table = Table(comm, ROWS, WIDTH, "int64")
+        comm.barrier()
+        there = table._owners.owned_by(1)
+        pids = comm.all_gather(os.getpid()).tolist()
+        if comm.rank == 0:
+            table.push(there, np.ones((len(there), WIDTH), int))
+            table.flush()
+            os.kill(pids[1], signal.SIGSTOP)
+            until(lambda: is_stopped(pids[1]))
+            for _ in range(10):
+                table.push(there, np.ones((len(there), WIDTH), int))
+            os.kill(pids[2], signal.SIGKILL)
+            os.kill(pids[1], signal.SIGCONT)
+        if comm.rank == 2:
+            signal.pause()
+        until_lost(comm)
+        with table.kept_for(comm.shrink()) as kept:
+            kept.flush()
+            kept._comm.barrier()
+            return kept.pull(there)
+
+    for found in results(fresh("abc", on_each), [2]):
+        assert (found == 11).all()
+
+
+def test_a_stopped_host_stops_no_other(fresh):
+    def on_each(comm):
+        table: Any = Table(comm, ROWS, WIDTH, "int64")
+        pids = comm.all_gather(os.getpid()).tolist()
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            until(lambda: is_stopped(pids[2]))
+            start_s = time.monotonic()
+            theirs = table._owners.owned_by(1 - comm.rank)
+            for _ in range(10):
+                table.push(theirs, np.ones((len(theirs), WIDTH), int))
+                table.flush()
+                table.pull(theirs)
+            assert time.monotonic() - start_s < SOON_S
+            table._between.requests.timeout_s = 0.1
+            with pytest.raises(DeadlineError, match="which serves the rows of host host c: is it"):
+                table.pull(np.arange(ROWS))
+            comm.send(1, 1 - comm.rank)
+            comm.recv(source=1 - comm.rank)
+            if comm.rank == 0:
+                os.kill(pids[2], signal.SIGCONT)
+            table._between.requests.timeout_s = 20.0
+            assert (table.pull(theirs) == 10).all()
+        table.close()
+
+    results(fresh("abc", on_each))
+
+
+def test_a_clock_that_waits_for_a_lost_host_is_an_error(fresh):
+    def on_each(comm):
+        table = Table(comm, ROWS, WIDTH, mode=Staleness(1))
+        table.clock()
+        comm.barrier()
+        if comm.rank == 1:
+            die()
+        with contextlib.suppress(PeerLostError):
+            table.clock()
+        with pytest.raises(PeerLostError, match="lost rank 1"):
+            table.clock()
+        start_s = time.monotonic()
+        table.close()
+        return time.monotonic() - start_s
+
+    assert results(fresh("ab", on_each), [1])[0] < SOON_S
+
+
+# --- more hosts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.soak(quick=2)
+@pytest.mark.parametrize("placed", ["ab", "aab", "aba", "abc", "aaa"])
+def test_rows_move_to_hosts_that_join(hosts, placed):
+    n_old = 2
+
+    def on_each(seat):
+        given: Any = {"init": 5, "update": "adagrad"}
+        place = where(seat)
+        if seat.rank >= n_old:
+            comm = gpucoll.join(**place, timeout_s=20.0)
+            table = Table(comm, ROWS, WIDTH, "float64", **given)
+            before = None
+        else:
+            comm = begin(seat, n_old)
+            old = Table(comm, ROWS, WIDTH, "float64", **given)
+            ids, values = drawn(comm.rank, 0)
+            old.push(ids, values.astype(float))
+            old.flush()
+            comm.barrier()
+            before = old.snapshot()
+            comm.barrier()
+            comm = comm.grow(**place, wait_s=15.0, at_most=seat.world_size - n_old)
+            table = old.kept_for(comm)
+        after = table.snapshot()
+        comm.barrier()
+        mine = np.arange(comm.rank, ROWS, comm.world_size)
+        table.push(mine, np.ones((len(mine), WIDTH)))
+        table.flush()
+        comm.barrier()
+        pushed = table.snapshot()
+        table.close()
+        comm.close()
+        return before, after, pushed, table.lost_rows
+
+    found = hosts.call(placed + ("" if len(placed) > 2 else "c"), on_each, gives="seat")
+
+    before = found[0][0]
+    for _, after, pushed, lost in found:
+        assert (after == before).all()
+        assert (pushed < after).all()  # Adagrad's sums have moved, too: it makes smaller steps
+        assert (pushed[before == 5] > pushed[before == 5].max() - 1e-12).all()
+        assert len(lost) == 0
+
+
+def test_nothing_is_left_over(hosts):
+    def on_each(comm):
+        def left():
+            fds = len(os.listdir("/proc/self/fd"))
+            with open("/proc/self/maps") as file:
+                return fds, sum("gpucoll" in line for line in file), thread_names()
+
+        Table(comm, ROWS, WIDTH).close()
+        before = left()
+        for _ in range(3):
+            with Table(comm, ROWS, WIDTH) as table:
+                table.push([1], np.ones((1, WIDTH), np.float32))
+        comm.barrier()
+        assert left() == before
+
+    hosts.call("aab", on_each)
+
+
+def test_ctrl_c_in_a_pull(hosts):
+    def on_each(comm):
+        table: Any = Table(comm, ROWS, WIDTH, "int64")
+        comm.barrier()
+        if comm.rank == 0:
+            table._between.stop()
+            comm.barrier()
+        else:
+            comm.barrier()
+            before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            start_s = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                table.pull(np.arange(ROWS))
+            assert time.monotonic() - start_s < SOON_S
+            signal.signal(signal.SIGALRM, before)
+        comm.barrier()
+        table._close(False)
+        assert "gpucoll-table" not in thread_names()
+
+    hosts.call("ab", on_each)
+
+
+def test_loss_errors_are_losses():
+    assert issubclass(RowsLostError, LOSSES)
