@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpucoll.tables.owners import Owners
     from gpucoll.tables.rows import Rows
 
-__all__ = ["MANIFEST", "read_manifest", "read_rows", "write"]
+__all__ = ["MANIFEST", "check", "read_manifest", "read_rows", "write"]
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 
@@ -110,6 +110,24 @@ def read_manifest(comm: Communicator, folder: str | os.PathLike[str]) -> dict[st
     manifest = agree(comm, "Table.load", problem, {}, found[0] if found else None)[0]
     assert manifest is not None
     return manifest
+
+
+def check(settings: dict[str, str], manifest: dict[str, Any], where: str) -> None:
+    """Raise unless a table was saved with these settings, maybe with other numbers in its update.
+
+    Parameters
+    ----------
+    settings : dict
+        What `Setup.settings` returns.
+    """
+    for name in ("rows", "width", "dtype", "update"):
+        saved, given = str(manifest[name]), settings[name]
+        if saved != given and (name != "update" or _kind(saved) != _kind(given)):
+            raise ArgumentError(f"{where} has a table saved with {name} {saved}; got {given}")
+
+
+def _kind(update: str) -> str:
+    return update.partition("(")[0]
 
 
 def read_rows(

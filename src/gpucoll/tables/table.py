@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpucoll.arrays.numpy_arrays import address_of, array_at
 from gpucoll.arrays.operands import destination_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
 from gpucoll.finalizers import leave
+from gpucoll.tables import saving
 from gpucoll.tables.loops import place_outside
 from gpucoll.tables.moving import Held, move
 from gpucoll.tables.owners import Owners
@@ -348,6 +350,108 @@ class Table:
             return whole
         finally:
             self._end()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the table to a folder. Collective.
+
+        The folder has one table, the last that was saved there; if a save is cut short, that is the
+        one before. All pushes are in it, of whatever rank and host, but in mode "sync" not those
+        since the last clock. The sums of "adagrad" and the clock are saved, too.
+
+        Parameters
+        ----------
+        folder : path
+            On a file system that all hosts share. It is made if it is not there.
+
+        Raises
+        ------
+        OSError
+            This rank cannot write there; the other ranks raise ArgumentError.
+
+        Notes
+        -----
+        Each rank writes its share, which must not take longer than the communicator's deadline.
+        While another thread pushes, rows are from different moments.
+        """
+        self._begin("save")
+        try:
+            self._flush()
+            facts: dict[str, Any] = {
+                **self._setup.settings(),
+                "rows": self.rows,
+                "width": self.width,
+            }
+            with self._naming_losses():
+                facts["clock"] = min(self._comm.all_gather_object(self._clock))
+                saving.write(self._comm, folder, self._owners, self._rows, facts)
+        finally:
+            self._end()
+
+    @classmethod
+    def load(
+        cls,
+        comm: Communicator,
+        folder: str | os.PathLike[str],
+        rows: int | None = None,
+        width: int | None = None,
+        dtype: Any = None,
+        *,
+        init: Init = None,
+        update: Update = "add",
+        mode: str | Staleness = "async",
+    ) -> Table:
+        """Return a table that was saved, on any number of ranks and hosts. Collective.
+
+        Parameters
+        ----------
+        comm : Communicator
+        folder : path
+            As for `save`.
+        rows, width, dtype : optional
+            What the table must have; an error if it has something else. Default: whatever it has.
+        init : number, array or function, optional
+            What rows become that are lost later, with their host; see `kept_for`.
+        update : str, SGD, Adagrad, ReduceOp or function
+            The one that it was saved with, maybe with another learning rate.
+        mode : str or Staleness
+            Any.
+
+        Raises
+        ------
+        ArgumentError
+            The folder has no whole table, or another one than these arguments say.
+        """
+        check_communicator(comm)
+        manifest = saving.read_manifest(comm, folder)
+        shape = manifest["rows"], manifest["width"]
+        made = cls(comm, *shape, manifest["dtype"], update=update, mode=mode)
+        try:
+            problem: GpucollError | None = None
+            try:
+                given = Setup.of(
+                    shape[0] if rows is None else rows,
+                    shape[1] if width is None else width,
+                    manifest["dtype"] if dtype is None else dtype,
+                    update,
+                    mode,
+                )
+                saving.check(given.settings(), manifest, f"{made._who}: {folder}")
+                made._init = checked_init(init, given)
+            except GpucollError as error:
+                problem = error
+            agree(comm, "Table.load", problem, {}, None)
+            made._set_clock(manifest["clock"])
+            saving.read_rows(comm, folder, manifest, made._owners, made._rows)
+        except BaseException:
+            made._close(False)
+            raise
+        return made
+
+    def _set_clock(self, clock: int) -> None:
+        """Begin at a clock, as all ranks do at the same time."""
+        self._clock = self._rows.members.clock = clock
+        here = self._rows.memory.ranks
+        self._rows.members.note_clocks([clock] * self._comm.world_size, here)
 
     def torn_rows(self) -> Any:
         """Return the ids of rows that may be half updated, since a rank died meanwhile.
