@@ -243,7 +243,12 @@ def test_memory_does_not_depend_on_the_number_of_clients(dtype):
     like = [np.zeros(1 << 18, dtype), np.zeros((3, 1 << 16), dtype)]
     of_model = sum(array.nbytes for array in like)
     of_sum = of_model * (1 if dtype == "float32" else 2)
-    peaks = []
+    peaks: list[int] = []
+    first = WeightedMean(like)
+    for _ in range(2):  # kernels are loaded, which takes memory of its own
+        first.add(like)
+    first.result()
+    del first
     for clients in (2, 40):
         tracemalloc.start()
         mean = WeightedMean(like)
@@ -260,19 +265,22 @@ def test_memory_does_not_depend_on_the_number_of_clients(dtype):
 
 
 PROGRAM = """
-import resource, sys
+import sys
 import numpy as np
 from gpucoll.federated import WeightedMean
-from gpucoll.testing import device_arrays
+
+def peak_bytes():  # since this program began; ru_maxrss would be that of the process before it
+    with open("/proc/self/status") as status:
+        return int(status.read().partition("VmHWM:")[2].split()[0]) * 1024
 
 clients, size = int(sys.argv[1]), 4 << 20
 mean = WeightedMean([np.zeros(1, np.float32)])
 mean.add([np.zeros(1, np.float32)])  # the kernels are loaded
 mean = WeightedMean([np.empty(size, np.float32)])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 for client in range(clients):
     mean.add([np.full(size, client, np.float32)], 2)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+print(peak_bytes() - before)
 """
 
 
@@ -280,7 +288,7 @@ def test_resident_memory_of_a_process():
     """The same, by the operating system: two models of 16 MiB for 20 clients."""
     command = [sys.executable, "-c", PROGRAM, "20"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert int(done.stdout) < 2.5 * (16 << 20)
+    assert 1.9 * (16 << 20) < int(done.stdout) < 2.3 * (16 << 20)
 
 
 @pytest.mark.ranks(3)
