@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.federated.secure_sum.playing import (
 from gpucoll import GpucollError, SecureSumError, TooFewClientsError
 from gpucoll.federated.secure_sum import keys, messages, shamir
 from gpucoll.federated.secure_sum.messages import Kind
-from gpucoll.federated.secure_sum.parties import Advert
+from gpucoll.federated.secure_sum.parties import SEALED_BYTES, Advert, sealing_key
 
 HEADER = 32
 SETTINGS = small(clients=4, threshold=3)
@@ -188,6 +189,7 @@ def test_no_bytes_at_all():
     refused(server, server.receive, "text", match="must be bytes; got str")
     refused(server, server.receive, b"", match="cut off: 0 of at least 32 bytes")
     refused(server, server.receive, bytes(32), match="no message of a secure sum")
+    refused(server, server.receive, memoryview(bytes(300))[::2], match="must be contiguous bytes")
     for kind in (bytearray, memoryview):
         server.receive(kind(SETTINGS.client(int(kind is memoryview)).advertise()))
 
@@ -307,9 +309,39 @@ def test_a_wrong_share_is_noticed(gone):
     assert np.array_equal(server._total, before)
 
 
+def test_no_text_pickle_or_copy_has_a_clients_secrets():
+    _, clients, _, _ = play(SETTINGS, VECTORS, until=3)
+    client = clients[0]
+    text = repr((vars(client), client._secrets, client._shares))
+    secrets = vars(client._secrets), client._shares.of_seeds, client._shares.of_mask_keys
+    for secret in [value for kept in secrets for value in kept.values()]:
+        assert repr(secret)[2:-1] not in text
+    for take in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(SecureSumError, match="client 0 of 4 is not pickled or copied"):
+            take(client)
+
+
 def test_equal_randomness_is_noticed():
     clients = [SETTINGS.client(number, random=Seeded("same")) for number in range(4)]
     server = SETTINGS.server()
     server.receive(clients[0].advertise())
     with pytest.raises(SecureSumError, match="one of another client"):
         server.receive(clients[1].advertise())
+
+
+def test_a_client_that_is_resumed_twice_seals_with_other_nonces():
+    """With one nonce for two texts, the server would see how the two shares differ."""
+    _, clients, inbox, _ = play(SETTINGS, VECTORS, until=1)
+    state, key = clients[0].state(), clients[1]._secrets.sealing_key
+    private = sealing_key(SETTINGS, key, clients[0]._advert().sealing_key, 0, 1)
+    sealed = []
+    for _ in range(2):
+        said = SETTINGS.resume(state).share_keys(inbox[0])
+        sealed.append(said[HEADER + keys.KEY_BYTES :][:SEALED_BYTES])
+    nonces = [text[: keys.NONCE_BYTES] for text in sealed]
+    shares = [
+        keys.unseal(private, text[keys.NONCE_BYTES :], SETTINGS.tag, nonce)
+        for text, nonce in zip(sealed, nonces, strict=True)
+    ]
+    assert nonces[0] != nonces[1]
+    assert shares[0] != shares[1]

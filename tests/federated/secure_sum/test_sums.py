@@ -162,6 +162,8 @@ def test_a_client_that_is_saved_and_resumed_goes_on_alike():
         for client in clients:
             with pytest.raises(SecureSumError, match="do nothing more"):
                 settings.resume(client.state()).unmask(b"")
+        with pytest.raises(SecureSumError, match="too long"):
+            settings.resume(clients[0].state() + bytes(40))
         for cut in (0, 10, 30, 100, 190, 300):
             with pytest.raises(SecureSumError):
                 settings.resume(clients[0].state()[:cut])
@@ -178,20 +180,45 @@ def test_clients_have_masks_with_their_neighbours_only():
     assert any(other.holders(client) != settings.holders(client) for client in range(30))
 
 
+def is_connected(settings, clients):
+    """Return whether these clients have masks in common, each with some, and all by way of some."""
+    reached, fresh = set(), {min(clients)}
+    while fresh:
+        reached |= fresh
+        near = {holder for client in fresh for holder in settings.holders(client)}
+        fresh = (near & clients) - reached
+    return reached == clients
+
+
 def test_survivors_with_neighbours_are_always_connected():
     """Otherwise the server would learn the sum of each part: threshold k/2 + 2 prevents it."""
     settings = small(clients=9, threshold=4, neighbours=4)
     for stayed in itertools.chain.from_iterable(
         itertools.combinations(range(9), size) for size in range(1, 10)
     ):
-        if not is_enough(settings, set(stayed)):
-            continue
-        reached, fresh = set(), {stayed[0]}
-        while fresh:
-            reached |= fresh
-            near = {holder for client in fresh for holder in settings.holders(client)}
-            fresh = (near & set(stayed)) - reached
-        assert reached == set(stayed)
+        if is_enough(settings, set(stayed)):
+            assert is_connected(settings, set(stayed))
+
+
+@pytest.mark.parametrize(("helpers", "neighbours", "threshold"), [(1, 6, 6), (1, 4, 4)])
+def test_honest_survivors_are_connected_with_as_few_helpers_as_documented(
+    helpers, neighbours, threshold
+):
+    """Helpers show the server their masks, so that they connect nobody.
+
+    Threshold k/2 + 2 + h is for h of them among the holders of each client. With k/2 + 2 one in
+    each neighbourhood is enough, with the right clients gone, to learn the sums of two parts.
+    """
+    settings = small(clients=11, threshold=threshold, neighbours=neighbours)
+    splits = 0
+    for bad in itertools.chain(*(itertools.combinations(range(11), n) for n in range(1, 6))):
+        honest = set(range(11)) - set(bad)
+        for helping in itertools.chain(*(itertools.combinations(bad, n) for n in range(1, 4))):
+            counts = [len(set(helping) & set(settings.holders(c))) for c in range(11)]
+            if max(counts) > helpers or not is_enough(settings, honest | set(helping)):
+                continue
+            splits += not is_connected(settings, honest)
+    assert (splits == 0) == (threshold >= neighbours // 2 + 2 + helpers)
 
 
 # --- what the server sees -------------------------------------------------------------------------
@@ -313,7 +340,7 @@ def test_settings_of_wrong_types(given, text):
         (np.zeros(7, np.int32), ArgumentTypeError, "unsigned integers up to uint32; got int32"),
         (np.zeros(7, np.uint64), ArgumentTypeError, "got uint64"),
         (np.zeros(7), ArgumentTypeError, "got float64"),
-        (np.full(7, 1 << 20, np.uint32), ArgumentError, r"below 2\*\*20; its largest is 1048576"),
+        (np.full(7, 1 << 20, np.uint32), ArgumentError, r"below 2\*\*20; it has a larger number$"),
     ],
 )
 def test_wrong_vectors_change_nothing(x, error, text):
