@@ -24,13 +24,6 @@ def example(name: str) -> dict:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name=name)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn's digits")
-    data = datasets.load_digits()
-    return data.data / 16, data.target
-
-
 @pytest.mark.soak(quick=1)
 @several_ranks
 def test_data_parallel_training_equals_one_process_bit_for_bit(ranks, digits, world_size):
