@@ -116,7 +116,7 @@ class Published:
             settings = self._layout.settings
             _check_source(source, comm.world_size)
             version = 0 if before is None else before.version
-        except (ArgumentError, ArgumentTypeError, StateError) as error:
+        except Exception as error:  # whatever it is, the other ranks must hear of it
             problem = error
         known = comm.rank if source is None and before is not None and before.is_source else source
         self._process = os.getpid()
