@@ -58,3 +58,28 @@ def test_nothing_is_left(comm):
     before = len(os.listdir("/proc/self/fd"))
     HostMemory(comm, SIZE, "test").close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_nothing_is_left_of_one_that_was_interrupted(comm, monkeypatch, call):
+    before, calls = len(os.listdir("/proc/self/fd")), iter(range(1, 9))
+    gather = comm.all_gather_object
+
+    def interrupted(given):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return gather(given)
+
+    monkeypatch.setattr(comm, "all_gather_object", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        HostMemory(comm, SIZE, "interrupted")
+    assert len(os.listdir("/proc/self/fd")) == before
+    with open("/proc/self/maps") as file:
+        assert "gpucoll-interrupted" not in file.read()
+
+
+@pytest.mark.ranks(1)
+def test_a_size_beyond_all_addresses(comm):
+    with pytest.raises(SharedMemoryError, match="rank 0 of 1 has no memory for test"):
+        HostMemory(comm, 1 << 70, "test")

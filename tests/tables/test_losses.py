@@ -142,6 +142,10 @@ def test_a_rank_that_stays_behind_pushes_no_more(fresh):
             with pytest.raises(StateError, match="have continued without this one; 0 of 1 rows"):
                 table.push(0, ONES[0])
             rows = table._rows
+            later = rows._mine + (1 << 20)  # a lock that one of the others holds now
+            assert not rows._has_left(later)
+            with pytest.raises(StateError, match="have continued without this one"):
+                table.clock()
             rows.members.close()  # says nothing to the others either
             return None
         comm.barrier()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.waiting import until
 
-from gpucoll import ArgumentError, MismatchError, StateError
+from gpucoll import ArgumentError, DeadlineError, MismatchError, StateError
 from gpucoll.tables import Published, board
 
 Pair = namedtuple("Pair", "first second")
@@ -153,6 +153,10 @@ def test_bad_arguments_of_calls(comm):
                     {"a": filled(0) * 1.0, "b": [np.zeros(2)]},
                     r"\['a'\] must be int64 .*; got float",
                 ),
+                (
+                    {"a": np.ma.zeros(5, np.int64), "b": [np.zeros(2)]},
+                    r"arrays\['a'\] is a masked array: its mask would be ignored",
+                ),
                 ({"a": 3, "b": [np.zeros(2)]}, r"arrays\['a'\] must be an array .*; got int"),
             ]:
                 with pytest.raises((ArgumentError, TypeError), match=text):
@@ -191,12 +195,36 @@ def test_a_forked_child_reads_nothing_and_closes_nothing(comm):
                     shared.latest()
                 with pytest.raises(StateError, match="belongs to the process that has forked"):
                     shared.publish(filled(2))
+                with pytest.raises(StateError, match="belongs to the process that has forked"):
+                    shared.latest(1, wait=True, timeout_s=1)
+                shared._lock.acquire()  # as if a thread of the parent had held it
+                with pytest.raises(StateError, match="belongs to the process that has forked"):
+                    shared.latest()
                 shared.close()
                 os._exit(0)
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert shared.publish(filled(2)) == 2
+
+
+@pytest.mark.ranks(1)
+def test_a_version_newer_than_a_negative_number(comm):
+    with published(comm) as shared:
+        assert shared.latest(newer_than=-1) == (0, None)
+        with pytest.raises(DeadlineError, match="no version newer than 0 came within 0"):
+            shared.latest(newer_than=-1, wait=True, timeout_s=0.01)
+        shared.publish(filled(1))
+        assert shared.latest(newer_than=-1, wait=True)[0] == 1
+
+
+@pytest.mark.ranks(1)
+def test_a_list_in_the_place_of_a_dict_with_numbers(comm):
+    arrays = [filled(number) for number in range(11)]
+    with Published(comm, dict(enumerate(arrays))) as shared:
+        shared.publish(arrays)
+        found = shared.latest()[1]
+        assert [found[number][0] for number in range(11)] == [*range(11)]
 
 
 # --- versions are whole ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.growing import begin, where
 from tests.shrinking import arrive, die, results, until_lost
-from tests.waiting import SOON_S, is_stopped, thread_names, until
+from tests.waiting import SOON_S, collect, is_stopped, thread_names, until
 
 import gpucoll
 from gpucoll import ArgumentError, DeadlineError, PeerLostError, StateError
@@ -340,3 +340,44 @@ def test_nothing_is_left(comm):
     with pytest.raises(ArgumentError):
         Published(comm, filled(0), source=2)
     assert facts() == before
+    Published(comm, filled(0))
+    collect()
+    assert facts() == before
+    shared = Published(comm, filled(0), source=comm.world_size - 1)
+    if shared.is_source:
+        with (
+            mock.patch.object(board.Board, "end", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            shared.close()
+    shared.close()
+    assert facts() == before
+
+
+class CountingLock:
+    """A lock that counts who wants it."""
+
+    def __init__(self):
+        self._lock, self.wanted = threading.Lock(), 0
+
+    def acquire(self, timeout=-1):
+        self.wanted += 1
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self):
+        self._lock.release()
+
+
+@pytest.mark.ranks(1)
+def test_threads_that_close_it_at_the_same_time(comm):
+    shared = Published(comm, filled(0))
+    shared._lock = lock = CountingLock()
+    lock.acquire()  # another thread copies
+    threads = [threading.Thread(target=shared.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: lock.wanted == 3)
+    lock.release()
+    for thread in threads:
+        thread.join(SOON_S)
+        assert not thread.is_alive()

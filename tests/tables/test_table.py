@@ -233,6 +233,51 @@ def test_elements_are_never_torn(comm, width):
         comm.barrier()
 
 
+class InterruptingLock:
+    """A lock at whose release Ctrl-C comes."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.ranks(1)
+def test_an_interrupt_at_the_beginning_of_a_call(comm):
+    table = Table(comm, 2, 1)
+    lock, table._lock = table._lock, InterruptingLock()
+    calls = (table.clock, table.snapshot, table.torn_rows, lambda: table.pull(0), table.flush)
+    for call in calls:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    table._lock = lock
+    table.close()
+
+
+@pytest.mark.ranks(1)
+def test_pushes_of_a_thread_while_another_one_ends_steps(comm):
+    with Table(comm, 1, 1, "int64", mode="sync") as table:
+        thread = threading.Thread(target=table.clock)
+
+        class Pending(list):
+            @property
+            def append(self):
+                thread.start()
+                thread.join(0.1)  # it ends, unless it must wait for the push
+                return super().append
+
+        table._pending = Pending()
+        table.push(0, np.ones(1, np.int64))
+        thread.join(SOON_S)
+        table.clock()
+        assert table.pull(0).tolist() == [1]
+
+
 # --- arrays ---------------------------------------------------------------------------------------
 
 
@@ -254,6 +299,16 @@ def test_shapes_and_kinds_of_ids(comm):
         values = np.ones((2, 2, 8), np.float32)[:, :, ::2]
         table.push([[0, 1], [0, 0]], values)
         assert table.pull(0).tolist() == (start[0] + 3).tolist()
+
+
+@pytest.mark.ranks(1)
+def test_rows_that_take_the_place_of_their_ids(comm):
+    with Table(comm, 50, 2, "int64", init=1 << 40) as table:
+        room = np.arange(100)
+        room[50:] = 0
+        out = room.reshape(50, 2)
+        assert table.pull(room[:50], out=out) is out
+        assert (room == 1 << 40).all()
 
 
 @pytest.mark.ranks(1)
@@ -312,6 +367,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "sgd": ({"dtype": "int32", "update": "sgd"}, ArgumentTypeError, "not defined for int32"),
     "init": ({"init": np.ones(3)}, ArgumentError, r"init has shape \(3,\)"),
     "kind": ({"dtype": "int32", "init": 0.5}, ArgumentTypeError, "init has dtype float64"),
+    "wrapped": ({"dtype": "int8", "init": 300}, ArgumentError, "that int8 does not hold"),
+    "negative": ({"dtype": "uint8", "init": [1, -1]}, ArgumentError, "that uint8 does not hold"),
+    "complex": ({"init": 1 + 2j}, ArgumentTypeError, "init has dtype complex128"),
+    "ragged": ({"init": [[1], [1, 2]]}, ValueError, "inhomogeneous"),
+    "array": ({"update": np.ones(3)}, ValueError, "ambiguous"),
 }
 
 
@@ -344,6 +404,8 @@ def test_ranks_that_differ(comm):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ArgumentError, match=r"init of rows [02] to [14]: "):
         Table(comm, 5, 2, init=init)
+    with pytest.raises(ArgumentError, match="init has dtype float64, but the table has int32"):
+        Table(comm, 5, 2, "int32", init=lambda ids: np.full((len(ids), 2), 0.5))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -420,6 +482,31 @@ def test_close(comm):
         with pytest.raises(StateError, match=r"of 2: .*the table is closed"):
             call()
     comm.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_one_that_is_closed_on_a_rank_is_kept_by_none(comm):
+    table = Table(comm, 5, 2)
+    if comm.rank == 1:
+        table.close()
+    with pytest.raises((StateError, ArgumentError), match=r"rank 1 of 2: kept_for: .* is closed"):
+        table.kept_for(comm)
+    table.close()
+    comm.barrier()
+
+
+@pytest.mark.ranks(1)
+def test_a_forked_child_that_drops_the_table(comm):
+    table = Table(comm, 5, 2)
+    members = table._rows.members
+    pid = os.fork()
+    if pid == 0:
+        del table
+        collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (members._own.closed, members._own.pid) == (0, os.getpid())
+    table.close()
 
 
 @pytest.mark.ranks(1)

@@ -67,6 +67,15 @@ class HostMemory:
     ) -> None:
         self.size_bytes, self.name, self.fd = size_bytes, name, -1
         self._mapping: mapping.Mapping | None = None
+        try:
+            self._open(comm, before)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, comm: Communicator, before: HostMemory | None) -> None:
+        """Make or open the memory, and map it. Collective."""
+        size_bytes, name = self.size_bytes, self.name
         found = comm.all_gather_object((host_id(), before is not None))
         self.hosts = [host for host, _ in found]
         self.ranks = [rank for rank, host in enumerate(self.hosts) if host == self.hosts[comm.rank]]
@@ -86,7 +95,6 @@ class HostMemory:
             trouble = self._tried_to_map()
         for rank, text in enumerate(comm.all_gather_object(trouble)):
             if text:
-                self.close()
                 raise SharedMemoryError(
                     f"{rank_of(rank, comm.world_size)} has no memory for {name}: {text}"
                 )
@@ -95,7 +103,7 @@ class HostMemory:
         """Set the descriptor; return why there is none, or an empty string."""
         try:
             self.fd = make()
-        except (OSError, SharedMemoryError) as error:
+        except (OSError, OverflowError, SharedMemoryError) as error:
             return str(error)
         return ""
 

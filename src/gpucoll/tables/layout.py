@@ -92,7 +92,7 @@ class Layout:
         found: dict[str, AnyArray] = {}
         _mapped(found.__setitem__, arrays)
         names = [place.name for place in self._places]
-        if [*found] != names:
+        if found.keys() != set(names):
             other = next(name for name in [*found, *names] if (name in found) != (name in names))
             state = "is missing" if other in names else "is not in like"
             raise ArgumentError(f"{what}: {what}{other} {state}; pass what like has")
@@ -107,7 +107,7 @@ class Layout:
             is_locked = library_of(array) == "jax" or not getattr(flags, "writeable", True)
             if written and is_locked:
                 raise ArgumentError(f"{what}{place.name} cannot be written: leave out= out")
-        return [*found.values()]
+        return [found[name] for name in names]
 
     def store(self, arrays: list[AnyArray], slot: Bytes) -> None:
         """Copy arrays, which `checked` returned, into a slot."""

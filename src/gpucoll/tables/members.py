@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpucoll.api.host_memory import HostMemory
-from gpucoll.errors import DeadlineError, PeerLostError
+from gpucoll.errors import DeadlineError, PeerLostError, StateError
 from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, note_clock, wait_for_clocks
 from gpucoll.tables.processes import start_time
 from gpucoll.transport.shared import ordering
@@ -82,7 +82,14 @@ class Members:
         ordering.store(self._own.at.clock, value)
 
     def advance(self) -> int:
-        """Advance this rank's clock, and wake the ranks that wait for it; return the clock."""
+        """Advance this rank's clock, and wake the ranks that wait for it; return the clock.
+
+        Raises
+        ------
+        StateError
+            The other ranks have continued without this one.
+        """
+        self._check_epoch()
         return advance_clock.ctypes(self._own.address, self._bell)
 
     def note_clocks(self, clocks: list[int], here: list[int]) -> None:
@@ -120,10 +127,19 @@ class Members:
                     f"{text}, but its process has ended; continue by "
                     "table.kept_for(comm.shrink()): no row is lost"
                 )
+            self._check_epoch()
             if check is not None:
                 check()
             if time.monotonic() - start_s > self.timeout_s:
                 raise DeadlineError(f"{text} since {self.timeout_s:g} s (timeout_s)")
+
+    def _check_epoch(self) -> None:
+        """Raise if the lines of the memory have come to other members."""
+        if ordering.load(self.epoch_word) != self.epoch:
+            raise StateError(
+                f"{rank_of(self.rank, self.world_size)}: clock: the other ranks have continued "
+                "without this one"
+            )
 
     def close(self) -> None:
         """Say that this rank pushes no more, unless the memory has come to other members."""

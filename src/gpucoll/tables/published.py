@@ -8,6 +8,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
@@ -22,6 +23,7 @@ from gpucoll import (
 )
 from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.config import check_timeout_s
+from gpucoll.finalizers import leave
 from gpucoll.tables.board import (
     CLOSED,
     GONE,
@@ -91,6 +93,7 @@ class Published:
     """
 
     def __init__(self, comm: Communicator, like: AnyArray, source: int = 0) -> None:
+        check_communicator(comm)
         self._make(comm, lambda: Layout(like), source, None)
 
     def _make(
@@ -100,7 +103,6 @@ class Published:
         source: int | None,
         before: Published | None,
     ) -> None:
-        check_communicator(comm)
         problem: Exception | None = None
         settings: dict[str, str] = {}
         version = 0
@@ -114,7 +116,7 @@ class Published:
             settings = self._layout.settings
             _check_source(source, comm.world_size)
             version = 0 if before is None else before.version
-        except (ArgumentError, ArgumentTypeError, StateError) as error:
+        except Exception as error:  # whatever it is, the other ranks must hear of it
             problem = error
         known = comm.rank if source is None and before is not None and before.is_source else source
         self._process = os.getpid()
@@ -164,6 +166,10 @@ class Published:
         # No Python code runs between the look at this attribute and the load: `close` changes it.
         self._load = functools.partial(ordering.load, board.latest)
         self._seen = ctypes.c_int64.from_address(board.latest)
+        self._finalizer = weakref.finalize(
+            self, leave, _release, board, self._threads, self.is_source, self._process
+        )
+        self._finalizer.atexit = False
 
     # --- the source -------------------------------------------------------------------------------
 
@@ -199,6 +205,7 @@ class Published:
                 f"publish on {self._who}: only the source, rank {self.source}, may publish"
             )
         given = self._layout.checked("arrays", arrays)
+        self._check_usable()  # a forked child must not wait for a lock of its parent's threads
         with self._lock:
             self._check_usable()
             slot = self._board.free_slot()
@@ -267,6 +274,7 @@ class Published:
         outs = None if out is None else self._layout.checked("out", out, written=True)
         least = _checked_version(newer_than)
         check_timeout_s(timeout_s)
+        self._check_usable()
         if wait:
             self._wait(least, self._timeout_s if timeout_s is None else timeout_s)
         with self._lock:
@@ -333,6 +341,7 @@ class Published:
         ArgumentError
             On every rank: the source is not in `comm`, and no rank names another.
         """
+        check_communicator(comm)
         for thread in self._threads:
             thread.close()  # a version that comes later would not be the last one any more
         kept = object.__new__(Published)
@@ -376,16 +385,8 @@ class Published:
             raise DeadlineError(f"close on {self._who}: another thread is still copying")
         self._load, self._seen = self._raise_closed, _NEWEST
         self._lock.release()
-        if self.is_source:
-            self._board.end(CLOSED)
-        for thread in self._threads:
-            if isinstance(thread, Server):
-                thread.finish(until_s)
-        for thread in self._threads:
-            thread.close()
-            if isinstance(thread, Carrier):
-                self._board.end(LEFT)
-        self._board.memory.close()
+        if self._finalizer.detach():  # no other thread closes it
+            _release(self._board, self._threads, self.is_source, self._process, until_s)
 
     def __enter__(self) -> Published:
         return self
@@ -408,6 +409,30 @@ class Published:
     def __repr__(self) -> str:
         state = "closed" if self._load == self._raise_closed else f"version {self.version}"
         return f"<Published from rank {self.source} on {self._who}: {state}>"
+
+
+def _release(
+    board: Board,
+    threads: Sequence[Server | Carrier],
+    is_source: bool,
+    process: int,
+    until_s: float = 0.0,
+) -> None:
+    """Release a rank's part, which no thread of the program uses any more."""
+    if process != os.getpid():
+        return  # a forked child has dropped the object
+    try:
+        if is_source:
+            board.end(CLOSED)
+        for thread in threads:
+            if isinstance(thread, Server):
+                thread.finish(until_s)
+    finally:  # also if a signal has ended the wait
+        for thread in threads:
+            thread.close()
+            if isinstance(thread, Carrier):
+                board.end(LEFT)
+        board.memory.close()
 
 
 def _check_source(source: object, world_size: int) -> None:
@@ -439,4 +464,4 @@ def _checked_version(newer_than: object) -> int:
         return 0
     if isinstance(newer_than, bool) or not isinstance(newer_than, int):
         raise ArgumentTypeError(f"latest: newer_than must be a version, an int; got {newer_than!r}")
-    return newer_than
+    return max(newer_than, 0)

@@ -182,8 +182,8 @@ class Rows:
         self, place: int, holder: int, waited_s: float, words: npt.NDArray[np.int64]
     ) -> None:
         """Take a row's lock from a rank that is gone; otherwise wait a little, or raise."""
-        epoch, rank = (holder & ~TORN) >> _RANK_BITS, (holder & ((1 << _RANK_BITS) - 1)) - 1
-        if epoch != self.members.epoch or self.members.is_gone(rank):
+        rank = (holder & ((1 << _RANK_BITS) - 1)) - 1
+        if self._has_left(holder):
             ordering.compare_exchange(address_of(self._locks) + 8 * place, holder, TORN)
             return
         if waited_s > self.members.timeout_s:
@@ -195,13 +195,19 @@ class Rows:
         if waited_s > _NAPS_AFTER_S:
             time.sleep(_NAP_S)
 
+    def _has_left(self, holder: int) -> bool:
+        """Return whether who holds a lock has ended, or was left behind by this communicator."""
+        epoch, rank = (holder & ~TORN) >> _RANK_BITS, (holder & ((1 << _RANK_BITS) - 1)) - 1
+        if epoch != self.members.epoch:
+            return epoch < self.members.epoch  # otherwise this rank is the one left behind
+        return self.members.is_gone(rank)
+
     def torn(self) -> Places:
         """Return the rows that a rank may have updated half, since it died meanwhile."""
         locks = self._locks.copy()
         torn = locks & TORN != 0
         for place in np.flatnonzero((locks != 0) & ~torn):
-            rank = int(locks[place] & ((1 << _RANK_BITS) - 1)) - 1
-            torn[place] = self.members.is_gone(rank)
+            torn[place] = self._has_left(int(locks[place]))
         return np.flatnonzero(torn).astype(np.int64)
 
     def mark_torn(self, places: Places) -> None:

@@ -17,7 +17,7 @@ from gpucoll.tables.updates import Rule, Update, rule_of
 from gpucoll.types import DTYPES
 from gpucoll.wording import spelled_given
 
-__all__ = ["Init", "Setup", "Staleness", "checked_init"]
+__all__ = ["Init", "Setup", "Staleness", "checked_init", "converted"]
 
 Init: TypeAlias = "float | AnyArray | Callable[[Any], Any] | None"
 """What users pass as `init`."""
@@ -112,6 +112,19 @@ def checked_init(init: Init, setup: Setup) -> Init:
             f"init has shape {given.shape}; it must be a number, a row {shapes[1]} or all rows "
             f"{shapes[2]}"
         )
-    if given.dtype.kind not in "biufcV" or (given.dtype.kind in "fc" and setup.dtype.kind in "iub"):
-        raise ArgumentTypeError(f"init has dtype {given.dtype}, but the table has {setup.dtype}")
-    return given.astype(setup.dtype)
+    return converted(given, setup.dtype)
+
+
+def converted(given: Any, dtype: np.dtype[Any]) -> Any:
+    """Return what `init` says in the dtype of the table; raise if that is a different number.
+
+    Floats may be rounded.
+    """
+    kind, wanted = given.dtype.kind, dtype.kind
+    is_exact = wanted in "iub"
+    if kind not in "biufcV" or (kind in "fcV" and is_exact) or (kind == "c" and wanted != "c"):
+        raise ArgumentTypeError(f"init has dtype {given.dtype}, but the table has {dtype}")
+    made = given.astype(dtype)
+    if is_exact and (made != given).any():
+        raise ArgumentError(f"init has values that {dtype} does not hold")
+    return made

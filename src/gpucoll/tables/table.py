@@ -24,7 +24,7 @@ from gpucoll.tables.loops import place_outside
 from gpucoll.tables.moving import Held, move
 from gpucoll.tables.owners import Owners
 from gpucoll.tables.rows import Places, Rows
-from gpucoll.tables.setup import Init, Setup, Staleness, checked_init
+from gpucoll.tables.setup import Init, Setup, Staleness, checked_init, converted
 from gpucoll.tables.several_hosts import SeveralHosts, not_applied
 from gpucoll.tables.updates import Update
 from gpucoll.wording import rank_of
@@ -113,11 +113,11 @@ class Table:
     ) -> None:
         check_communicator(comm)
         setup: Setup | None = None
-        problem: GpucollError | None = None
+        problem: Exception | None = None
         try:
             setup = Setup.of(rows, width, dtype, update, mode)
             init = checked_init(init, setup)
-        except GpucollError as error:
+        except Exception as error:  # whatever it is, the other ranks must hear of it
             problem = error
         self._enter(comm, setup, problem, init, None)
 
@@ -125,7 +125,7 @@ class Table:
         self,
         comm: Communicator,
         setup: Setup | None,
-        problem: GpucollError | None,
+        problem: Exception | None,
         init: Init,
         before: Table | None,
     ) -> None:
@@ -143,7 +143,9 @@ class Table:
         self._row_bytes = self.width * self.dtype.itemsize
         self._who = rank_of(comm.rank, comm.world_size)
         self._pid = os.getpid()
-        self._lock, self._n_calls, self._is_closed = threading.Lock(), 0, False
+        self._lock, self._is_closed = threading.Lock(), False
+        self._calls: set[object] = set()
+        """One for each call that is under way."""
         self._pending: list[tuple[Places, Any]] = before._pending if before else []
         least = min((clock for clock, _ in found if clock >= 0), default=0)
         clocks = [clock if clock >= 0 else least for clock, _ in found]
@@ -152,7 +154,7 @@ class Table:
             before._between.stop()
         self._between: SeveralHosts | None = None
         self._parts = contextlib.ExitStack()
-        self._finalizer = weakref.finalize(self, leave, self._parts.close)
+        self._finalizer = weakref.finalize(self, leave, _close_parts, self._parts, self._pid)
         self._finalizer.atexit = False
         try:
             self._make_rows(before, hosts_before)
@@ -201,6 +203,7 @@ class Table:
                 given = init
                 if callable(init):
                     given = np.reshape(init(ids), (len(ids), self.width))
+                    given = converted(given, self.dtype)
                 elif init.ndim == 2:
                     given = init[ids]
                 self._rows.values[here] = given
@@ -238,9 +241,12 @@ class Table:
         ArgumentError, ArgumentTypeError
             An id is no row of the table; nothing was read.
         """
-        self._begin("pull")
+        call = object()
         try:
+            self._begin("pull", call)
             places, shape, library, like = self._read_ids(ids, "pull")
+            if isinstance(out, np.ndarray) and np.may_share_memory(places, out):
+                places = places.copy()  # rows are written where ids are still to be read
             shape = (*shape, self.width)
             if library is NUMPY and (
                 out is None or (self._is_plain(out, shape) and out.flags.writeable)
@@ -256,7 +262,7 @@ class Table:
             self._take(places, room)
             return destination.finish()
         finally:
-            self._end()
+            self._calls.discard(call)
 
     def push(self, ids: AnyArray, values: AnyArray) -> None:
         """Update rows.
@@ -276,18 +282,21 @@ class Table:
         DeadlineError
             A rank that is stopped holds the lock of a row. The rows before it are updated.
         """
-        self._begin("push")
+        call = object()
         try:
+            self._begin("push", call)
             places, shape, _, _ = self._read_ids(ids, "push")
             rows, owner = self._read_values(values, (*shape, self.width))
             if self._setup.is_sync:
                 size = (len(places), self._row_bytes)
-                self._pending.append((places.copy(), rows.copy().view(np.uint8).reshape(size)))
+                copies = places.copy(), rows.copy().view(np.uint8).reshape(size)
+                with self._lock:  # the list must not be another one before this is in it
+                    self._pending.append(copies)
             else:
                 self._apply(places, rows)
             del owner
         finally:
-            self._end()
+            self._calls.discard(call)
 
     def clock(self) -> int:
         """End a step of this rank; return how many it has ended.
@@ -302,8 +311,9 @@ class Table:
             A rank that this one waits for has ended, or does not come. In mode "sync" the pushes of
             this clock may then be applied to some rows and not to others, and are not repeated.
         """
-        self._begin("clock")
+        call = object()
         try:
+            self._begin("clock", call)
             if self._setup.is_sync:
                 with self._naming_losses():
                     self._exchange()
@@ -317,7 +327,7 @@ class Table:
                     self._rows.members.wait_for(self._clock - self._setup.staleness, check)
             return self._clock
         finally:
-            self._end()
+            self._calls.discard(call)
 
     def flush(self) -> None:
         """Wait until all pushes of this rank have been applied, on whichever hosts.
@@ -329,11 +339,12 @@ class Table:
         PeerLostError, DeadlineError
             A host is lost, or the rank that serves its rows does not answer.
         """
-        self._begin("flush")
+        call = object()
         try:
+            self._begin("flush", call)
             self._flush()
         finally:
-            self._end()
+            self._calls.discard(call)
 
     def snapshot(self) -> Any:
         """Return all rows as a NumPy array of shape (rows, width); other ranks need not call it.
@@ -341,15 +352,16 @@ class Table:
         Unless the mode is "sync", other ranks may push meanwhile, so that its rows may be from
         different moments.
         """
-        self._begin("snapshot")
+        call = object()
         try:
+            self._begin("snapshot", call)
             whole = np.empty((self.rows, self.width), self.dtype)
             for first in range(0, self.rows, _ROWS_AT_ONCE):
                 places = np.arange(first, min(first + _ROWS_AT_ONCE, self.rows))
                 self._take(places, whole[first : first + len(places)])
             return whole
         finally:
-            self._end()
+            self._calls.discard(call)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the table to a folder. Collective.
@@ -373,8 +385,9 @@ class Table:
         Each rank writes its share, which must not take longer than the communicator's deadline.
         While another thread pushes, rows are from different moments.
         """
-        self._begin("save")
+        call = object()
         try:
+            self._begin("save", call)
             self._flush()
             facts: dict[str, Any] = {
                 **self._setup.settings(),
@@ -385,7 +398,7 @@ class Table:
                 facts["clock"] = min(self._comm.all_gather_object(self._clock))
                 saving.write(self._comm, folder, self._owners, self._rows, facts)
         finally:
-            self._end()
+            self._calls.discard(call)
 
     @classmethod
     def load(
@@ -426,7 +439,7 @@ class Table:
         shape = manifest["rows"], manifest["width"]
         made = cls(comm, *shape, manifest["dtype"], update=update, mode=mode)
         try:
-            problem: GpucollError | None = None
+            problem: Exception | None = None
             try:
                 given = Setup.of(
                     shape[0] if rows is None else rows,
@@ -437,7 +450,7 @@ class Table:
                 )
                 saving.check(given.settings(), manifest, f"{made._who}: {folder}")
                 made._init = checked_init(init, given)
-            except GpucollError as error:
+            except Exception as error:
                 problem = error
             agree(comm, "Table.load", problem, {}, None)
             made._set_clock(manifest["clock"])
@@ -458,12 +471,13 @@ class Table:
 
         Cost: it reads a word of each row. A row stays in the list, whatever is pushed to it.
         """
-        self._begin("torn_rows")
+        call = object()
         try:
+            self._begin("torn_rows", call)
             torn = self._rows.torn()
             return self._owners.owned_by(self._owners.here)[torn] if len(torn) else torn
         finally:
-            self._end()
+            self._calls.discard(call)
 
     # --- where rows are ---------------------------------------------------------------------------
 
@@ -500,7 +514,8 @@ class Table:
         Each rank applies the pushes to its share of the rows of its host. It gets them in rank
         order, and each rank's in the order in which they were pushed.
         """
-        pending, self._pending = self._pending, []
+        with self._lock:
+            pending, self._pending = self._pending, []
         ids = np.concatenate([np.empty(0, np.int64), *(places for places, _ in pending)])
         nothing = np.empty((0, self._row_bytes), np.uint8)
         values = np.concatenate([nothing, *(rows for _, rows in pending)])
@@ -526,12 +541,19 @@ class Table:
         If it raises, this table can still be kept for yet another communicator.
         """
         check_communicator(comm)
-        self._begin("kept_for")
+        call = object()
+        problem: StateError | None = None
         try:
+            try:
+                self._begin("kept_for", call)
+            except StateError as error:
+                if os.getpid() != self._pid:
+                    raise
+                problem = error  # the table is closed, which the other ranks must hear
             made = object.__new__(Table)
-            made._enter(comm, self._setup, None, self._init, self)
+            made._enter(comm, self._setup, problem, self._init, self)
         finally:
-            self._end()
+            self._calls.discard(call)
         self._pending = []
         self._close(False)
         return made
@@ -552,11 +574,13 @@ class Table:
         self._close(True)
 
     def _close(self, waits: bool) -> None:
+        if os.getpid() != self._pid:
+            return
         with self._lock:
-            if self._n_calls and os.getpid() == self._pid:
+            if self._calls:
                 raise StateError(f"{self._who}: another thread is in a call on this table")
             is_closed, self._is_closed = self._is_closed, True
-        if is_closed or os.getpid() != self._pid:
+        if is_closed:
             return
         try:
             if waits and self._between is not None:
@@ -577,8 +601,11 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({self.rows} x {self.width} {self.dtype}, {self._who})"
 
-    def _begin(self, call: str) -> None:
-        """Note that a call uses the memory; raise if it must not."""
+    def _begin(self, call: str, mine: object) -> None:
+        """Note in `_calls` that a call uses the memory; raise if it must not.
+
+        The caller removes `mine` at the end, also if an interrupt has come within this method.
+        """
         if os.getpid() != self._pid:
             raise StateError(
                 f"{call}: this process was forked from {self._who}: a child cannot use its "
@@ -587,11 +614,7 @@ class Table:
         with self._lock:
             if self._is_closed:
                 raise StateError(f"{self._who}: {call}: the table is closed")
-            self._n_calls += 1
-
-    def _end(self) -> None:
-        with self._lock:
-            self._n_calls -= 1
+            self._calls.add(mine)
 
     # --- arguments --------------------------------------------------------------------------------
 
@@ -661,3 +684,9 @@ class Table:
             raise ArgumentError(
                 f"{self._who}: {call}: {what} lie on {device}: copy them to the host first"
             )
+
+
+def _close_parts(parts: contextlib.ExitStack, pid: int) -> None:
+    """Release a table that was dropped, unless it is a forked child that has dropped it."""
+    if os.getpid() == pid:
+        parts.close()

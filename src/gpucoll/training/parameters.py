@@ -125,6 +125,12 @@ def kind_of(array: AnyArray, name: str) -> tuple[tuple[int, ...], str]:
         raise ArgumentTypeError(
             f"{name} is a {type(array).__name__}: pass its part on this rank, x.to_local()"
         )
+    if (
+        library == "numpy"
+        and type(array) is not np.ndarray
+        and isinstance(array, np.ma.MaskedArray)
+    ):
+        raise ArgumentTypeError(f"{name} is a masked array: its mask would be ignored")
     return tuple(array.shape), str(array.dtype).removeprefix("torch.")
 
 
