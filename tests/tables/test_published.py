@@ -6,12 +6,13 @@ import os
 import threading
 from collections import OrderedDict, namedtuple
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
 from tests.waiting import until
 
-from gpucoll import ArgumentError, MismatchError, StateError
+from gpucoll import ArgumentError, MismatchError, SharedMemoryError, StateError
 from gpucoll.tables import Published, board
 
 Pair = namedtuple("Pair", "first second")
@@ -199,6 +200,20 @@ def test_a_forked_child_reads_nothing_and_closes_nothing(comm):
         assert shared.publish(filled(2)) == 2
 
 
+@pytest.mark.ranks(1)
+def test_a_lack_of_memory_is_an_error_of_publish(comm):
+    with published(comm) as shared:
+        shared.publish(filled(1))
+        refused = OSError(28, "No space left on device")
+        with (
+            mock.patch.object(os, "posix_fallocate", side_effect=refused),
+            pytest.raises(SharedMemoryError, match=r"64 bytes were refused \(No space left"),
+        ):
+            shared.publish(filled(2))
+        assert shared.latest()[0] == 1
+        assert shared.publish(filled(2)) == 2
+
+
 # --- versions are whole ---------------------------------------------------------------------------
 
 
@@ -231,9 +246,9 @@ def read(shared, reads, size, seed):
 def read_while_written(comm, reads, size):
     with published(comm, size) as shared:
         if comm.rank == 0:
-            return publish_until(shared, comm.all_reduce(1, async_op=True), size)
+            return publish_until(shared, comm.all_reduce(1, async_op=True, timeout_s=600), size)
         found = read(shared, reads, size, comm.rank)
-        comm.all_reduce(1, async_op=True).wait()
+        comm.all_reduce(1, async_op=True, timeout_s=600).wait()
         return found
 
 
@@ -254,7 +269,7 @@ def test_a_million_snapshots(ranks, size, reads):
 def test_threads_of_a_rank_may_read_at_the_same_time(comm):
     with published(comm, 20_000) as shared:
         if comm.rank == 0:
-            publish_until(shared, comm.all_reduce(1, async_op=True), 20_000)
+            publish_until(shared, comm.all_reduce(1, async_op=True, timeout_s=600), 20_000)
         else:
             failed = []
 
@@ -269,7 +284,7 @@ def test_threads_of_a_rank_may_read_at_the_same_time(comm):
                 thread.start()
             for thread in threads:
                 thread.join()
-            comm.all_reduce(1, async_op=True).wait()
+            comm.all_reduce(1, async_op=True, timeout_s=600).wait()
             assert not failed
         comm.barrier()
 
