@@ -6,12 +6,19 @@ import os
 import threading
 from collections import OrderedDict, namedtuple
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
 from tests.waiting import until
 
-from gpucoll import ArgumentError, DeadlineError, MismatchError, StateError
+from gpucoll import (
+    ArgumentError,
+    DeadlineError,
+    MismatchError,
+    SharedMemoryError,
+    StateError,
+)
 from gpucoll.tables import Published, board
 
 Pair = namedtuple("Pair", "first second")
@@ -227,6 +234,20 @@ def test_a_list_in_the_place_of_a_dict_with_numbers(comm):
         assert [found[number][0] for number in range(11)] == [*range(11)]
 
 
+@pytest.mark.ranks(1)
+def test_a_lack_of_memory_is_an_error_of_publish(comm):
+    with published(comm) as shared:
+        shared.publish(filled(1))
+        refused = OSError(28, "No space left on device")
+        with (
+            mock.patch.object(os, "posix_fallocate", side_effect=refused),
+            pytest.raises(SharedMemoryError, match=r"64 bytes were refused \(No space left"),
+        ):
+            shared.publish(filled(2))
+        assert shared.latest()[0] == 1
+        assert shared.publish(filled(2)) == 2
+
+
 # --- versions are whole ---------------------------------------------------------------------------
 
 
@@ -259,9 +280,9 @@ def read(shared, reads, size, seed):
 def read_while_written(comm, reads, size):
     with published(comm, size) as shared:
         if comm.rank == 0:
-            return publish_until(shared, comm.all_reduce(1, async_op=True), size)
+            return publish_until(shared, comm.all_reduce(1, async_op=True, timeout_s=600), size)
         found = read(shared, reads, size, comm.rank)
-        comm.all_reduce(1, async_op=True).wait()
+        comm.all_reduce(1, async_op=True, timeout_s=600).wait()
         return found
 
 
@@ -282,7 +303,7 @@ def test_a_million_snapshots(ranks, size, reads):
 def test_threads_of_a_rank_may_read_at_the_same_time(comm):
     with published(comm, 20_000) as shared:
         if comm.rank == 0:
-            publish_until(shared, comm.all_reduce(1, async_op=True), 20_000)
+            publish_until(shared, comm.all_reduce(1, async_op=True, timeout_s=600), 20_000)
         else:
             failed = []
 
@@ -297,7 +318,7 @@ def test_threads_of_a_rank_may_read_at_the_same_time(comm):
                 thread.start()
             for thread in threads:
                 thread.join()
-            comm.all_reduce(1, async_op=True).wait()
+            comm.all_reduce(1, async_op=True, timeout_s=600).wait()
             assert not failed
         comm.barrier()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -99,6 +100,34 @@ def test_waiting_readers_of_all_hosts_hear_that_the_source_is_gone(hosts, rank_s
         assert results(pool.collect(), but=[0]) == [0] * 3
 
 
+def killed_at_a_random_moment(comm, moment_s):
+    with Published(comm, filled(0, 50_000)) as shared:
+        version, arrays = 0, filled(0, 50_000)
+        comm.barrier()
+        if shared.is_source:
+            threading.Timer(moment_s, os.kill, [os.getpid(), signal.SIGKILL]).start()
+        try:
+            while True:
+                if shared.is_source:
+                    shared.publish(filled(version + 1, 50_000))
+                newer, arrays = shared.latest(version, wait=True)
+                assert newer > version
+                assert (arrays == newer).all()
+                version = newer
+        except PeerLostError:
+            assert (shared.latest(out=arrays)[1] == version).all()
+    return True
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_a_source_that_is_killed_at_a_random_moment(hosts, rank_server, seed):
+    moment_s = float(np.random.default_rng(seed).uniform(0, 0.2))
+    with rank_server.fork(4) as pool:
+        hosts.start(pool, "abba", killed_at_a_random_moment, moment_s)
+        assert results(pool.collect(), but=[0]) == [True] * 3
+
+
 def carrier_lost(comm, how, size):
     """Rank 1, the carrier of host b, is lost; its host hears of it, all others read on."""
     pids = comm.all_gather_object(os.getpid())
@@ -114,7 +143,7 @@ def carrier_lost(comm, how, size):
             if how == "stops":
                 until(lambda: is_stopped(pids[1]))
             else:
-                text = "rank 1 of 4, which receives for this host, is gone or has closed it"
+                text = "rank 1 of 4, which receives for this host, is gone, has closed it"
                 with pytest.raises(PeerLostError, match=text):
                     follow(shared)
             version, arrays = shared.latest()

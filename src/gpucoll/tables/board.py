@@ -10,6 +10,7 @@ There are two slots more than pins, so it always finds one, even if readers are 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll import Communicator
+from gpucoll import Communicator, SharedMemoryError
 from gpucoll.api.host_memory import HostMemory
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.flags import EVERYBODY, FUTEX_WAIT, FUTEX_WAKE, NANOSECONDS, SYS_FUTEX
@@ -84,6 +85,7 @@ class Board:
         size_bytes = self._slots_at + (n_pins + 2) * self._stride
         self.memory = HostMemory(comm, size_bytes, "published")
         self.latest = self.memory.address
+        self._reserved: set[int] = set()
 
     def word(self) -> int:
         """Return LATEST."""
@@ -116,11 +118,28 @@ class Board:
     # --- the writer -------------------------------------------------------------------------------
 
     def free_slot(self) -> int:
-        """Return the lowest slot that is neither the latest nor pinned. For the writer alone."""
+        """Return the lowest slot that is neither the latest nor pinned. For the writer alone.
+
+        Raises
+        ------
+        SharedMemoryError
+            The host has no memory for it.
+        """
         word = self.word()
         taken = {word & SLOT_MASK} if version_of(word) else set()
         taken.update(ordering.load_after(self._pin_at(place)) - 1 for place in range(self._n_pins))
-        return min(set(range(self._n_pins + 2)) - taken)
+        slot = min(set(range(self._n_pins + 2)) - taken)
+        if slot not in self._reserved and self._slot_bytes:
+            where = self._slots_at + slot * self._stride
+            try:  # a lack of memory is an error here, and not a SIGBUS when it is written
+                os.posix_fallocate(self.memory.fd, where, self._slot_bytes)
+            except OSError as error:
+                raise SharedMemoryError(
+                    f"no shared memory for another version: {self._slot_bytes} bytes were refused "
+                    f"({error.strerror}). Free memory, or let fewer ranks read at the same time"
+                ) from error
+            self._reserved.add(slot)
+        return slot
 
     def announce(self, version: int, slot: int) -> None:
         """Make the version in a slot the latest, and wake all that wait."""

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll import Communicator, DeadlineError, GpucollError, MessageWork
-from gpucoll.tables.board import CLOSED, GONE, SLICE_S, Board, end_of, version_of, wait_newer
+from gpucoll import Communicator, DeadlineError, GpucollError, MessageWork, SharedMemoryError
+from gpucoll.tables.board import CLOSED, GONE, LEFT, SLICE_S, Board, end_of, version_of, wait_newer
 
 __all__ = ["Carrier", "Server"]
 
@@ -154,6 +154,8 @@ class Carrier(_Thread):
             self._carry()
         except _EndedError:
             reason = CLOSED
+        except SharedMemoryError:
+            reason = LEFT
         except (_StopError, GpucollError):
             pass
         finally:

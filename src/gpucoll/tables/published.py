@@ -195,6 +195,8 @@ class Published:
             This rank is not the source, or the object is closed.
         ArgumentError, ArgumentTypeError
             The arrays differ from `like`. Nothing was published.
+        SharedMemoryError
+            The host has no memory for another version. Nothing was published.
 
         Notes
         -----
@@ -308,12 +310,12 @@ class Published:
             reason = GONE if self._writer == self.source else LEFT
         if not reason:
             return
-        source = f"the source, {rank_of(self.source, self._size)},"
+        source, writer = (rank_of(rank, self._size) for rank in (self.source, self._writer))
         what = {
-            CLOSED: f"{source} has closed it",
-            GONE: f"{source} is gone",
-            LEFT: f"{rank_of(self._writer, self._size)}, which receives for this host, is gone or "
-            "has closed it",
+            CLOSED: f"the source, {source}, has closed it",
+            GONE: f"the source, {source}, is gone",
+            LEFT: f"{writer}, which receives for this host, is gone, has closed it, or has no "
+            "memory",
         }[reason]
         raise PeerLostError(
             f"latest on {self._who}: no version newer than {version_of(word)} follows: {what}. "
