@@ -94,6 +94,8 @@ def test_clocks_name_the_rank_that_is_gone(fresh):
             end_steps(table, 3)
         assert time.monotonic() - start_s < SOON_S
         assert table.pull(0).tolist() == [3] * 4  # of all three
+        with pytest.raises(PeerLostError):
+            table.kept_for(comm)  # and then for one that is whole
         kept = table.kept_for(comm.shrink())
         with pytest.raises(StateError, match="the table is closed"):
             table.pull(0)

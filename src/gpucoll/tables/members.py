@@ -16,6 +16,7 @@ import numpy as np
 from gpucoll.api.host_memory import HostMemory
 from gpucoll.errors import DeadlineError, PeerLostError
 from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, note_clock, wait_for_clocks
+from gpucoll.tables.processes import start_time
 from gpucoll.transport.shared import ordering
 from gpucoll.wording import rank_of
 
@@ -60,7 +61,7 @@ class Members:
         self.epoch = ordering.load(self.epoch_word)
         self._own = self._member(self.rank)
         self._own.pid = os.getpid()
-        self._own.started = _start_time(os.getpid())
+        self._own.started = start_time(os.getpid())
         comm.barrier()
 
     def _member(self, rank: int) -> Member:
@@ -69,7 +70,7 @@ class Members:
     def is_gone(self, rank: int) -> bool:
         """Return whether the process of a rank of this host has ended."""
         member = self._member(rank)
-        return member.pid != 0 and _start_time(member.pid) != member.started
+        return member.pid != 0 and start_time(member.pid) != member.started
 
     @property
     def clock(self) -> int:
@@ -131,13 +132,3 @@ class Members:
         ordering.store(self._own.at.closed, 1)
         ordering.store(self._own.at.pid, 0)
         advance_clock.ctypes(self._own.address, self._bell)
-
-
-def _start_time(pid: int) -> int:
-    """Return when a process started, in the kernel's ticks; -1 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -242,7 +242,9 @@ class Table:
         try:
             places, shape, library, like = self._read_ids(ids, "pull")
             shape = (*shape, self.width)
-            if library is NUMPY and (out is None or self._is_plain(out, shape)):
+            if library is NUMPY and (
+                out is None or (self._is_plain(out, shape) and out.flags.writeable)
+            ):
                 rows = np.empty(shape, self.dtype) if out is None else out
                 self._take(places, rows)
                 return rows
@@ -279,7 +281,8 @@ class Table:
             places, shape, _, _ = self._read_ids(ids, "push")
             rows, owner = self._read_values(values, (*shape, self.width))
             if self._setup.is_sync:
-                self._pending.append((places.copy(), rows.copy()))
+                size = (len(places), self._row_bytes)
+                self._pending.append((places.copy(), rows.copy().view(np.uint8).reshape(size)))
             else:
                 self._apply(places, rows)
             del owner
@@ -617,7 +620,9 @@ class Table:
         return places, shape, library, like
 
     def _read_values(self, values: AnyArray, shape: tuple[int, ...]) -> tuple[Any, object]:
-        """Return the values as bytes, one row for each id, and what keeps them alive."""
+        """Return the values in contiguous memory, and what keeps that alive."""
+        if self._is_plain(values, shape):
+            return values, values
         library = library_of(values, "values")
         view = library.look(values, "values")
         template = view.template
@@ -633,8 +638,8 @@ class Table:
             )
         if view.strides is not None:
             view = library.pack(values, template)
-        n_rows = template.size_bytes // self._row_bytes
-        return array_at(view.address, (n_rows, self._row_bytes), np.dtype(np.uint8)), view.owner
+        rows = array_at(view.address, (template.size_bytes,), np.dtype(np.uint8))
+        return rows, view.owner
 
     def _check_integers(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
         if not dtype.startswith(("int", "uint")):
@@ -642,11 +647,11 @@ class Table:
                 f"{self._who}: {call}: ids must be integers; got {dtype} of shape {shape}"
             )
 
-    def _is_plain(self, out: AnyArray, shape: tuple[int, ...]) -> bool:
-        """Return whether rows can be copied to `out` as it is, without a full look."""
-        if type(out) is not np.ndarray or out.dtype != self.dtype or out.shape != shape:
+    def _is_plain(self, x: AnyArray, shape: tuple[int, ...]) -> bool:
+        """Return whether an array of rows can be used as it is, without a full look."""
+        if type(x) is not np.ndarray or x.dtype != self.dtype or x.shape != shape:
             return False
-        return out.flags.c_contiguous and out.flags.writeable
+        return x.flags.c_contiguous
 
     def _check_host(self, device: str, what: str, call: str) -> None:
         if device != "cpu":
