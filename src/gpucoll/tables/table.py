@@ -163,7 +163,7 @@ class Table:
                 self._parts.callback(between.close)
                 self._between = between
             for pushed in not_applied(comm, hosts_before, before._between if before else None):
-                self._apply(pushed.ids, pushed.values.reshape(-1, self._row_bytes))
+                self._apply(pushed.ids, pushed.values)
         except BaseException:
             self._release()
             raise
@@ -472,15 +472,18 @@ class Table:
             self._rows.take(ids, out)
             return
         with self._naming_losses():
-            room = out.reshape(-1).view(np.uint8).reshape(len(ids), self._row_bytes)
-            self._between.requests.pull(ids, room)
+            self._between.requests.pull(ids, self._bytes_of(out, len(ids)))
 
     def _apply(self, ids: Places, values: Any) -> None:
         if self._between is None:
             self._rows.apply(ids, values)
             return
         with self._naming_losses():
-            self._between.requests.push(ids, values)
+            self._between.requests.push(ids, self._bytes_of(values, len(ids)))
+
+    def _bytes_of(self, rows: Any, count: int) -> Any:
+        """Return a view of contiguous rows as bytes."""
+        return rows.reshape(-1).view(np.uint8).reshape(count, self._row_bytes)
 
     def _flush(self) -> None:
         if self._between is not None:
