@@ -190,8 +190,8 @@ def test_a_stopped_rank_stops_nobody(hosts, rank_server):
         pids = [rank.pid for rank in pool.ranks]
 
         def on_each(comm):
-            made = Made(comm, rows=30_000)
-            ones = np.ones((30_000, WIDTH), int)
+            made = Made(comm, rows=6_000)
+            ones = np.ones((6_000, WIDTH), int)
             comm.barrier()
             if comm.rank == 2:
                 mine = made.owners.owned_by(0)
@@ -202,7 +202,7 @@ def test_a_stopped_rank_stops_nobody(hosts, rank_server):
             until(lambda: is_stopped(pids[2]))
             theirs = made.owners.owned_by(1 - comm.rank)
             start_s = time.monotonic()
-            for count in range(20):
+            for count in range(5):
                 made.push(theirs, ones[: len(theirs)])
                 made.flush()
                 assert (made.pull(theirs) == count + 1).all()

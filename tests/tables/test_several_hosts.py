@@ -107,7 +107,7 @@ def test_in_step_the_bits_are_those_of_one_process(hosts, mode):
 
 @pytest.mark.parametrize("placed", ["aab", "abc"])
 def test_staleness_between_hosts(hosts, placed):
-    staleness, clocks = 2, 25
+    staleness, clocks = 2, 10
 
     def on_each(comm):
         seen = []
@@ -263,6 +263,55 @@ def test_pushes_that_were_not_applied_are_repeated_once(fresh):
 
     for found in results(fresh("abc", on_each), [2]):
         assert (found == 11).all()
+
+
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("placed", ["abcd", "aabbc"])
+def test_losses_at_random_moments(fresh, placed, seed):
+    """Ranks that only serve are killed; each push of the others is there once, unless it raised."""
+    victims = np.random.default_rng(seed).permutation(len(placed) - 1)[:1].tolist()
+    if placed == "abcd":
+        victims.append(len(placed) - 1)
+
+    def on_each(comm):
+        draw = np.random.default_rng((seed, comm.rank))
+        sure, unsure, lost = np.zeros(ROWS, int), np.zeros(ROWS, int), []
+        first, table = comm.rank, Table(comm, ROWS, 1, "int64")
+        one = np.ones((1, 1), int)
+        for victim in victims:
+            moment_s = float(np.random.default_rng((seed, victim)).uniform(0, 0.1))
+            if first == victim:
+                threading.Timer(moment_s, os.kill, [os.getpid(), signal.SIGKILL]).start()
+                signal.pause()
+            row = np.array([0])
+            with contextlib.suppress(*LOSSES):
+                while True:
+                    table.flush()
+                    while first not in victims and draw.random() < 0.9:
+                        row = draw.integers(0, ROWS, 1)
+                        table.push(row, one)
+                        sure[row] += 1
+            unsure[row] += 1  # counted twice if it was the flush that has raised
+            while True:
+                with contextlib.suppress(*LOSSES):  # perhaps the next one is lost meanwhile
+                    comm = comm.shrink()
+                    table = table.kept_for(comm)
+                    break
+            lost.append(table.lost_rows)
+            sure[lost[-1]] = unsure[lost[-1]] = 0
+        table.flush()
+        comm.barrier()
+        whole = table.snapshot()[:, 0]
+        table.close()
+        sure, unsure = comm.all_reduce(sure), comm.all_reduce(unsure)
+        comm.close()
+        return whole, sure, unsure, [len(each) for each in lost]
+
+    for whole, sure, unsure, lost in results(fresh(placed, on_each), victims):
+        assert ((sure <= whole) & (whole <= sure + unsure)).all()
+        assert sure.sum() > 0
+        assert len(lost) == len(victims)
 
 
 def test_a_stopped_host_stops_no_other(fresh):

@@ -88,18 +88,17 @@ class Pushed(NamedTuple):
 
     @property
     def values(self) -> Bytes:
-        """The values, one after the other."""
-        return self.request[_HEAD_BYTES + self.ids.nbytes :]
+        """The values, of shape (ids, bytes of a row)."""
+        return self.request[_HEAD_BYTES + self.ids.nbytes :].reshape(len(self.ids), -1)
 
 
 class _Peer:
     """What this rank has sent to another host."""
 
     def __init__(self) -> None:
-        self.count = 0
         self.pushed: deque[Pushed] = deque()
-        self.is_last_unsent = False
-        """Whether an interrupt may have come before the last push was sent."""
+        self.known = self.sent = 0
+        """Numbers of the last pushes that are known to have been applied, and that were sent."""
 
 
 class Requests:
@@ -150,51 +149,58 @@ class Requests:
         return None
 
     def push(self, ids: Ints, values: Bytes) -> None:
-        """Update the rows of this host, and send the values of others to their hosts."""
+        """Update the rows of this host, and send the values of others to their hosts.
+
+        All of it is numbered and kept before anything is sent: if sending fails, or is interrupted,
+        the next push or flush sends the rest, and after a loss it is repeated.
+        """
         split = self._owners.split(ids)
-        for host, part in self._parts_elsewhere(split):
-            order = split.order[part]
-            request = _request(Kind.PUSH, split.places[part], values, order)
-            with self._lock:
-                self._send_push(host, ids[order], request)
-        here = split.part(self._owners.here)
-        if here.stop - here.start == len(ids):
-            self._rows.apply(split.places, values)
-        elif here.stop > here.start:
-            mine = np.empty((here.stop - here.start, self._row_bytes), np.uint8)
-            _take(values, split.order[here], mine)
-            self._rows.apply(split.places[here], mine)
+        parts = [(host, split.order[part], part) for host, part in self._parts_elsewhere(split)]
+        requests = [
+            _request(Kind.PUSH, split.places[part], values, order) for _, order, part in parts
+        ]
+        with self._lock:
+            for (host, order, _), request in zip(parts, requests, strict=True):
+                self._keep(host, ids[order], request)
+        try:
+            for host, _, _ in parts:
+                self._send_unsent(host)
+        finally:
+            here = split.part(self._owners.here)
+            if here.stop - here.start == len(ids):
+                self._rows.apply(split.places, values)
+            elif here.stop > here.start:
+                mine = np.empty((here.stop - here.start, self._row_bytes), np.uint8)
+                _take(values, split.order[here], mine)
+                self._rows.apply(split.places[here], mine)
         if self._unknown_bytes > MOST_UNKNOWN_BYTES:
             self.flush()
 
-    def _send_push(self, host: int, ids: Ints, request: Bytes) -> None:
-        """Send a push that is numbered and kept; one that was interrupted goes first."""
+    def _keep(self, host: int, ids: Ints, request: Bytes) -> None:
+        """Give a push a number, and keep it; the lock is held."""
         peer = self._peers[host]
-        self._send_unsent(host)
-        request[8:16].view(np.int64)[0] = peer.count + 1
-        peer.is_last_unsent = True
-        peer.pushed.append(Pushed(peer.count + 1, ids, request))
+        number = 1 + (peer.pushed[-1].number if peer.pushed else peer.known)
+        request[8:16].view(np.int64)[0] = number
+        peer.pushed.append(Pushed(number, ids, request))
         self._unknown_bytes += request.nbytes
-        peer.count += 1
-        self._send_unsent(host)
 
     def _send_unsent(self, host: int) -> None:
-        """Send the last push if it was not, or perhaps twice: the server knows its number."""
-        peer = self._peers[host]
-        if peer.is_last_unsent:
-            if peer.pushed and peer.pushed[-1].number > peer.count:
-                peer.count = peer.pushed[-1].number
-            if peer.pushed:
-                self._send(host, peer.pushed[-1].request)
-            peer.is_last_unsent = False
+        """Send the pushes that were not sent; one perhaps twice, which its number tells."""
+        with self._lock:
+            peer = self._peers[host]
+            unsent = itertools.takewhile(
+                lambda each: each.number > peer.sent, reversed(peer.pushed)
+            )
+            for pushed in reversed([*unsent]):
+                self._send(host, pushed.request)
+                peer.sent = pushed.number
 
     def flush(self) -> None:
         """Wait until every push of this rank has been applied."""
         asked, numbers = [], np.zeros((len(self._peers), 1), np.int64)
         for host in self._elsewhere:
             if self._peers[host].pushed:
-                with self._lock:
-                    self._send_unsent(host)
+                self._send_unsent(host)
                 answer = numbers[host].view(np.uint8)
                 asked.append((host, self._ask(host, _request(Kind.FLUSH), answer)))
         self._wait(asked, "word of pushes")
@@ -204,7 +210,8 @@ class Requests:
 
     def forget(self, host: int, number: int) -> list[Pushed]:
         """Forget the pushes to a host up to a number; return those that are left."""
-        pushed = self._peers[host].pushed
+        peer = self._peers[host]
+        peer.known, pushed = max(peer.known, number), peer.pushed
         while pushed and pushed[0].number <= number:
             self._unknown_bytes -= pushed.popleft().request.nbytes
         return [*pushed]

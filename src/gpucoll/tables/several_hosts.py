@@ -60,7 +60,7 @@ class SeveralHosts:
         self.owners, self.rank = owners, comm.rank
         self._comm = comm.duplicate()
         self._server: Server | None = None
-        self._was_told = False
+        self.was_told = False
         self.requests = Requests(self._comm, owners, rows, row_bytes, rows.members.timeout_s)
         if comm.rank == owners.server(owners.here):
             given = rows, row_bytes, owners.applied, rows.members
@@ -73,13 +73,7 @@ class SeveralHosts:
         self._comm.check()
 
     def finish(self) -> None:
-        """Wait until no rank needs another one's rows any more. Collective.
-
-        Does nothing if a call has raised that the communicator is broken.
-        """
-        if self._was_told:
-            return
-        self.requests.flush()
+        """Wait until no rank needs another one's rows any more. Collective, after a flush."""
         self.requests.tell_clock(CLOSED)
         self._comm.barrier(timeout_s=self.requests.timeout_s)
 
@@ -104,10 +98,10 @@ class SeveralHosts:
         except RowsLostError:
             raise
         except PeerLostError as error:
-            self._was_told = True
+            self.was_told = True
             raise self._named(error) from error
         except AbortedError:
-            self._was_told = True
+            self.was_told = True
             raise
 
     def _named(self, error: PeerLostError) -> PeerLostError:
@@ -135,8 +129,8 @@ class SeveralHosts:
 
 def not_applied(
     comm: Communicator, hosts_before: list[str], before: SeveralHosts | None
-) -> list[Pushed]:
-    """Return the pushes of this rank that other hosts have not applied before. Collective.
+) -> list[tuple[Ints, Bytes]]:
+    """Return ids and values of the pushes that other hosts have not applied. Collective.
 
     Every rank that serves has stopped. Pushes to hosts that are lost are left out: the rows are
     lost, too.
@@ -162,4 +156,4 @@ def not_applied(
         for host, name in enumerate(before.owners.hosts):
             if host != before.owners.here and name in said:
                 left += before.requests.forget(host, said[name][before.rank])
-    return left
+    return [(pushed.ids, pushed.values) for pushed in left]

@@ -6,7 +6,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -129,15 +130,26 @@ class Table:
         init: Init,
         before: Table | None,
     ) -> None:
-        """Take part in making the table, or in taking it over from `before`. Collective."""
+        """Take part in making the table, or in taking it over from `before`. Collective.
+
+        The last call may fail on one rank and succeed on another. A rank on which it fails keeps
+        what it has made (`_next`). The ranks go on from the newest table that one of them has got.
+        """
         settings = setup.settings() if setup else {}
-        offered = (before._clock, before._owners.hosts) if before else (-1, [])
+        offered = [(each._number, each._clock, each._owners.hosts) for each in _chain(before)]
         found = agree(comm, "Table", problem, settings, offered)
         assert setup is not None
+        newest = max((each[0][0] for each in found if each), default=0)
+        given, before = before, next((t for t in _chain(before) if t._number == newest), None)
+        for each in [*_chain(before._next if before else None)]:
+            each._close(False)
+        chosen = [next((it[1:] for it in each if it[0] == newest), (-1, [])) for each in found]
         self._setup, self._comm, self._init = setup, comm, init
         self._clock: int
         self._rows: Rows
         self._owners: Owners
+        self._number: int
+        self.lost_rows: Places
         self.rows, self.width, self.dtype = setup.rows, setup.width, setup.dtype
         self._dtype_name = str(NUMPY.template_of_dtype(setup.dtype, None).dtype)
         self._row_bytes = self.width * self.dtype.itemsize
@@ -147,30 +159,42 @@ class Table:
         self._calls: set[object] = set()
         """One for each call that is under way."""
         self._pending: list[tuple[Places, Any]] = before._pending if before else []
-        least = min((clock for clock, _ in found if clock >= 0), default=0)
-        clocks = [clock if clock >= 0 else least for clock, _ in found]
-        hosts_before = next((hosts for _, hosts in found if hosts), [])
+        self._number = newest + 1
+        self._left: deque[tuple[Places, Any]] = deque()
+        """Pushes that this rank made before, and that other hosts had not applied."""
+        least = min((clock for clock, _ in chosen if clock >= 0), default=0)
+        clocks = [clock if clock >= 0 else least for clock, _ in chosen]
+        hosts_before = next((hosts for _, hosts in chosen if hosts), [])
         if before is not None and before._between is not None:
             before._between.stop()
+        self._next: Table | None = None
         self._between: SeveralHosts | None = None
         self._parts = contextlib.ExitStack()
         self._finalizer = weakref.finalize(self, leave, _close_parts, self._parts, self._pid)
         self._finalizer.atexit = False
         try:
-            self._make_rows(before, hosts_before)
+            self._make_rows(before, hosts_before, given)
             self._clock = self._rows.members.clock = clocks[comm.rank]
             if self._owners.is_divided:
                 self._rows.members.note_clocks(clocks, self._rows.memory.ranks)
                 between = SeveralHosts(comm, self._owners, self._rows, self._row_bytes)
                 self._parts.callback(between.close)
                 self._between = between
-            for pushed in not_applied(comm, hosts_before, before._between if before else None):
-                self._apply(pushed.ids, pushed.values)
+            left = not_applied(comm, hosts_before, before._between if before else None)
+            for ids, values in [*(before._left if before else []), *left]:
+                is_kept = ~np.isin(ids, self.lost_rows)
+                self._left.append((ids[is_kept], values[is_kept]))
+            if before is not None:
+                before._next = self
+            comm.barrier()
         except BaseException:
-            self._release()
+            if before is None or before._next is not self:
+                self._release()
             raise
 
-    def _make_rows(self, before: Table | None, hosts_before: list[str]) -> None:
+    def _make_rows(
+        self, before: Table | None, hosts_before: list[str], given: Table | None
+    ) -> None:
         """Make the rows of this host, or take them over from `before`, and fill what is new."""
         comm, setup = self._comm, self._setup
         self._owners = owners = Owners(comm, setup.rows)
@@ -186,6 +210,8 @@ class Table:
             places = move(comm, held, owners, rows)
             lost = comm.all_gather_object(owners.owned_by(owners.here)[places])
             self.lost_rows = np.sort(np.concatenate(lost))
+            if before is not None and before is not given:  # the program has not seen this one
+                self.lost_rows = np.union1d(self.lost_rows, before.lost_rows)
         elif rows.is_new:
             here = rows.memory.ranks
             share = here.index(comm.rank)
@@ -482,6 +508,7 @@ class Table:
     # --- where rows are ---------------------------------------------------------------------------
 
     def _take(self, ids: Places, out: Any) -> None:
+        self._repeat()
         if self._between is None:
             self._rows.take(ids, out)
             return
@@ -489,6 +516,10 @@ class Table:
             self._between.requests.pull(ids, self._bytes_of(out, len(ids)))
 
     def _apply(self, ids: Places, values: Any) -> None:
+        self._repeat()
+        self._push(ids, values)
+
+    def _push(self, ids: Places, values: Any) -> None:
         if self._between is None:
             self._rows.apply(ids, values)
             return
@@ -499,7 +530,16 @@ class Table:
         """Return a view of contiguous rows as bytes."""
         return rows.reshape(-1).view(np.uint8).reshape(count, self._row_bytes)
 
+    def _repeat(self) -> None:
+        """Make the pushes to other hosts that the loss of a rank had kept from being applied."""
+        while self._left:
+            with self._naming_losses(), self._lock:
+                pushed = self._left.popleft() if self._left else None
+            if pushed is not None:
+                self._push(*pushed)
+
     def _flush(self) -> None:
+        self._repeat()
         if self._between is not None:
             with self._naming_losses():
                 self._between.requests.flush()
@@ -554,8 +594,11 @@ class Table:
             made._enter(comm, self._setup, problem, self._init, self)
         finally:
             self._calls.discard(call)
-        self._pending = []
-        self._close(False)
+        for each in [*_chain(self)]:
+            if each is not made:
+                each._pending = []
+                each._close(False)
+        self._next = None
         return made
 
     def close(self) -> None:
@@ -583,10 +626,16 @@ class Table:
         if is_closed:
             return
         try:
-            if waits and self._between is not None:
-                self._between.finish()
+            if waits:
+                self._finish()
         finally:
             self._release()
+
+    def _finish(self) -> None:
+        """Wait until the other hosts need this rank's rows no more."""
+        if self._between is not None and not self._between.was_told:
+            self._flush()
+            self._between.finish()
 
     def _release(self) -> None:
         if self._finalizer.detach():
@@ -690,3 +739,10 @@ def _close_parts(parts: contextlib.ExitStack, pid: int) -> None:
     """Release a table that was dropped, unless it is a forked child that has dropped it."""
     if os.getpid() == pid:
         parts.close()
+
+
+def _chain(table: Table | None) -> Iterator[Table]:
+    """Return a table and those that were made of it by calls of `kept_for` that failed at last."""
+    while table is not None:
+        yield table
+        table = table._next
