@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 from tests.waiting import until
 
-from gpucoll import (
-    ArgumentError,
-    DeadlineError,
-    MismatchError,
-    SharedMemoryError,
-    StateError,
-)
+from gpucoll import ArgumentError, DeadlineError, MismatchError, SharedMemoryError, StateError
 from gpucoll.tables import Published, board
 
 Pair = namedtuple("Pair", "first second")

@@ -14,14 +14,14 @@ import numpy as np
 
 from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.api.communicator import Communicator
-from gpucoll.arrays.libraries import NUMPY, library_of
-from gpucoll.arrays.library import AnyArray, Library
-from gpucoll.arrays.numpy_arrays import address_of, array_at
+from gpucoll.arrays.libraries import NUMPY
+from gpucoll.arrays.library import AnyArray
+from gpucoll.arrays.numpy_arrays import array_at
 from gpucoll.arrays.operands import destination_of
-from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
+from gpucoll.errors import ArgumentError, GpucollError, StateError
 from gpucoll.finalizers import leave
 from gpucoll.tables import saving
-from gpucoll.tables.loops import place_outside
+from gpucoll.tables.arguments import Reader
 from gpucoll.tables.moving import Held, move
 from gpucoll.tables.owners import Owners
 from gpucoll.tables.rows import Places, Rows
@@ -151,9 +151,9 @@ class Table:
         self._number: int
         self.lost_rows: Places
         self.rows, self.width, self.dtype = setup.rows, setup.width, setup.dtype
-        self._dtype_name = str(NUMPY.template_of_dtype(setup.dtype, None).dtype)
         self._row_bytes = self.width * self.dtype.itemsize
         self._who = rank_of(comm.rank, comm.world_size)
+        self._reader = Reader(self._who, setup.rows, setup.width, setup.dtype)
         self._pid = os.getpid()
         self._lock, self._is_closed = threading.Lock(), False
         self._calls: set[object] = set()
@@ -270,17 +270,17 @@ class Table:
         call = object()
         try:
             self._begin("pull", call)
-            places, shape, library, like = self._read_ids(ids, "pull")
+            places, shape, library, like = self._reader.ids(ids, "pull")
             if isinstance(out, np.ndarray) and np.may_share_memory(places, out):
                 places = places.copy()  # rows are written where ids are still to be read
             shape = (*shape, self.width)
             if library is NUMPY and (
-                out is None or (self._is_plain(out, shape) and out.flags.writeable)
+                out is None or (self._reader.is_plain(out, shape) and out.flags.writeable)
             ):
                 rows = np.empty(shape, self.dtype) if out is None else out
                 self._take(places, rows)
                 return rows
-            dtype = self.dtype if library is NUMPY else self._dtype_name
+            dtype = self.dtype if library is NUMPY else self._reader.dtype_name
             template = library.template_of_dtype(dtype, like)._replace(shape=shape)
             destination = destination_of(template, shape, out)
             n_bytes = len(places) * self._row_bytes
@@ -311,8 +311,8 @@ class Table:
         call = object()
         try:
             self._begin("push", call)
-            places, shape, _, _ = self._read_ids(ids, "push")
-            rows, owner = self._read_values(values, (*shape, self.width))
+            places, shape, _, _ = self._reader.ids(ids, "push")
+            rows, owner = self._reader.values(values, (*shape, self.width))
             if self._setup.is_sync:
                 size = (len(places), self._row_bytes)
                 copies = places.copy(), rows.copy().view(np.uint8).reshape(size)
@@ -664,75 +664,6 @@ class Table:
             if self._is_closed:
                 raise StateError(f"{self._who}: {call}: the table is closed")
             self._calls.add(mine)
-
-    # --- arguments --------------------------------------------------------------------------------
-
-    def _read_ids(self, ids: AnyArray, call: str) -> tuple[Places, tuple[int, ...], Library, Any]:
-        """Return checked ids in one dimension, their shape, and their library."""
-        library, like = NUMPY, None
-        if isinstance(ids, int | np.generic | list | tuple | range):
-            ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
-        elif type(ids) is not np.ndarray:
-            library = library_of(ids, "ids")
-            view = library.look(ids, "ids")
-            like = view.template
-            self._check_host(like.device, "ids", call)
-            self._check_integers(like.dtype, like.shape, call)
-            if library is not NUMPY:
-                if view.strides is not None:
-                    view = library.pack(ids, like)
-                ids = array_at(view.address, like.shape, np.dtype(like.dtype)).copy()
-        self._check_integers(ids.dtype.name, ids.shape, call)
-        shape = ids.shape
-        places = np.ascontiguousarray(ids, np.int64).reshape(-1)
-        outside = place_outside.ctypes(address_of(places), len(places), self.rows)
-        if outside >= 0:
-            where = [int(index) for index in np.unravel_index(outside, shape)] if shape else ""
-            raise ArgumentError(
-                f"{self._who}: {call}: ids{where} is {ids.reshape(-1)[outside]}, but the table has "
-                f"{self.rows} rows, 0 to {self.rows - 1}; nothing has changed"
-            )
-        return places, shape, library, like
-
-    def _read_values(self, values: AnyArray, shape: tuple[int, ...]) -> tuple[Any, object]:
-        """Return the values in contiguous memory, and what keeps that alive."""
-        if self._is_plain(values, shape):
-            return values, values
-        library = library_of(values, "values")
-        view = library.look(values, "values")
-        template = view.template
-        self._check_host(template.device, "values", "push")
-        if template.dtype != self._dtype_name:
-            raise ArgumentTypeError(
-                f"{self._who}: push: values have dtype {template.dtype}, but the table has "
-                f"{self._dtype_name}"
-            )
-        if template.shape != shape:
-            raise ArgumentError(
-                f"{self._who}: push: values have shape {template.shape}, but the ids need {shape}"
-            )
-        if view.strides is not None:
-            view = library.pack(values, template)
-        rows = array_at(view.address, (template.size_bytes,), np.dtype(np.uint8))
-        return rows, view.owner
-
-    def _check_integers(self, dtype: str, shape: tuple[int, ...], call: str) -> None:
-        if not dtype.startswith(("int", "uint")):
-            raise ArgumentTypeError(
-                f"{self._who}: {call}: ids must be integers; got {dtype} of shape {shape}"
-            )
-
-    def _is_plain(self, x: AnyArray, shape: tuple[int, ...]) -> bool:
-        """Return whether an array of rows can be used as it is, without a full look."""
-        if type(x) is not np.ndarray or x.dtype != self.dtype or x.shape != shape:
-            return False
-        return x.flags.c_contiguous
-
-    def _check_host(self, device: str, what: str, call: str) -> None:
-        if device != "cpu":
-            raise ArgumentError(
-                f"{self._who}: {call}: {what} lie on {device}: copy them to the host first"
-            )
 
 
 def _close_parts(parts: contextlib.ExitStack, pid: int) -> None:
