@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 from gpucoll.errors import ArgumentError, SecureSumError
 from gpucoll.federated.secure_sum import SecureSumServer
 from gpucoll.integrations.flower.around import Around
-from gpucoll.integrations.flower.records import KEY, Task, decoded, only_record
+from gpucoll.integrations.flower.records import KEY, Task, decoded, free_arrays, only_record
 
 _log = getLogger("flwr")
 
@@ -91,7 +91,7 @@ class SecureAggregation(Around):
         neighbours: int | None = None,
         weight_key: str | None = None,
         timeout_s: float = 3600.0,
-        poll_s: float = 0.5,
+        poll_s: float = 1.0,
     ) -> None:
         for name, value in (("clip", clip), ("max_weight", max_weight)):
             if not 0 < value < math.inf:
@@ -214,6 +214,7 @@ def _received(now: _Round, reply: Message) -> bool:
             now.server.receive(_text(reply.content), now.nodes.index(node))
         except (ArgumentError, SecureSumError) as error:
             problem = str(error)
+        free_arrays(reply.content)
     if problem:
         _log.warning("Node %s has left the secure aggregation: %s", node, problem)
     return not problem

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from gpucoll.errors import ArgumentError
 from gpucoll.federated.aggregation import WeightedMean
 from gpucoll.integrations.flower.around import Around
-from gpucoll.integrations.flower.records import only_record
+from gpucoll.integrations.flower.records import free_arrays, only_record
 
 
 class Streaming(Around):
@@ -39,7 +39,7 @@ class Streaming(Around):
     reply the bytes and the arrays made of them.
     """
 
-    def __init__(self, strategy: Any, *, poll_s: float = 0.5) -> None:
+    def __init__(self, strategy: Any, *, poll_s: float = 1.0) -> None:
         for name in ("weighted_by_key", "train_metrics_aggr_fn"):
             if not hasattr(strategy, name):
                 raise ArgumentError(
@@ -65,8 +65,9 @@ class Streaming(Around):
             mean = mean or WeightedMean(arrays)
             mean.add(arrays, weight)
             metrics.append(RecordDict(dict(reply.content.metric_records)))
-            reply.content, last = metrics[-1], reply
-            del arrays, reply
+            free_arrays(reply.content)
+            last = reply
+            del arrays
         if mean is None or last is None:
             nothing: tuple[ArrayRecord | None, MetricRecord | None]
             nothing = self.strategy.aggregate_train(server_round, passed)

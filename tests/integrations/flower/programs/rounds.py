@@ -136,10 +136,12 @@ def in_memory(grid):
             return list(self.asked)
 
         def pull_messages(self, numbers):
-            seen.append(sum(arrays() is not None for arrays in made))
-            arrays = ArrayRecord({"a": Array(np.ones(10, np.float32))})
-            made.append(weakref.ref(arrays))
-            content = RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})})
+            seen.append(sum(array() is not None for array in made))
+            array = Array(np.ones(10, np.float32))
+            made.append(weakref.ref(array))
+            content = RecordDict(
+                {"arrays": ArrayRecord({"a": array}), "m": MetricRecord({"num-examples": 1})}
+            )
             return [Message(content, reply_to=self.asked[numbers[0]])]
 
     strategy = Streaming(FedAvg(fraction_evaluate=0.0))
