@@ -67,6 +67,12 @@ def only_record(content: RecordDict, kind: str, what: str) -> tuple[str, Any]:
     return next(iter(records.items()))
 
 
+def free_arrays(content: RecordDict) -> None:
+    """Free the arrays of a message: Flower's records refer to themselves, and stay for a while."""
+    for record in content.array_records.values():
+        record.clear()
+
+
 def weight_of(task: Task, content: RecordDict) -> int:
     """Return the integer that stands for a client's weight."""
     _, metrics = only_record(content, "metric", "the reply to a train message")
