@@ -12,8 +12,8 @@ import pytest
 from tests.ranks import Ended, Reply
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"slow_links"})
-"""The programs that compare their result with that of one process."""
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"slow_links", "federated_digits"})
+"""The programs for ranks that compare their result with that of one process."""
 PROGRAM_TIMEOUT_S = 120
 
 several_ranks = pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -140,6 +140,28 @@ def test_every_way_over_slow_links_learns(ranks, digits, way):
     assert found["accuracy"] > 0.9
     assert len(found["curve"]) == 200 / 10 + 1
     assert (found["apart"] > 0) == (way == "gossip")
+
+
+def test_federated_training_learns_with_noise_and_six_of_eight_clients(digits):
+    module = example("federated_digits")
+    images = np.column_stack([digits[0], np.ones(len(digits[0]))])
+    training, rest = (images[:1500], digits[1][:1500]), (images[1500:], digits[1][1500:])
+    included = [[*range(8)]] * 5 + [[0, 1, 3, 4, 6, 7]] * 3
+
+    weights = module["train_alone"](*training, included)
+
+    assert module["accuracy_of"](weights, *rest) > 0.7
+
+
+@pytest.mark.soak
+def test_federated_training_in_eight_processes_two_of_which_drop_out():
+    for name in ("sklearn", "dp_accounting", "cryptography"):
+        pytest.importorskip(name, reason=f"needs {name}")
+    output = check_program(str(EXAMPLES / "federated_digits.py"), "--rounds", "22")
+
+    assert "clients in the sums: 8 at first, 6 in the end" in output
+    epsilon = example("federated_digits")["NOISE"].epsilon(1e-5, 22)
+    assert f"epsilon {epsilon:.2f} for delta 1e-05 after 22 rounds" in output
 
 
 @pytest.mark.soak

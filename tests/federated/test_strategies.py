@@ -194,6 +194,21 @@ def test_a_round_in_which_nobody_takes_part(comm):
     scaffold = Scaffold(comm, [np.zeros(2)])
     with pytest.raises(StateError, match="weights of all 2 models are 0"):
         scaffold.step([np.zeros(2)], None, 1, 0.1)
-    with pytest.raises(ArgumentError, match="steps and lr must be greater than 0"):
+    with pytest.raises(ArgumentError, match=r"steps \* lr must be above 0"):
         scaffold.step([np.zeros(2)], [np.zeros(2)], 0, 0.1)
     assert comm.all_reduce(1) == 2
+
+
+@pytest.mark.ranks(2)
+def test_an_error_of_one_rank_is_told_to_all(comm):
+    """No rank waits for its deadline, and the next call works."""
+    expected = "weight must be at least 0" if comm.rank == 1 else "rank 1 of 2 raised: weight must"
+    with pytest.raises(ArgumentError, match=expected):
+        fed_avg(comm, [np.ones(2)], -comm.rank)
+    scaffold = Scaffold(comm, [np.zeros(2)])
+    with pytest.raises(ArgumentError, match=r"steps \* lr must be above 0"):
+        scaffold.step([np.zeros(2)], [np.ones(2)], 1 - comm.rank, 0.1)
+    assert not scaffold.own[0].any()
+    assert fed_avg(comm, [np.full(2, comm.rank)[:0] + 0.5])[0].shape == (0,)
+    with pytest.raises(ArgumentTypeError, match="comm must be"):
+        fed_avg(None, [np.ones(2)])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """FedAvg, FedProx, FedOpt and SCAFFOLD: what clients and server compute in a round.
 
 Each rank of a communicator is a client, and every rank computes what a server would. A server that
-is not a rank, such as Flower's, calls the same functions with the means of its own `WeightedMean`.
+is not a rank, such as Flower's, passes the result of its own `WeightedMean` to `FedOpt.step`.
 
 Models are lists, tuples or dicts of arrays of NumPy, PyTorch, JAX or CuPy, which compute in their
 own library and dtype; means are those of `WeightedMean`, of arrays in host memory. No function
@@ -11,11 +11,14 @@ changes an array that it is given.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.api.communicator import Communicator
-from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.errors import ArgumentError, ArgumentTypeError, UsageError
 from gpucoll.federated.aggregation import WeightedMean
 from gpucoll.federated.layout import Arrays, map_arrays
 
@@ -51,8 +54,10 @@ def fed_avg(comm: Communicator, arrays: Arrays, weight: float = 1) -> Arrays:
     If each rank makes one step of gradient descent on all its examples, with its number of examples
     as weight, the result is a step of gradient descent on the examples of all ranks.
     """
-    mean = WeightedMean(arrays)
-    mean.add(arrays, weight)
+    check_communicator(comm)
+    with _all_ranks_told(comm):
+        mean = WeightedMean(arrays)
+        mean.add(arrays, weight)
     mean.all_reduce(comm)
     return mean.result()
 
@@ -225,20 +230,31 @@ class Scaffold:
         weights counts each client that takes part once. c is the mean of all c_i, computed anew in
         each round, so that no rounding adds up in it.
         """
-        _check("steps * lr", steps * lr, 0, math.inf)
-        if trained is not None and steps * lr == 0:
-            raise ArgumentError("steps and lr must be greater than 0")
         own = self.own
-        if trained is not None:
-            own = map_arrays(
-                lambda own, c, x, y: own - c + (x - y) / (steps * lr),
-                self.own, self.common, values, trained,
-            )  # fmt: skip
+        with _all_ranks_told(self._comm):
+            if trained is not None:
+                if not 0 < steps * lr < math.inf:
+                    raise ArgumentError(f"steps * lr must be above 0; got {steps} * {lr}")
+                own = map_arrays(
+                    lambda own, c, x, y: own - c + (x - y) / (steps * lr),
+                    self.own, self.common, values, trained,
+                )  # fmt: skip
+            server = FedOpt("sgd", lr=server_lr, momentum=0)
         weight = 0 if trained is None else 1
         mean = fed_avg(self._comm, values if trained is None else trained, weight)
         common = fed_avg(self._comm, own)
         self.own, self.common = own, common
-        return FedOpt("sgd", lr=server_lr, momentum=0).step(values, mean)
+        return server.step(values, mean)
+
+
+@contextmanager
+def _all_ranks_told(comm: Communicator) -> Iterator[None]:
+    """Tell the other ranks of an error in the arguments, in the exchange that they begin with."""
+    try:
+        yield
+    except UsageError as error:
+        agree(comm, "fed_avg", error, {}, None)
+        raise
 
 
 def _check(name: str, value: Any, least: float, most: float) -> None:
