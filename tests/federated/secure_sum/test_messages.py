@@ -20,7 +20,7 @@ from tests.federated.secure_sum.playing import (
 from gpucoll import GpucollError, SecureSumError, TooFewClientsError
 from gpucoll.federated.secure_sum import keys, messages, shamir
 from gpucoll.federated.secure_sum.messages import Kind
-from gpucoll.federated.secure_sum.parties import Advert
+from gpucoll.federated.secure_sum.parties import SEALED_BYTES, Advert, sealing_key
 
 HEADER = 32
 SETTINGS = small(clients=4, threshold=3)
@@ -313,3 +313,21 @@ def test_equal_randomness_is_noticed():
     server.receive(clients[0].advertise())
     with pytest.raises(SecureSumError, match="one of another client"):
         server.receive(clients[1].advertise())
+
+
+def test_a_client_that_is_resumed_twice_seals_with_other_nonces():
+    """With one nonce for two texts, the server would see how the two shares differ."""
+    _, clients, inbox, _ = play(SETTINGS, VECTORS, until=1)
+    state, key = clients[0].state(), clients[1]._secrets.sealing_key
+    private = sealing_key(SETTINGS, key, clients[0]._advert().sealing_key, 0, 1)
+    sealed = []
+    for _ in range(2):
+        said = SETTINGS.resume(state).share_keys(inbox[0])
+        sealed.append(said[HEADER + keys.KEY_BYTES :][:SEALED_BYTES])
+    nonces = [text[: keys.NONCE_BYTES] for text in sealed]
+    shares = [
+        keys.unseal(private, text[keys.NONCE_BYTES :], SETTINGS.tag, nonce)
+        for text, nonce in zip(sealed, nonces, strict=True)
+    ]
+    assert nonces[0] != nonces[1]
+    assert shares[0] != shares[1]

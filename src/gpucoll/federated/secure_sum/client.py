@@ -285,7 +285,9 @@ class SecureSumClient:
     def _sealed(self, to: int, advert: Advert, text: bytes) -> bytes:
         settings, private = self._settings, self._secrets.sealing_key
         key = sealing_key(settings, private, advert.sealing_key, self.number, to)
-        return keys.seal(key, text, settings.tag)
+        # Drawn, although the key seals one text: a client that is resumed twice seals two.
+        nonce = self._random(keys.NONCE_BYTES)
+        return nonce + keys.seal(key, text, settings.tag, nonce)
 
     def _read_keys(self, message: Bytes) -> _Keys:
         settings, body = self._settings, self._body(Kind.KEYS, message)
@@ -310,12 +312,12 @@ class SecureSumClient:
         settings.check_left(shared, shared, f"{self._name()}, shares")
         senders = kept_shares(settings, shared - {self.number}, self.number)
         received = _Shares(shared, {}, {self.number: self._secrets.own_share})
-        private, size = self._secrets.sealing_key, shamir.SHARE_BYTES
+        private, size, nonce = self._secrets.sealing_key, shamir.SHARE_BYTES, keys.NONCE_BYTES
         for sender, sealed in messages.take_records(rest, senders, SEALED_BYTES).items():
             public = self._keys.adverts[sender].sealing_key
             key = sealing_key(settings, private, public, sender, self.number)
             try:
-                text = keys.unseal(key, sealed, settings.tag)
+                text = keys.unseal(key, sealed[nonce:], settings.tag, sealed[:nonce])
                 for begin in range(0, TWO_SHARES_BYTES, size):
                     shamir.from_bytes(text[begin : begin + size])
             except SecureSumError as error:

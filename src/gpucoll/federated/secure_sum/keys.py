@@ -25,9 +25,8 @@ except ImportError as error:
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+NONCE_BYTES = 12
 SEAL_BYTES = 16  # by which a sealed text is longer
-
-_FIRST_NONCE = bytes(12)  # each key seals one text
 
 
 def public_key(private: bytes) -> bytes:
@@ -49,12 +48,12 @@ def derive(secret: bytes, info: bytes, salt: bytes | None = None, length: int = 
     return HKDF(hashes.SHA256(), length, salt, info).derive(secret)
 
 
-def seal(key: bytes, text: bytes, bound: bytes, nonce: bytes = _FIRST_NONCE) -> bytes:
+def seal(key: bytes, text: bytes, bound: bytes, nonce: bytes) -> bytes:
     """Encrypt a text with ChaCha20-Poly1305, bound to the bytes `bound` (RFC 8439)."""
     return ChaCha20Poly1305(key).encrypt(nonce, text, bound)
 
 
-def unseal(key: bytes, sealed: bytes, bound: bytes, nonce: bytes = _FIRST_NONCE) -> bytes:
+def unseal(key: bytes, sealed: bytes, bound: bytes, nonce: bytes) -> bytes:
     """Return the text that `seal` encrypted; SecureSumError if anything of it was changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(nonce, sealed, bound)
