@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -188,6 +189,7 @@ def test_no_bytes_at_all():
     refused(server, server.receive, "text", match="must be bytes; got str")
     refused(server, server.receive, b"", match="cut off: 0 of at least 32 bytes")
     refused(server, server.receive, bytes(32), match="no message of a secure sum")
+    refused(server, server.receive, memoryview(bytes(300))[::2], match="must be contiguous bytes")
     for kind in (bytearray, memoryview):
         server.receive(kind(SETTINGS.client(int(kind is memoryview)).advertise()))
 
@@ -305,6 +307,18 @@ def test_a_wrong_share_is_noticed(gone):
     with pytest.raises(SecureSumError, match="shares of client 3 do not give the secret"):
         server.sum()
     assert np.array_equal(server._total, before)
+
+
+def test_no_text_pickle_or_copy_has_a_clients_secrets():
+    _, clients, _, _ = play(SETTINGS, VECTORS, until=3)
+    client = clients[0]
+    text = repr((vars(client), client._secrets, client._shares))
+    secrets = vars(client._secrets), client._shares.of_seeds, client._shares.of_mask_keys
+    for secret in [value for kept in secrets for value in kept.values()]:
+        assert repr(secret)[2:-1] not in text
+    for take in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(SecureSumError, match="client 0 of 4 is not pickled or copied"):
+            take(client)
 
 
 def test_equal_randomness_is_noticed():

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ class Step(IntEnum):
     NOTHING = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # no traceback or log shows one
 class _Secrets:
     """What only this client knows, 32 bytes each."""
 
@@ -67,7 +67,7 @@ class _Keys:
     adverts: dict[int, Advert]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Shares:
     """The clients that shared their keys, and the shares of them that this one holds."""
 
@@ -203,11 +203,18 @@ class SecureSumClient:
         self._accept(message)
         return self._packed(Kind.UNMASKED, messages.pack_records(shares))
 
+    def __reduce__(self) -> NoReturn:
+        raise SecureSumError(
+            f"{self._name()} is not pickled or copied: state() returns its private keys as bytes, "
+            "of which one copy may go on"
+        )
+
     def state(self) -> bytes:
         """Return this client as bytes, for `SecureSum.resume`.
 
-        They contain its private keys. The client must go on once only: two copies that mask two
-        vectors would show the server their difference.
+        They contain its private keys: delete them after the round, because with them whoever kept
+        the messages finds the vector. The client must go on once only. Two copies that mask two
+        vectors show the server their difference; two that sign two lists show it the vector.
         """
         secrets = self._secrets
         parts = [_STATE.pack(_MAGIC, _VERSION, self._step, self.number, self._settings.tag)]
@@ -233,12 +240,12 @@ class SecureSumClient:
         client = SecureSumClient(settings, number, secrets, os.urandom)
         client._step = Step(min(step, Step.SHARE_KEYS))
         rest = rest[5 * size :]
-        while rest:
+        while rest and client._step < step:
             end = 8 + int.from_bytes(rest[:8], "little")
             client._take_again(rest[8:end])
             rest = rest[end:]
-        if client._step != step:
-            raise SecureSumError("the state of a client is cut off")
+        if rest or client._step != step:
+            raise SecureSumError("the state of a client is cut off or too long")
         return client
 
     def _take_again(self, message: bytes) -> None:

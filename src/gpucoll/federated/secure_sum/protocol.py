@@ -79,7 +79,7 @@ class SecureSum:
         round_id: int = 0,
         verify_keys: Sequence[bytes] | None = None,
     ) -> None:
-        self.clients = _whole("clients", clients, 2, _MOST_CLIENTS)
+        self.clients = clients = _whole("clients", clients, 2, _MOST_CLIENTS)
         self.bits = _whole("bits", bits, 8, 64)
         self.dtype: np.dtype[Any] = np.min_scalar_type((1 << self.bits) - 1)
         self.length = _whole("length", length, 0, _MOST_BYTES // self.dtype.itemsize)
@@ -144,7 +144,7 @@ class SecureSum:
         random : callable
             random(n_bytes) returns random bytes. For tests; who knows them knows all masks.
         """
-        _whole("a client's number", number, 0, self.clients - 1)
+        number = _whole("a client's number", number, 0, self.clients - 1)
         if signing_key is None:
             if self.verify_keys is not None:
                 raise ArgumentError(f"client {number} needs a signing_key: verify_keys were given")
@@ -173,7 +173,8 @@ class SecureSum:
             raise ArgumentError(f"x must have the shape ({self.length},); got {given.shape}")
         vector = given.astype(self.dtype)
         if not self.is_reduced(vector):
-            raise ArgumentError(f"x must be below 2**{self.bits}; its largest is {vector.max()}")
+            # Which number is too large stays here: programs send errors to the server.
+            raise ArgumentError(f"x must be below 2**{self.bits}; it has a larger number")
         return vector
 
     def is_reduced(self, vector: Vector) -> bool:
