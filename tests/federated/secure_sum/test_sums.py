@@ -180,20 +180,45 @@ def test_clients_have_masks_with_their_neighbours_only():
     assert any(other.holders(client) != settings.holders(client) for client in range(30))
 
 
+def is_connected(settings, clients):
+    """Return whether these clients have masks in common, each with some, and all by way of some."""
+    reached, fresh = set(), {min(clients)}
+    while fresh:
+        reached |= fresh
+        near = {holder for client in fresh for holder in settings.holders(client)}
+        fresh = (near & clients) - reached
+    return reached == clients
+
+
 def test_survivors_with_neighbours_are_always_connected():
     """Otherwise the server would learn the sum of each part: threshold k/2 + 2 prevents it."""
     settings = small(clients=9, threshold=4, neighbours=4)
     for stayed in itertools.chain.from_iterable(
         itertools.combinations(range(9), size) for size in range(1, 10)
     ):
-        if not is_enough(settings, set(stayed)):
-            continue
-        reached, fresh = set(), {stayed[0]}
-        while fresh:
-            reached |= fresh
-            near = {holder for client in fresh for holder in settings.holders(client)}
-            fresh = (near & set(stayed)) - reached
-        assert reached == set(stayed)
+        if is_enough(settings, set(stayed)):
+            assert is_connected(settings, set(stayed))
+
+
+@pytest.mark.parametrize(("helpers", "neighbours", "threshold"), [(1, 6, 6), (1, 4, 4)])
+def test_honest_survivors_are_connected_with_as_few_helpers_as_documented(
+    helpers, neighbours, threshold
+):
+    """Helpers show the server their masks, so that they connect nobody.
+
+    Threshold k/2 + 2 + h is for h of them among the holders of each client. With k/2 + 2 one in
+    each neighbourhood is enough, with the right clients gone, to learn the sums of two parts.
+    """
+    settings = small(clients=11, threshold=threshold, neighbours=neighbours)
+    splits = 0
+    for bad in itertools.chain(*(itertools.combinations(range(11), n) for n in range(1, 6))):
+        honest = set(range(11)) - set(bad)
+        for helping in itertools.chain(*(itertools.combinations(bad, n) for n in range(1, 4))):
+            counts = [len(set(helping) & set(settings.holders(c))) for c in range(11)]
+            if max(counts) > helpers or not is_enough(settings, honest | set(helping)):
+                continue
+            splits += not is_connected(settings, honest)
+    assert (splits == 0) == (threshold >= neighbours // 2 + 2 + helpers)
 
 
 # --- what the server sees -------------------------------------------------------------------------

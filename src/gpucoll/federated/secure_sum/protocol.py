@@ -37,7 +37,7 @@ class SecureSum:
         `neighbours` None these are all clients, and `threshold` must be more than half of them,
         so that two different lists of clients cannot both be confirmed. With `neighbours` k they
         are the client and its k neighbours; `threshold` is k/2 + 2 to k + 1, and more than half of
-        all clients must stay, too.
+        all clients must stay, too. With k/2 + 2 + h, up to h of them may help the server.
     length : int
         Number of integers in a vector.
     bits : int
