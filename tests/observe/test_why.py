@@ -105,13 +105,13 @@ def verdict_on(pids):
         found.close()
 
 
-def verdict_of_kind(pids, kind):
-    """Look until the verdict is of a kind; return the verdict, and the looks it stands on."""
+def verdict_of_kind(pids, kind, text=""):
+    """Look until the verdict is of a kind, with this text; return it, and the looks behind it."""
     found: list[Any] = []
 
     def is_found():
         found[:] = verdict_on(pids)
-        return found[0] is not None and found[0].kind == kind
+        return found[0] is not None and found[0].kind == kind and text in found[0].text
 
     until(is_found)
     return found
@@ -132,9 +132,8 @@ def verdict_of_kind(pids, kind):
     ],
 )
 def test_the_verdict_names_the_rank(hanging, kind, verdict, ranks, text):
-    found, seen = verdict_of_kind(hanging(kind), verdict)
+    found, seen = verdict_of_kind(hanging(kind), verdict, text)
     assert found.ranks == ranks
-    assert text in found.text
     assert len(seen.processes) == 4
     assert all(process is not None for process in seen.processes.values())
 

@@ -371,7 +371,7 @@ class CountingLock:
 @pytest.mark.ranks(1)
 def test_threads_that_close_it_at_the_same_time(comm):
     shared = Published(comm, filled(0))
-    shared._lock = lock = CountingLock()
+    shared._lock = lock = CountingLock()  # type: ignore[assignment]
     lock.acquire()  # another thread copies
     threads = [threading.Thread(target=shared.close) for _ in range(2)]
     for thread in threads:

@@ -250,7 +250,7 @@ class InterruptingLock:
 @pytest.mark.ranks(1)
 def test_an_interrupt_at_the_beginning_of_a_call(comm):
     table = Table(comm, 2, 1)
-    lock, table._lock = table._lock, InterruptingLock()
+    lock, table._lock = table._lock, InterruptingLock()  # type: ignore[assignment]
     calls = (table.clock, table.snapshot, table.torn_rows, lambda: table.pull(0), table.flush)
     for call in calls:
         with pytest.raises(KeyboardInterrupt):

@@ -66,7 +66,7 @@ def key_stream(key: bytes, block: int = 0) -> CipherContext:
 
     The nonce is 0: each key is used for one stream.
     """
-    counter_and_nonce = block.to_bytes(4, "little") + _FIRST_NONCE
+    counter_and_nonce = block.to_bytes(4, "little") + bytes(NONCE_BYTES)
     return Cipher(algorithms.ChaCha20(key, counter_and_nonce), None).encryptor()
 
 
