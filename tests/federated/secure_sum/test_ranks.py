@@ -104,6 +104,27 @@ def test_any_shape(comm, x):
     assert np.array_equal(total, 2 * x)
 
 
+@pytest.mark.ranks(2)
+def test_settings_may_be_numbers_of_numpy(comm):
+    clip, levels = [(np.float16(2), np.int64(1 << 20)), (2, 1 << 20)][comm.rank]
+    total = secure_all_reduce(comm, np.ones(3), clip=clip, levels=levels)
+    assert total.tolist() == [2.0] * 3
+
+
+@pytest.mark.ranks(2)
+def test_sums_beyond_the_dtype_are_infinite(comm):
+    """Without a warning, which would be an error here."""
+    total = secure_all_reduce(comm, np.full(3, 60_000, np.float16), clip=65_504.0, levels=1 << 20)
+    assert total.tolist() == [np.inf] * 3
+
+
+class Unreadable:
+    """An array that raises, as a tensor of PyTorch does that requires a gradient."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("cannot be read")
+
+
 BAD = [
     (np.ones(3), {"clip": 1.0}, ArgumentError, "levels must be an int"),
     (np.ones(3), {"levels": 5}, ArgumentError, "clip must be a positive number; got None"),
@@ -120,6 +141,8 @@ BAD = [
         "expected non-negative integer",
     ),
     ([[1.0], 2.0], {"clip": 1.0, "levels": 5}, ValueError, "inhomogeneous"),
+    (Unreadable(), {"clip": 1.0, "levels": 5}, RuntimeError, "cannot be read"),
+    (np.ones(3), {"clip": True, "levels": 5}, ArgumentError, "clip must be a positive number"),
     (np.ones(3, np.int32), {}, ArgumentTypeError, "got int32"),
     (np.ones(3, complex), {}, ArgumentTypeError, "got complex128"),
 ]

@@ -17,6 +17,7 @@ from gpucoll.federated.secure_sum.masks import add_masks
 from gpucoll.federated.secure_sum.rounding import Rounding
 
 _CALL = "secure_all_reduce"
+_NUMBERS = (int, float, np.integer, np.floating)
 _MOST_LEVELS = 1 << 52  # up to which float64 has all integers and their halves
 
 
@@ -79,12 +80,12 @@ def secure_all_reduce(
         given = np.asarray(x)
         code = _rounding(given, comm.world_size, clip, levels, rounding, seed)
         words = given.flatten() if code is None else code.words(given)
-    except (TypeError, ValueError) as error:  # arguments' own, and those of NumPy
+    except Exception as error:  # arguments' own, and those of the libraries of arrays
         problem = error
     settings = {
         "x": f"{given.dtype} of shape {given.shape}",
-        "clip": repr(clip),
-        "levels": repr(levels),
+        "clip": repr(code and code.clip),
+        "levels": repr(code and code.levels),
         "rounding": repr(rounding),
     }
     private = os.urandom(keys.KEY_BYTES)
@@ -128,13 +129,15 @@ def _rounding(
         raise ArgumentTypeError(
             f"{_CALL}: x must be float16, float32, float64 or unsigned integers; got {x.dtype}"
         )
-    if not isinstance(clip, int | float) or not 0 < clip < float("inf"):
+    if isinstance(clip, bool) or not isinstance(clip, _NUMBERS) or not 0 < clip < float("inf"):
         raise ArgumentError(f"{_CALL}: clip must be a positive number; got {clip!r}")
     most = min(_MOST_LEVELS, ((1 << 63) - 1) // ranks)
-    if isinstance(levels, bool) or not isinstance(levels, int) or not 1 <= levels <= most:
+    is_whole = isinstance(levels, int | np.integer) and not isinstance(levels, bool)
+    if not is_whole or not 1 <= levels <= most:
         raise ArgumentError(f"{_CALL}: levels must be an int of 1 to {most}; got {levels!r}")
+    clip, levels = float(clip), int(levels)
     if levels / clip == float("inf"):
         raise ArgumentError(f"{_CALL}: clip / levels must not be below 1e-308; clip is {clip}")
     dtype = np.dtype(np.uint32 if ranks * levels < 1 << 31 else np.uint64)
     generator = np.random.default_rng(seed) if rounding == "stochastic" else None
-    return Rounding(float(clip), levels, dtype, generator)
+    return Rounding(clip, levels, dtype, generator)

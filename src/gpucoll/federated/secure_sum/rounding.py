@@ -52,5 +52,6 @@ class Rounding:
         signed = words.view(f"i{self.dtype.itemsize}")
         for begin in range(0, len(words), _CHUNK):
             part = signed[begin : begin + _CHUNK].astype(np.float64)
-            values[begin : begin + len(part)] = part * (self.clip / self.levels)
+            with np.errstate(over="ignore"):  # sums beyond the dtype are infinite
+                values[begin : begin + len(part)] = part * (self.clip / self.levels)
         return values
