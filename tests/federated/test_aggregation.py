@@ -318,6 +318,19 @@ def test_the_mean_over_ranks_is_that_of_their_sums_in_rank_order(comm):
         assert_same(array, expected, name)
 
 
+@pytest.mark.ranks(3)
+def test_weights_whose_sum_over_ranks_is_too_large(comm):
+    mean = WeightedMean(GOOD)
+    mean.add(GOOD, 1.6e38)
+    with pytest.raises(ArgumentError, match="add up to more than float32 holds"):
+        mean.all_reduce(comm)
+    assert mean.result()["b"].tolist() == [1.0] * 4
+    mean = WeightedMean([np.ones(2)])
+    mean.add([np.ones(2)], 8e307)
+    with pytest.raises(ArgumentError, match="add up to more than float64 holds"):
+        mean.all_reduce(comm)
+
+
 @pytest.mark.ranks(2)
 def test_other_arrays_and_errors_of_other_ranks(comm):
     mean = WeightedMean([np.zeros(3 + comm.rank, np.float32)])

@@ -197,3 +197,36 @@ def test_a_round_in_which_nobody_takes_part(comm):
     with pytest.raises(ArgumentError, match="steps and lr must be greater than 0"):
         scaffold.step([np.zeros(2)], [np.zeros(2)], 0, 0.1)
     assert comm.all_reduce(1) == 2
+
+
+@pytest.mark.ranks(2)
+def test_a_wrong_argument_of_one_rank_is_an_error_on_all(comm):
+    """And no control variate is renewed."""
+    x, other, is_wrong = [np.ones(2)], [np.ones(3)], comm.rank == 1
+    scaffold = Scaffold(comm, x)
+    calls = {
+        "weight must be at least 0": lambda: fed_avg(comm, x, -1 if is_wrong else 1),
+        "has no array": lambda: fed_avg(comm, [] if is_wrong else x),
+        "steps and lr": lambda: scaffold.step(x, x, 0 if is_wrong else 1, 0.1),
+        "same shape": lambda: scaffold.step(x, other if is_wrong else x, 1, 0.1),
+        "lr must be": lambda: scaffold.step(x, x, 1, 0.1, server_lr=-1.0 if is_wrong else 1.0),
+    }
+    for text, call in calls.items():
+        with pytest.raises(ArgumentError, match=text) as found:
+            call()
+        assert is_wrong or "rank 1 of 2 raised" in str(found.value)
+        assert scaffold.own[0].tolist() == scaffold.common[0].tolist() == [0.0] * 2
+    assert comm.all_reduce(1) == 2
+
+
+def test_arrays_of_other_shapes_are_not_broadcast():
+    with pytest.raises(ArgumentError, match=r"must have the same shape; got \[\(3, 1\), \(3,\)\]"):
+        FedOpt("adam").step([np.ones((3, 1))], [np.ones(3)])
+
+
+def test_rates_may_be_numbers_of_numpy_and_the_state_is_not_shown():
+    server = FedOpt("adam", lr=np.float32(0.25), decay=np.float64(0.5))
+    (got,) = server.step([np.zeros(2, np.float32)], [np.ones(2, np.float32)])
+    assert got.dtype == np.float32
+    assert server == FedOpt("adam", lr=0.25, decay=0.5)
+    assert repr(server) == "FedOpt(kind='adam', lr=0.25, momentum=0.9, decay=0.5, tau=0.001)"

@@ -156,15 +156,20 @@ class WeightedMean:
             problem = error
         offered = self.clients, self._totals
         found = agree(comm, "all_reduce", problem, self._layout.settings(), offered)
+        totals = {wide: sum((of[wide] for _, of in found), Fraction(0)) for wide in self._sums}
+        for wide, total in totals.items():
+            if total > float(np.finfo(wide).max):
+                raise ArgumentError(
+                    f"all_reduce: the weights of all ranks add up to more than {wide} holds, in "
+                    "which the arrays are added up: divide all weights by a common factor"
+                )
         with self._changing():
-            for wide, total in self._sums.items():
+            for wide, sums in self._sums.items():
                 if not self._totals[wide]:
-                    total.fill(-0.0)  # what is added to it keeps its bits, -0.0 too
-                comm.all_reduce(total, out=total)
+                    sums.fill(-0.0)  # what is added to it keeps its bits, -0.0 too
+                comm.all_reduce(sums, out=sums)
         self.clients = sum(clients for clients, _ in found)
-        self._totals = {
-            wide: sum((totals[wide] for _, totals in found), Fraction(0)) for wide in self._sums
-        }
+        self._totals = totals
 
     def result(self, out: Arrays = None) -> Arrays:
         """Return the mean of the models so far. More may be added afterwards.

@@ -135,6 +135,9 @@ def map_arrays(function: Callable[..., AnyArray], arrays: Arrays, *others: Array
 
 
 def _made(function: Callable[..., AnyArray], *arrays: AnyArray) -> AnyArray:
+    shapes = [tuple(array.shape) for array in arrays]
+    if len(set(shapes)) > 1:  # the library would broadcast some of them
+        raise ArgumentError(f"arrays of the same key must have the same shape; got {shapes}")
     given = [array.detach() if hasattr(array, "detach") else array for array in arrays]
     made = function(*given)
     # NumPy makes numbers of arrays without axes.

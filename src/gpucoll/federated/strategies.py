@@ -11,9 +11,11 @@ changes an array that it is given.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import numbers
+from dataclasses import dataclass, field
 from typing import Any
 
+from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.api.communicator import Communicator
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.federated.aggregation import WeightedMean
@@ -44,15 +46,20 @@ def fed_avg(comm: Communicator, arrays: Arrays, weight: float = 1) -> Arrays:
     Raises
     ------
     ArgumentError, ArgumentTypeError, MismatchError, StateError
-        As `WeightedMean` does.
+        As `WeightedMean` does, on every rank, before anything moves.
 
     Notes
     -----
     If each rank makes one step of gradient descent on all its examples, with its number of examples
     as weight, the result is a step of gradient descent on the examples of all ranks.
     """
-    mean = WeightedMean(arrays)
-    mean.add(arrays, weight)
+    check_communicator(comm)
+    try:
+        mean = WeightedMean(arrays)
+        mean.add(arrays, weight)
+    except Exception as error:
+        agree(comm, "fed_avg", error, {}, None)  # the other ranks wait in all_reduce
+        raise
     mean.all_reduce(comm)
     return mean.result()
 
@@ -71,7 +78,7 @@ def fed_prox(gradients: Arrays, arrays: Arrays, common: Arrays, mu: float) -> Ar
     mu : float
         At least 0. With 0 the gradients keep their bits.
     """
-    _check("mu", mu, 0, math.inf)
+    mu = _check("mu", mu, 0, math.inf)
     if mu == 0:
         return map_arrays(lambda g: g, gradients)
     return map_arrays(lambda g, w, c: g + mu * (w - c), gradients, arrays, common)
@@ -110,14 +117,14 @@ class FedOpt:
     momentum: float = 0.9
     decay: float = 0.99
     tau: float = 1e-3
-    _m: Arrays = None
-    _v: Arrays = None
+    _m: Arrays = field(default=None, init=False, repr=False, compare=False)
+    _v: Arrays = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ArgumentError(f"kind must be one of {', '.join(KINDS)}; got {self.kind!r}")
         for name, most in (("lr", math.inf), ("momentum", 1), ("decay", 1), ("tau", math.inf)):
-            _check(name, getattr(self, name), 0, most)
+            setattr(self, name, _check(name, getattr(self, name), 0, most))
         if self.tau == 0:
             raise ArgumentError("tau must be greater than 0; got 0")
 
@@ -225,25 +232,32 @@ class Scaffold:
         weights counts each client that takes part once. c is the mean of all c_i, computed anew in
         each round, so that no rounding adds up in it.
         """
-        _check("steps * lr", steps * lr, 0, math.inf)
-        if trained is not None and steps * lr == 0:
-            raise ArgumentError("steps and lr must be greater than 0")
-        own = self.own
-        if trained is not None:
-            own = map_arrays(
-                lambda own, c, x, y: own - c + (x - y) / (steps * lr),
-                self.own, self.common, values, trained,
-            )  # fmt: skip
+        try:
+            server = FedOpt("sgd", lr=server_lr, momentum=0)
+            own = self.own if trained is None else self._renewed(values, trained, steps, lr)
+        except Exception as error:
+            agree(self._comm, "Scaffold.step", error, {}, None)  # the others wait in fed_avg
+            raise
         weight = 0 if trained is None else 1
         mean = fed_avg(self._comm, values if trained is None else trained, weight)
         common = fed_avg(self._comm, own)
         self.own, self.common = own, common
-        return FedOpt("sgd", lr=server_lr, momentum=0).step(values, mean)
+        return server.step(values, mean)
+
+    def _renewed(self, values: Arrays, trained: Arrays, steps: int, lr: float) -> Arrays:
+        """Return this client's control variates after its local steps."""
+        way = _check("steps * lr", steps * lr, 0, math.inf)
+        if way == 0:
+            raise ArgumentError("steps and lr must be greater than 0")
+        return map_arrays(
+            lambda own, c, x, y: own - c + (x - y) / way, self.own, self.common, values, trained
+        )
 
 
-def _check(name: str, value: Any, least: float, most: float) -> None:
-    """Raise unless a number is in [least, most)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _check(name: str, value: Any, least: float, most: float) -> float:
+    """Return a number as Python's; raise unless it is in [least, most)."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{name} must be a number; got {value!r}")
     if not least <= value < most:
         raise ArgumentError(f"{name} must be at least {least} and below {most}; got {value}")
+    return float(value)
