@@ -258,6 +258,7 @@ def _check(name: str, value: Any, least: float, most: float) -> float:
     """Return a number as Python's; raise unless it is in [least, most)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(f"{name} must be a number; got {value!r}")
-    if not least <= value < most:
+    number = float(value)
+    if not least <= number < most:
         raise ArgumentError(f"{name} must be at least {least} and below {most}; got {value}")
-    return float(value)
+    return number

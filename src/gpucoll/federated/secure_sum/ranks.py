@@ -133,7 +133,7 @@ def _rounding(
         raise ArgumentError(f"{_CALL}: clip must be a positive number; got {clip!r}")
     most = min(_MOST_LEVELS, ((1 << 63) - 1) // ranks)
     is_whole = isinstance(levels, int | np.integer) and not isinstance(levels, bool)
-    if not is_whole or not 1 <= levels <= most:
+    if levels is None or not is_whole or not 1 <= levels <= most:
         raise ArgumentError(f"{_CALL}: levels must be an int of 1 to {most}; got {levels!r}")
     clip, levels = float(clip), int(levels)
     if levels / clip == float("inf"):
