@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from gpucoll.errors import ArgumentError, SecureSumError
 from gpucoll.federated.secure_sum import SecureSumServer
-from gpucoll.integrations.flower.records import KEY, Task, decoded, only_record
+from gpucoll.integrations.flower.records import KEY, Task, decoded, digest_of, only_record
 from gpucoll.integrations.flower.replies import OneByOne
 
 _log = getLogger("flwr")
@@ -146,6 +146,7 @@ class SecureAggregation(Strategy):
             threshold=threshold,
             length=sum(math.prod(array.shape) for array in arrays.values()) + 1,
             round_id=secrets.randbits(63),
+            content=_digest_of_all(messages),
         )
         nodes = [message.metadata.dst_node_id for message in messages]
         now = _Round(task, task.settings().server(), nodes, arrays, grid)
@@ -212,6 +213,18 @@ class SecureAggregation(Strategy):
     ) -> MetricRecord | None:
         """Do what the strategy inside does."""
         return self.strategy.aggregate_evaluate(server_round, replies)
+
+
+def _digest_of_all(messages: list[Message]) -> str:
+    """Return the digest of what all clients are told to do; strategies share one content."""
+    others = {(id(one.content), one.metadata.message_type): one for one in messages}
+    digests = {digest_of(one) for one in others.values()}
+    if len(digests) > 1:
+        raise ArgumentError(
+            "in a secure aggregation all clients must get the same arrays and configuration, and "
+            "the strategy inside has made different ones"
+        )
+    return digests.pop()
 
 
 def _with_step(message: Message, step: str, text: bytes) -> Message:
