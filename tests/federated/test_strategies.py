@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,7 +226,8 @@ def test_arrays_of_other_shapes_are_not_broadcast():
 
 
 def test_rates_may_be_numbers_of_numpy_and_the_state_is_not_shown():
-    server = FedOpt("adam", lr=np.float32(0.25), decay=np.float64(0.5))  # type: ignore[arg-type]
+    rate: Any = np.float32(0.25)
+    server = FedOpt("adam", lr=rate, decay=np.float64(0.5))
     (got,) = server.step([np.zeros(2, np.float32)], [np.ones(2, np.float32)])
     assert got.dtype == np.float32
     assert server == FedOpt("adam", lr=0.25, decay=0.5)
