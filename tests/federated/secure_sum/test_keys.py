@@ -96,6 +96,7 @@ def test_chacha20_of_rfc_8439():
     add_masks(vector, [(bytes(32), True)])
 
     assert vector.tobytes() == keys.key_stream(bytes(32)).update(bytes(128)) == expected
+    assert keys.key_stream(bytes(32), block=1).update(bytes(64)) == expected[64:]
 
 
 def test_sealing_of_rfc_8439():
@@ -139,7 +140,8 @@ def test_signature_of_rfc_8032():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize("size", [0, 1, 63, 1 << 18, (1 << 18) + 5])
-def test_masks_are_the_stream_as_integers(dtype, size):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_masks_are_the_stream_as_integers(dtype, size, threads):
     x = np.arange(size).astype(dtype)
     one, other = b"\x01" * 32, b"\x02" * 32
     streams = [
@@ -147,8 +149,8 @@ def test_masks_are_the_stream_as_integers(dtype, size):
     ]
     vector = x.copy()
 
-    add_masks(vector, [(one, True), (other, False)])
+    add_masks(vector, [(one, True), (other, False)], threads)
     assert np.array_equal(vector, x + streams[0] - streams[1])
 
-    add_masks(vector, [(one, False), (other, True)])
+    add_masks(vector, [(one, False), (other, True)], threads)
     assert np.array_equal(vector, x)

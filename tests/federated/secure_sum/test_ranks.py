@@ -54,7 +54,7 @@ def test_the_sum_of_rounded_floats_is_exact(comm):
     """Multiples of the step are no matter of rounding: the sum is that of the fractions."""
     steps = [np.random.default_rng(r).integers(-1000, 1001, 500) for r in range(3)]
     x = steps[comm.rank] * (3.0 / 1000)
-    total = secure_all_reduce(comm, x, clip=3.0, levels=1000)
+    total = secure_all_reduce(comm, x, clip=np.float64(3), levels=1000)
     exact = [
         float(Fraction(int(sum(s)), 1) * Fraction(3.0 / 1000)) for s in zip(*steps, strict=True)
     ]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gpucoll.errors import SecureSumError
 from gpucoll.federated.secure_sum import keys, messages, shamir
-from gpucoll.federated.secure_sum.masks import add_masks
+from gpucoll.federated.secure_sum.masks import add_masks, all_cpus
 from gpucoll.federated.secure_sum.messages import Bytes, Kind
 from gpucoll.federated.secure_sum.parties import (
     ADVERT_BYTES,
@@ -161,7 +161,7 @@ class SecureSumClient:
             The message is wrong, or this step is not the next one.
 
         Cost: a key exchange and a pass of ChaCha20 over the vector for each client with which this
-        one has a mask, and memory of two vectors.
+        one has a mask, on all CPUs of the process, and memory of two vectors.
         """
         self._expect(Step.MASK)
         received = self._read_shares(message)
@@ -172,7 +172,7 @@ class SecureSumClient:
             public = self._keys.adverts[other].mask_key
             pair = pair_mask(settings, self._secrets.mask_key, public, self.number, other)
             masks.append((pair, self.number < other))
-        add_masks(vector, masks)
+        add_masks(vector, masks, all_cpus())
         settings.reduce(vector)
         answer = self._packed(Kind.MASKED, vector.view(np.uint8).data)
         self._shares = received

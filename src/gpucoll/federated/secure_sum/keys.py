@@ -61,9 +61,13 @@ def unseal(key: bytes, sealed: bytes, bound: bytes, nonce: bytes) -> bytes:
         raise SecureSumError("an encrypted share was changed, or is not for this client") from None
 
 
-def key_stream(key: bytes) -> CipherContext:
-    """Return a ChaCha20 encryptor at the begin of a key's stream; each key is used for one."""
-    return Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+def key_stream(key: bytes, block: int = 0) -> CipherContext:
+    """Return a ChaCha20 encryptor at a block of 64 bytes of a key's stream (RFC 8439).
+
+    The nonce is 0: each key is used for one stream.
+    """
+    counter_and_nonce = block.to_bytes(4, "little") + bytes(NONCE_BYTES)
+    return Cipher(algorithms.ChaCha20(key, counter_and_nonce), None).encryptor()
 
 
 def verify_key(signing_key: bytes) -> bytes:

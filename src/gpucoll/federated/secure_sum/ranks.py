@@ -83,8 +83,8 @@ def secure_all_reduce(
         problem = error
     settings = {
         "x": f"{given.dtype} of shape {given.shape}",
-        "clip": repr(clip),
-        "levels": repr(levels),
+        "clip": repr(code and code.clip),
+        "levels": repr(code and code.levels),
         "rounding": repr(rounding),
     }
     private = os.urandom(keys.KEY_BYTES)
@@ -128,13 +128,17 @@ def _rounding(
         raise ArgumentTypeError(
             f"{_CALL}: x must be float16, float32, float64 or unsigned integers; got {x.dtype}"
         )
-    if not isinstance(clip, int | float) or not 0 < clip < float("inf"):
+    if not isinstance(clip, int | float | np.floating) or not 0 < clip < float("inf"):
         raise ArgumentError(f"{_CALL}: clip must be a positive number; got {clip!r}")
     most = min(_MOST_LEVELS, ((1 << 63) - 1) // ranks)
-    if isinstance(levels, bool) or not isinstance(levels, int) or not 1 <= levels <= most:
+    if (
+        isinstance(levels, bool)
+        or not isinstance(levels, int | np.integer)
+        or not 1 <= levels <= most
+    ):
         raise ArgumentError(f"{_CALL}: levels must be an int of 1 to {most}; got {levels!r}")
     if levels / clip == float("inf"):
         raise ArgumentError(f"{_CALL}: clip / levels must not be below 1e-308; clip is {clip}")
     dtype = np.dtype(np.uint32 if ranks * levels < 1 << 31 else np.uint64)
     generator = np.random.default_rng(seed) if rounding == "stochastic" else None
-    return Rounding(float(clip), levels, dtype, generator)
+    return Rounding(float(clip), int(levels), dtype, generator)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpucoll.errors import SecureSumError
 from gpucoll.federated.secure_sum import keys, messages, shamir
-from gpucoll.federated.secure_sum.masks import Vector, add_masks
+from gpucoll.federated.secure_sum.masks import Vector, add_masks, all_cpus
 from gpucoll.federated.secure_sum.messages import Bytes, Kind
 from gpucoll.federated.secure_sum.parties import (
     ADVERT_BYTES,
@@ -230,7 +230,8 @@ class SecureSumServer:
             It is not time for the sum, or the shares of a secret do not fit together.
 
         Cost: a pass of ChaCha20 over the vector for each client in the sum, and for each pair of
-        a client that left and one in the sum that had a mask in common; memory of one vector.
+        a client that left and one in the sum that had a mask in common, on all CPUs of the process;
+        memory of one vector.
         """
         if self._step != Step.UNMASKING:
             raise SecureSumError(f"the secure sum is not at its end, but at step {self._step.name}")
@@ -247,7 +248,7 @@ class SecureSumServer:
                 public = self._adverts[other].mask_key
                 pair = pair_mask(settings, secret, public, client, other)
                 masks.append((pair, client < other))
-        add_masks(self._total, masks)
+        add_masks(self._total, masks, all_cpus())
         settings.reduce(self._total)
         self._step, total = Step.NOTHING, self._total
         self._received, self._total = {}, np.zeros(0, settings.dtype)

@@ -67,6 +67,12 @@ def only_record(content: RecordDict, kind: str, what: str) -> tuple[str, Any]:
     return next(iter(records.items()))
 
 
+def free_arrays(content: RecordDict) -> None:
+    """Free the arrays of a message: Flower's records refer to themselves, and stay for a while."""
+    for record in content.array_records.values():
+        record.clear()
+
+
 def weight_of(task: Task, content: RecordDict) -> int:
     """Return the integer that stands for a client's weight."""
     _, metrics = only_record(content, "metric", "the reply to a train message")
@@ -74,7 +80,7 @@ def weight_of(task: Task, content: RecordDict) -> int:
     if not isinstance(weight, int | float) or not 0 <= weight <= task.max_weight:
         raise ArgumentError(
             f"the metric {task.weight_key!r} is a client's weight, and must be a number of 0 to "
-            f"max_weight = {task.max_weight}; got {weight!r}"
+            f"max_weight = {task.max_weight}"  # which one it is would come to the server
         )
     return max(round(weight / task.max_weight * task.levels), int(weight > 0))
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from gpucoll.errors import ArgumentError, SecureSumError
 from gpucoll.federated.secure_sum import SecureSumServer
-from gpucoll.integrations.flower.records import KEY, Task, decoded, only_record
-from gpucoll.integrations.flower.replies import OneByOne
+from gpucoll.integrations.flower.around import Around
+from gpucoll.integrations.flower.records import KEY, Task, decoded, free_arrays, only_record
 
 _log = getLogger("flwr")
 
@@ -32,7 +32,7 @@ class _Round:
     grid: Any
 
 
-class SecureAggregation(Strategy):
+class SecureAggregation(Around):
     """A strategy that gets the weighted mean of the clients' updates, and no single update.
 
     ``strategy = SecureAggregation(FedAvg(...), clip=1.0, max_weight=1000)``. The ClientApp has the
@@ -91,14 +91,13 @@ class SecureAggregation(Strategy):
         neighbours: int | None = None,
         weight_key: str | None = None,
         timeout_s: float = 3600.0,
-        poll_s: float = 0.5,
+        poll_s: float = 1.0,
     ) -> None:
         for name, value in (("clip", clip), ("max_weight", max_weight)):
             if not 0 < value < math.inf:
                 raise ArgumentError(f"{name} must be a positive number; got {value!r}")
-        self.strategy = strategy
-        self.threshold, self.neighbours = threshold, neighbours
-        self.timeout_s, self.poll_s = timeout_s, poll_s
+        super().__init__(strategy, poll_s)
+        self.threshold, self.neighbours, self.timeout_s = threshold, neighbours, timeout_s
         key = weight_key or str(getattr(strategy, "weighted_by_key", "num-examples"))
         self._task = Task(2, 2, 0, neighbours or 0, 0, 0, float(clip), float(max_weight), key)
         self._round: _Round | None = None
@@ -111,11 +110,7 @@ class SecureAggregation(Strategy):
         _log.info(
             "\t│\t└── Threshold: %s, neighbours: %s", self.threshold, self.neighbours or "all"
         )
-        self.strategy.summary()
-
-    def start(self, grid: Grid, *args: Any, **kwargs: Any) -> Result:
-        """Run the rounds, as ``Strategy.start`` of Flower does."""
-        return super().start(OneByOne(grid, self.poll_s), *args, **kwargs)
+        super().summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -198,21 +193,6 @@ class SecureAggregation(Strategy):
             _received(now, reply)
         return {} if step == "unmask" else now.server.advance()
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Do what the strategy inside does."""
-        chosen: Iterable[Message] = self.strategy.configure_evaluate(
-            server_round, arrays, config, grid
-        )
-        return chosen
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Do what the strategy inside does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
 
 def _with_step(message: Message, step: str, text: bytes) -> Message:
     """Return a train message with the record of a step; strategies share one content."""
@@ -234,6 +214,7 @@ def _received(now: _Round, reply: Message) -> bool:
             now.server.receive(_text(reply.content), now.nodes.index(node))
         except (ArgumentError, SecureSumError) as error:
             problem = str(error)
+        free_arrays(reply.content)
     if problem:
         _log.warning("Node %s has left the secure aggregation: %s", node, problem)
     return not problem

@@ -1,4 +1,6 @@
-"""Rounds of secure aggregation in Flower's simulation, with clients that leave; prints JSON.
+"""Rounds in Flower's simulation, with clients that leave; prints JSON.
+
+``rounds.py secure`` has secure aggregation, ``rounds.py streaming`` the other strategy.
 
 Client p's update in round r is `update_of(p, r)`, and its weight `weight_of(p)`.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,7 +18,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.simulation import run_simulation
 
-from gpucoll.integrations.flower import SecureAggregation, secure_aggregation
+from gpucoll.integrations.flower import SecureAggregation, Streaming, secure_aggregation
 
 KEY = "gpucoll.secure-aggregation"
 CLIENTS, CLIP, MAX_WEIGHT = 7, 0.5, 10
@@ -59,7 +62,8 @@ def leaving(message, context, call_next):
     return call_next(message, context)
 
 
-client_app = ClientApp(mods=[leaving, secure_aggregation()])
+IS_SECURE = sys.argv[1:] == ["secure"]
+client_app = ClientApp(mods=[leaving, secure_aggregation()] if IS_SECURE else [])
 
 
 @client_app.train()
@@ -67,6 +71,8 @@ def train(message, context):
     """Add the update of this client and round."""
     client = context.node_config["partition-id"]
     assert list(message.content) == ["arrays", "config"]
+    if message.content["config"].get("fails") == client:
+        raise RuntimeError("this client cannot train")
     arrays, server_round = message.content["arrays"], message.content["config"]["server-round"]
     change = update_of(client, server_round)
     made = {name: Array(np.asarray(array.numpy() + change[name])) for name, array in arrays.items()}
@@ -82,14 +88,68 @@ server_app = ServerApp()
 @server_app.main()
 def main(grid, context):
     """Run the scenarios; print what the arrays were after each round."""
+    print("FOUND", json.dumps(secured(grid) if IS_SECURE else streamed(grid)))
+
+
+def secured(grid):
+    """Return the arrays of rounds with secure aggregation."""
+    return {
+        "secure": run(grid, secure(FedAvg(**ALL)), len(LEAVES)),
+        "neighbours": run(grid, secure(FedAvg(**ALL), neighbours=4), len(LEAVES)),
+        "adam": run(grid, secure(FedAdam(eta=0.1, **ALL)), len(LEAVES)),
+        "refused": run(grid, FedAvg(**ALL), 1),  # without secure aggregation
+        "heavy": run(grid, secure(FedAvg(**ALL)), 1, weight=11),  # more than max_weight
+        "light": run(grid, secure(FedAvg(**ALL)), 1, weight=0),
+    }
+
+
+def streamed(grid):
+    """Return the arrays of rounds of FedAvg, and of the same in a stream."""
     found = {}
-    found["secure"] = run(grid, secure(FedAvg(**ALL)), len(LEAVES))
-    found["neighbours"] = run(grid, secure(FedAvg(**ALL), neighbours=4), len(LEAVES))
-    found["adam"] = run(grid, secure(FedAdam(eta=0.1, **ALL)), len(LEAVES))
-    found["refused"] = run(grid, FedAvg(**ALL), 1)  # without secure aggregation
-    found["heavy"] = run(grid, secure(FedAvg(**ALL)), 1, weight=11)  # more than max_weight
-    found["light"] = run(grid, secure(FedAvg(**ALL)), 1, weight=0)
-    print("FOUND", json.dumps(found))
+    for name, make in (("avg", FedAvg), ("adam", FedAdam)):
+        found[name] = [run(grid, strategy, 2, fails=3) for strategy in (make(**ALL), of(make))]
+    found["in memory"] = in_memory(grid)
+    return found
+
+
+def of(make):
+    """Return a strategy that streams."""
+    return Streaming(make(**ALL), poll_s=0.05)
+
+
+def in_memory(grid):
+    """Return how many replies were alive, at most, when another one was asked for."""
+    seen, made = [], []
+
+    class Replying:
+        """A grid that makes replies when they are asked for."""
+
+        def get_node_ids(self):
+            return list(range(1, 31))
+
+        def send_and_receive(self, messages, timeout):
+            assert not messages  # of the evaluation
+            return []
+
+        def push_messages(self, messages):
+            self.asked = {str(number): message for number, message in enumerate(messages)}
+            return list(self.asked)
+
+        def pull_messages(self, numbers):
+            seen.append(sum(array() is not None for array in made))
+            array = Array(np.ones(10, np.float32))
+            made.append(weakref.ref(array))
+            content = RecordDict(
+                {"arrays": ArrayRecord({"a": array}), "m": MetricRecord({"num-examples": 1})}
+            )
+            return [Message(content, reply_to=self.asked[numbers[0]])]
+
+    strategy = Streaming(FedAvg(fraction_evaluate=0.0))
+    start = ArrayRecord({"a": Array(np.zeros(10, np.float32))})
+    mean = strategy.start(Replying(), start, 1).arrays
+    assert (mean["a"].numpy() == 1).all()
+    assert len(seen) == 30
+    return max(seen)
 
 
 ALL = {"min_train_nodes": CLIENTS, "min_available_nodes": CLIENTS, "fraction_evaluate": 0.0}
