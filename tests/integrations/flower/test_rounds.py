@@ -141,7 +141,8 @@ def test_a_client_does_not_train_without_secure_aggregation(simulated):
 def test_a_weight_that_is_too_large_leaves_the_round(simulated):
     found, output = simulated
     assert found["heavy"]["history"][0] == found["heavy"]["history"][1]
-    assert "must be a number of 0 to max_weight = 10.0; got 11" in output
+    assert "must be a number of 0 to max_weight = 10.0" in output
+    assert "got 11" not in output
 
 
 def test_weights_of_zero_give_no_result(simulated):
