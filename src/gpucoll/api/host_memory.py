@@ -79,6 +79,14 @@ class HostMemory:
             trouble = self._tried(lambda: os.dup(before.fd))
         else:
             trouble = ""
+        try:
+            self._open(comm, owner, trouble)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, comm: Communicator, owner: int, trouble: str) -> None:
+        """Open the owner's memory, if there is none yet, and map it. Collective."""
         places = comm.all_gather_object(f"/proc/{os.getpid()}/fd/{self.fd}")
         if self.fd < 0 and not trouble:
             trouble = self._tried(lambda: os.open(places[owner], os.O_RDWR | os.O_CLOEXEC))
@@ -86,9 +94,8 @@ class HostMemory:
             trouble = self._tried_to_map()
         for rank, text in enumerate(comm.all_gather_object(trouble)):
             if text:
-                self.close()
                 raise SharedMemoryError(
-                    f"{rank_of(rank, comm.world_size)} has no memory for {name}: {text}"
+                    f"{rank_of(rank, comm.world_size)} has no memory for {self.name}: {text}"
                 )
 
     def _tried(self, make: Callable[[], int]) -> str:

@@ -143,10 +143,13 @@ class Table:
         self._who = rank_of(comm.rank, comm.world_size)
         self._reader = Reader(self._who, setup.rows, setup.width, setup.dtype)
         self._pid = os.getpid()
-        self._lock, self._n_calls, self._is_closed = threading.Lock(), 0, False
+        self._callers: set[int] = set()
+        self._is_closed = False
         self._pending: list[tuple[Places, Any]] = before._pending if before else []
         least = min((clock for clock, _ in found if clock >= 0), default=0)
         clocks = [clock if clock >= 0 else least for clock, _ in found]
+        if setup.is_sync:  # the last clock may have ended on some ranks only
+            clocks = [max(clocks)] * len(clocks)
         hosts_before = next((hosts for _, hosts in found if hosts), [])
         if before is not None and before._between is not None:
             before._between.stop()
@@ -301,6 +304,7 @@ class Table:
         PeerLostError, DeadlineError
             A rank that this one waits for has ended, or does not come. In mode "sync" the pushes of
             this clock may then be applied to some rows and not to others, and are not repeated.
+            With ``Staleness(s)`` the step of this rank has ended all the same.
         """
         self._begin("clock")
         try:
@@ -552,12 +556,12 @@ class Table:
         self._close(True)
 
     def _close(self, waits: bool) -> None:
-        with self._lock:
-            if self._n_calls and os.getpid() == self._pid:
-                raise StateError(f"{self._who}: another thread is in a call on this table")
-            is_closed, self._is_closed = self._is_closed, True
-        if is_closed or os.getpid() != self._pid:
+        if self._is_closed or os.getpid() != self._pid:
             return
+        self._is_closed = True  # first: a call that begins looks at it after it is in the set
+        if self._callers - {threading.get_ident()}:
+            self._is_closed = False
+            raise StateError(f"{self._who}: another thread is in a call on this table")
         try:
             if waits and self._between is not None:
                 self._between.finish()
@@ -584,11 +588,10 @@ class Table:
                 f"{call}: this process was forked from {self._who}: a child cannot use its "
                 "parent's table"
             )
-        with self._lock:
-            if self._is_closed:
-                raise StateError(f"{self._who}: {call}: the table is closed")
-            self._n_calls += 1
+        self._callers.add(threading.get_ident())
+        if self._is_closed:
+            self._end()
+            raise StateError(f"{self._who}: {call}: the table is closed")
 
     def _end(self) -> None:
-        with self._lock:
-            self._n_calls -= 1
+        self._callers.discard(threading.get_ident())
