@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.waiting import SOON_S, collect
+from tests.waiting import SOON_S, collect, until
 
 import gpucoll
 from gpucoll import (
@@ -20,7 +20,9 @@ from gpucoll import (
     SharedMemoryError,
     StateError,
 )
+from gpucoll.arrays.numpy_arrays import address_of
 from gpucoll.tables import SGD, Adagrad, Staleness, Table
+from gpucoll.transport.shared import ordering
 from gpucoll.types import DTYPES
 
 MODES = ("async", "sync", Staleness(0), Staleness(2))
@@ -140,6 +142,26 @@ def test_gradient_descent(comm):
             assert (kept == sums).all()
             assert (sums >= before).all()
         assert table.snapshot().tobytes() == expected.tobytes()
+
+
+@pytest.mark.ranks(4)
+def test_adagrad_of_ranks_that_push_at_once(comm):
+    """All push the same, so that the bits do not depend on who came first."""
+    n_pushes, ids = 50, [0, 2, 0, 1]
+    alone = comm.split(comm.rank)
+    with Table(comm, 3, 5, update="adagrad") as table, Table(alone, 3, 5, update="adagrad") as one:
+        sums = np.zeros((3, 5), np.float32)
+        for _ in range(n_pushes):
+            table.push(ids, np.ones((4, 5), "f4"))
+            before, sums = sums, np.array(table._rows.sums)
+            assert (sums >= before).all()
+        comm.barrier()
+        for _ in range(n_pushes * comm.world_size):
+            one.push(ids, np.ones((4, 5), "f4"))
+        assert table.snapshot().tobytes() == one.snapshot().tobytes()
+        assert np.array(table._rows.sums)[:, 0].tolist() == [400, 200, 200]
+        comm.barrier()
+    alone.close()
 
 
 # --- modes ----------------------------------------------------------------------------------------
@@ -506,6 +528,22 @@ def test_a_forked_child_that_drops_the_table(comm):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert (members._own.closed, members._own.pid) == (0, os.getpid())
+    table.close()
+
+
+@pytest.mark.ranks(1)
+def test_a_call_of_another_thread_delays_close(comm):
+    table = Table(comm, 5, 2)
+    lock = address_of(table._rows._locks) + 8 * 3
+    ordering.store(lock, table._rows._mine)  # as if another thread of this rank were pushing there
+    thread = threading.Thread(target=table.push, args=(3, np.ones(2, "f4")))
+    thread.start()
+    until(lambda: table._calls)
+    with pytest.raises(StateError, match="another thread is in a call on this table"):
+        table.close()
+    ordering.store(lock, 0)
+    thread.join(SOON_S)
+    assert table.pull(3).tolist() == [1, 1]
     table.close()
 
 

@@ -96,7 +96,7 @@ class HostMemory:
         for rank, text in enumerate(comm.all_gather_object(trouble)):
             if text:
                 raise SharedMemoryError(
-                    f"{rank_of(rank, comm.world_size)} has no memory for {name}: {text}"
+                    f"{rank_of(rank, comm.world_size)} has no memory for {self.name}: {text}"
                 )
 
     def _tried(self, make: Callable[[], int]) -> str:

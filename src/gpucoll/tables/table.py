@@ -164,6 +164,8 @@ class Table:
         """Pushes that this rank made before, and that other hosts had not applied."""
         least = min((clock for clock, _ in chosen if clock >= 0), default=0)
         clocks = [clock if clock >= 0 else least for clock, _ in chosen]
+        if setup.is_sync:  # the last clock may have ended on some ranks only
+            clocks = [max(clocks)] * len(clocks)
         hosts_before = next((hosts for _, hosts in chosen if hosts), [])
         if before is not None and before._between is not None:
             before._between.stop()
@@ -336,6 +338,7 @@ class Table:
         PeerLostError, DeadlineError
             A rank that this one waits for has ended, or does not come. In mode "sync" the pushes of
             this clock may then be applied to some rows and not to others, and are not repeated.
+            With ``Staleness(s)`` the step of this rank has ended all the same.
         """
         call = object()
         try:
