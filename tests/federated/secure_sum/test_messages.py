@@ -146,7 +146,13 @@ def test_a_client_that_missed_a_step_is_left_out():
 @pytest.mark.parametrize("step", range(TO_THE_END))
 def test_messages_of_another_sum(step):
     server, clients, *_ = play(SETTINGS, VECTORS, until=step)
-    for given in ({"round_id": 1}, {"length": 8}, {"threshold": 4}, {"bits": 31}):
+    for given in (
+        {"round_id": 1},
+        {"length": 8},
+        {"threshold": 4},
+        {"bits": 31},
+        {"context": b"x"},
+    ):
         other = small(**{"clients": 4, "threshold": 3, **given})
         theirs = play(other, vectors_of(other), until=step)
         said = answer(theirs[1][0], step, theirs[2][0], vectors_of(other)[0])

@@ -326,7 +326,11 @@ def test_wrong_settings(given, text):
 
 @pytest.mark.parametrize(
     ("given", "text"),
-    [({"threshold": 2.0}, "must be an int"), ({"length": True}, "must be an int")],
+    [
+        ({"context": "x"}, "context must be bytes"),
+        ({"threshold": 2.0}, "must be an int"),
+        ({"length": True}, "must be an int"),
+    ],
 )
 def test_settings_of_wrong_types(given, text):
     with pytest.raises(ArgumentTypeError, match=text):

@@ -55,7 +55,7 @@ class Advert:
 
 def confirmed_text(settings: SecureSum, keys_body: bytes, shared: bytes, survivors: bytes) -> bytes:
     """Return what a client signs: the keys, who shared them, whose vectors are in the sum."""
-    return b"left" + settings.tag + hashlib.sha256(keys_body).digest() + shared + survivors
+    return b"left" + settings.digest + hashlib.sha256(keys_body).digest() + shared + survivors
 
 
 def sealing_key(

@@ -52,13 +52,19 @@ class SecureSum:
         Each client's public Ed25519 key, 32 bytes, which the parties have from elsewhere than this
         server. Default: clients make keys, and the server hands them on, which protects from less
         (`docs/federated.md`).
+    context : bytes
+        What else must be alike for all parties, such as the model that they train and how they
+        round: parties with another context refuse each other's messages. If the server could give
+        each client another model, or another clip, it could make all vectors but one zero.
 
     Attributes
     ----------
     dtype : numpy.dtype
         The dtype of vectors.
+    digest : bytes
+        A digest of all settings, 32 bytes, which clients sign with the list of those that are left.
     tag : bytes
-        A digest of all settings, 16 bytes, in each message.
+        Its first 16 bytes, in each message.
 
     Raises
     ------
@@ -78,6 +84,7 @@ class SecureSum:
         *,
         round_id: int = 0,
         verify_keys: Sequence[bytes] | None = None,
+        context: bytes = b"",
     ) -> None:
         self.clients = clients = _whole("clients", clients, 2, _MOST_CLIENTS)
         self.bits = _whole("bits", bits, 8, 64)
@@ -94,17 +101,21 @@ class SecureSum:
         self.threshold = _whole("threshold", threshold, fewest, most)
         self.least_clients = max(self.threshold, clients // 2 + 1)
         self.verify_keys = None if verify_keys is None else _checked(verify_keys, clients)
-        self.tag = self._digest()
+        if not isinstance(context, bytes):
+            raise ArgumentTypeError(f"context must be bytes; got {type(context).__name__}")
+        self.digest = self._digest(context)
+        self.tag = self.digest[:16]
         self._holders = self._drawn_graph()
 
-    def _digest(self) -> bytes:
+    def _digest(self, context: bytes) -> bytes:
         numbers = struct.pack(
             "<IIQIIQ",
             *(self.clients, self.threshold, self.length),
             *(self.bits, self.neighbours or 0, self.round_id),
         )
         known = b"".join(self.verify_keys or ())
-        return hashlib.sha256(b"gpucoll secure sum" + numbers + known).digest()[:16]
+        digest = hashlib.sha256(context).digest()
+        return hashlib.sha256(b"gpucoll secure sum" + numbers + digest + known).digest()
 
     def _drawn_graph(self) -> list[tuple[int, ...]]:
         """Return which clients hold the shares of each: those around it in a random circle."""

@@ -9,7 +9,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from gpucoll.errors import SecureSumError
-from gpucoll.integrations.flower.records import KEY, Task, encoded, only_record, weight_of
+from gpucoll.integrations.flower.records import (
+    KEY,
+    Task,
+    digest_of,
+    encoded,
+    only_record,
+    weight_of,
+)
 
 
 def secure_aggregation(min_clients: int = 3) -> Mod:
@@ -89,6 +96,11 @@ def _mask(given: Any, message: Message, context: Context, call_next: ClientAppCa
     kept = context.state[KEY]
     task = Task.read(kept)
     client = task.settings().resume(kept["state"])
+    if digest_of(message) != task.content:
+        raise SecureSumError(
+            "the server sent other arrays, or another configuration, than it announced to all "
+            "clients at the start of the round: a sum of updates to different models could show one"
+        )
     _, before = only_record(message.content, "array", "a train message")
     before = ArrayRecord(dict(before))  # training may put others into the record
     trained = call_next(message, context)

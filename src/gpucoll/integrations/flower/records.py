@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from gpucoll.errors import ArgumentError
 from gpucoll.federated.secure_sum import SecureSum
@@ -32,6 +33,7 @@ class Task:
     clip: float
     max_weight: float
     weight_key: str
+    content: str = ""  # `digest_of` the train message, which all clients must get alike
 
     @staticmethod
     def read(record: ConfigRecord) -> Task:
@@ -43,7 +45,8 @@ class Task:
         return ConfigRecord({**asdict(self), **more})
 
     def settings(self) -> SecureSum:
-        """Return the settings of the sum."""
+        """Return the settings of the sum; only clients with the same task can be in one."""
+        context = repr((self.clip, self.max_weight, self.weight_key, self.content))
         return SecureSum(
             self.clients,
             self.threshold,
@@ -51,12 +54,27 @@ class Task:
             8 * WORDS.itemsize,
             self.neighbours or None,
             round_id=self.round_id,
+            context=context.encode(),
         )
 
     @property
     def levels(self) -> int:
         """The integer that stands for `max_weight`: as large as sums in 32 bits allow."""
         return ((1 << 31) - 1) // self.clients
+
+
+def digest_of(message: Message) -> str:
+    """Return a digest of what a client is told to do: the message's type, arrays and numbers."""
+    digest = hashlib.sha256(message.metadata.message_type.encode())
+    for name, record in sorted(message.content.items()):
+        values = sorted(record.items())
+        if isinstance(record, ArrayRecord):  # whose order is that of the vector
+            values = [
+                (key, (array.dtype, array.shape, hashlib.sha256(array.data).hexdigest()))
+                for key, array in record.items()
+            ]
+        digest.update(repr((name, type(record).__name__, values)).encode())
+    return digest.hexdigest()
 
 
 def only_record(content: RecordDict, kind: str, what: str) -> tuple[str, Any]:

@@ -16,7 +16,14 @@ from flwr.serverapp.strategy import Strategy
 from gpucoll.errors import ArgumentError, SecureSumError
 from gpucoll.federated.secure_sum import SecureSumServer
 from gpucoll.integrations.flower.around import Around
-from gpucoll.integrations.flower.records import KEY, Task, decoded, free_arrays, only_record
+from gpucoll.integrations.flower.records import (
+    KEY,
+    Task,
+    decoded,
+    digest_of,
+    free_arrays,
+    only_record,
+)
 
 _log = getLogger("flwr")
 
@@ -141,6 +148,7 @@ class SecureAggregation(Around):
             threshold=threshold,
             length=sum(math.prod(array.shape) for array in arrays.values()) + 1,
             round_id=secrets.randbits(63),
+            content=_digest_of_all(messages),
         )
         nodes = [message.metadata.dst_node_id for message in messages]
         now = _Round(task, task.settings().server(), nodes, arrays, grid)
@@ -192,6 +200,18 @@ class SecureAggregation(Around):
         for reply in now.grid.send_and_receive(messages, timeout=self.timeout_s):
             _received(now, reply)
         return {} if step == "unmask" else now.server.advance()
+
+
+def _digest_of_all(messages: list[Message]) -> str:
+    """Return the digest of what all clients are told to do; strategies share one content."""
+    others = {(id(one.content), one.metadata.message_type): one for one in messages}
+    digests = {digest_of(one) for one in others.values()}
+    if len(digests) > 1:
+        raise ArgumentError(
+            "in a secure aggregation all clients must get the same arrays and configuration, and "
+            "the strategy inside has made different ones"
+        )
+    return digests.pop()
 
 
 def _with_step(message: Message, step: str, text: bytes) -> Message:
