@@ -70,7 +70,9 @@ def mean_of(tasks, messages):
             server.receive(reply.numpy().data if step == "mask" else reply)
         inbox = server.advance() if step != STEPS[-1] else {}
     before = messages[0].content["arrays"]
-    return decoded(CLIP, before, server.sum())["a"].numpy()
+    mean = decoded(CLIP, before, server.sum())
+    assert mean is not None
+    return mean["a"].numpy()
 
 
 def tasks_for(message, **of_others):
