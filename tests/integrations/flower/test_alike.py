@@ -116,6 +116,10 @@ def test_the_digest_is_the_same_behind_the_network():
     assert digest_of(arrived) == digest_of(message)
     assert digest_of(train_message(rate=0.2)) != digest_of(message)
     assert digest_of(train_message(value=1.0)) != digest_of(message)
+    two = [("a", Array(np.zeros(2))), ("b", Array(np.zeros(2)))]
+    orders = [RecordDict({"arrays": ArrayRecord(dict(order))}) for order in (two, two[::-1])]
+    one, other = (digest_of(Message(order, 0, MessageType.TRAIN)) for order in orders)
+    assert one != other
 
 
 def test_a_strategy_that_configures_clients_differently_is_refused():
