@@ -246,4 +246,9 @@ def _text(content: RecordDict) -> Any:
     if isinstance(record, ConfigRecord):
         return record.get("message")
     _, record = only_record(content, "array", "a reply")
-    return record["message"].numpy().data if "message" in record else None
+    if "message" not in record:
+        return None
+    try:
+        return record["message"].numpy().data
+    except Exception as error:  # NumPy's, of bytes that are no array
+        raise SecureSumError(f"a reply has an array that cannot be read: {error}") from None
