@@ -50,7 +50,7 @@ def unpack(settings: SecureSum, kind: Kind, message: Bytes) -> tuple[int, memory
         raise SecureSumError(f"{what} must be bytes; got {type(message).__name__}")
     try:
         view = memoryview(message).cast("B")
-    except (TypeError, ValueError) as error:  # of a view with gaps, or of other items
+    except (TypeError, ValueError) as error:  # of a view with gaps
         raise SecureSumError(f"{what} must be contiguous bytes: {error}") from None
     if len(view) < _HEADER.size:
         raise SecureSumError(f"{what} is cut off: {len(view)} of at least {_HEADER.size} bytes")
