@@ -24,6 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from gpucoll import ArgumentError, SecureSumError
 from gpucoll.integrations.flower import SecureAggregation, secure_aggregation
 from gpucoll.integrations.flower.records import KEY, Task, decoded, digest_of
+from gpucoll.integrations.flower.strategy import _received, _Round
 
 CLIENTS, VICTIM, CLIP = 5, 2, 0.5
 STEPS = ("advertise", "share_keys", "mask", "confirm", "unmask")
@@ -116,6 +117,22 @@ def test_the_digest_is_the_same_behind_the_network():
     assert digest_of(arrived) == digest_of(message)
     assert digest_of(train_message(rate=0.2)) != digest_of(message)
     assert digest_of(train_message(value=1.0)) != digest_of(message)
+    two = [("a", Array(np.zeros(2))), ("b", Array(np.zeros(2)))]
+    orders = [RecordDict({"arrays": ArrayRecord(dict(order))}) for order in (two, two[::-1])]
+    one, other = (digest_of(Message(order, 0, MessageType.TRAIN)) for order in orders)
+    assert one != other
+
+
+def test_a_client_that_sends_no_array_leaves_the_round():
+    """Whatever the bytes are, the others go on."""
+    (task, *_) = tasks_for(train_message())
+    before = ArrayRecord({"a": Array(np.zeros(3))})
+    now = _Round(task, task.settings().server(), [1, 2], before, None)
+    for data in (b"", b"garbage", b"\x93NUMPY\x01\x00"):
+        array = Array("uint8", (3,), "numpy.ndarray", data)
+        asked = train_message(1)
+        reply = Message(RecordDict({KEY: ArrayRecord({"message": array})}), reply_to=asked)
+        assert not _received(now, reply)
 
 
 def test_a_strategy_that_configures_clients_differently_is_refused():

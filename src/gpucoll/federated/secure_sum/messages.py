@@ -48,10 +48,10 @@ def unpack(settings: SecureSum, kind: Kind, message: Bytes) -> tuple[int, memory
     what = f"a message of kind {kind.name}"
     if not isinstance(message, bytes | bytearray | memoryview):
         raise SecureSumError(f"{what} must be bytes; got {type(message).__name__}")
-    view = memoryview(message)
-    if not view.c_contiguous:
-        raise SecureSumError(f"{what} must be contiguous bytes; got a view with gaps")
-    view = view.cast("B")
+    try:
+        view = memoryview(message).cast("B")
+    except (TypeError, ValueError) as error:  # of a view with gaps
+        raise SecureSumError(f"{what} must be contiguous bytes: {error}") from None
     if len(view) < _HEADER.size:
         raise SecureSumError(f"{what} is cut off: {len(view)} of at least {_HEADER.size} bytes")
     magic, version, found, client, tag, size = _HEADER.unpack_from(view)

@@ -29,7 +29,8 @@ def secure_aggregation(min_clients: int = 3) -> Mod:
     Parameters
     ----------
     min_clients : int
-        Of fewer clients in a round, this one refuses to be one.
+        Of fewer clients in a round, this one refuses to be one. The sum is of those that stay,
+        which are more than half: with 3 clients it may be of two.
 
     Notes
     -----
@@ -38,7 +39,8 @@ def secure_aggregation(min_clients: int = 3) -> Mod:
     aggregation, or if a message is wrong, and ArgumentError if the update does not fit: other
     arrays than it got, a weight above `max_weight`, NaN.
 
-    The state of a round is in the Context, with private keys, until the round ends.
+    The state of a round is in the Context, with private keys, until this client's last step; of a
+    round that was given up, until the next one.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

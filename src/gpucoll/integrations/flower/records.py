@@ -67,11 +67,13 @@ def digest_of(message: Message) -> str:
     """Return a digest of what a client is told to do: the message's type, arrays and numbers."""
     digest = hashlib.sha256(message.metadata.message_type.encode())
     for name, record in sorted(message.content.items()):
-        values = dict(record)
-        if isinstance(record, ArrayRecord):
-            for key, array in record.items():
-                values[key] = array.dtype, array.shape, hashlib.sha256(array.data).hexdigest()
-        digest.update(repr((name, type(record).__name__, sorted(values.items()))).encode())
+        values = sorted(record.items())
+        if isinstance(record, ArrayRecord):  # whose order is that of the vector
+            values = [
+                (key, (array.dtype, array.shape, hashlib.sha256(array.data).hexdigest()))
+                for key, array in record.items()
+            ]
+        digest.update(repr((name, type(record).__name__, values)).encode())
     return digest.hexdigest()
 
 
