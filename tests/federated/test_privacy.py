@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.federated.secure_sum.playing import play
 
 from gpucoll import ArgumentError, ArgumentTypeError, BackendUnavailableError
-from gpucoll.federated import DistributedNoise, epsilon_of_gaussian
+from gpucoll.federated import DistributedNoise, SecureSum, epsilon_of_gaussian
 from gpucoll.federated.privacy import inflation
 
 KINDS = ("gaussian", "skellam")
@@ -201,6 +202,24 @@ def test_the_noise_of_all_clients_has_the_deviation_that_was_asked_for(kind):
     expected = (2.0 * 1.5) ** 2
     assert abs((decoded**2).mean() - expected) < 6.5 * expected * math.sqrt(2 / size)
     assert noise.variance == Fraction(2000) ** 2 / clients
+
+
+def test_a_secure_sum_with_a_client_that_drops_out():
+    """The sum has the vectors and the noise of those that stayed, and of no other."""
+    pytest.importorskip("cryptography", reason="needs cryptography")
+    noise = noise_of(clients=3, size=7)
+    bits = noise.bits_for(records=8, clients=4)
+    settings = SecureSum(clients=4, threshold=3, length=7, bits=bits)
+    rows = np.random.default_rng(6).normal(size=(4, 2, 7))
+    words = [noise.encode(of_client, bits, seed) for seed, of_client in enumerate(rows)]
+    server, *_ = play(settings, words, stops=[9, 2, 9, 9])
+    total = server.sum()
+
+    assert server.included == {0, 2, 3}
+    expected = np.sum([words[client].astype(np.int64) for client in (0, 2, 3)], axis=0)
+    np.testing.assert_array_equal(total, expected % (1 << bits))
+    signed = (expected + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+    np.testing.assert_array_equal(noise.decode(total, bits), signed * (1.5 / 100))
 
 
 def test_one_record_less_changes_the_sum_by_its_rounded_vector():
