@@ -45,6 +45,7 @@ def mean_of(arrays: list[Any], weights: list[float]) -> np.ndarray:
 WEIGHTS = {
     "equal": [1, 1, 1, 1, 1],
     "examples": [600, 37, 12041, 1, 2**24 - 1],
+    "rounded": [1 + 0.99 * 2**-24] * 3,  # each is 1 in float32, and 3 of them are not 3
     "fractions": [0.1, 0.7, 1e-20, 3.3, 1e20],
 }
 
@@ -113,8 +114,9 @@ def test_a_model_of_weight_zero_is_not_read():
     mean = WeightedMean([np.zeros(2)])
     mean.add([np.array([np.nan, np.inf])], 0)
     mean.add([np.array([1.0, 2.0])], 3)
+    mean.add([np.array([np.nan, np.inf])], 0)
     assert mean.result()[0].tolist() == [1.0, 2.0]
-    assert mean.clients == 2
+    assert mean.clients == 3
 
 
 def test_arrays_that_are_not_contiguous_and_keys_in_another_order():

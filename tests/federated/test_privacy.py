@@ -90,6 +90,31 @@ def test_epsilon_by_the_papers_bounds(kind):
     assert got > gaussian
 
 
+def test_the_three_bounds_of_the_distributed_discrete_gaussian():
+    """With a client's sigma of 0.5, tau is 0.85 for two clients, and each term counts."""
+    noise = noise_of(clients=2, levels=1, size=3, noise_multiplier=0.5**0.5)
+    l2_squared, l1, total = noise.l2_squared, noise.l1, 2 * float(noise.variance)
+    assert total == pytest.approx(0.5)
+    tau = inflation(float(noise.variance), 2)
+    assert tau == pytest.approx(0.84805, rel=1e-4)
+    expected = [
+        (l2_squared / total / 2, tau * 3),
+        ((l2_squared / total + 2 * tau * l1 / math.sqrt(total) + tau**2 * 3) / 2, 0),
+        ((math.sqrt(l2_squared / total) + tau * math.sqrt(3)) ** 2 / 2, 0),
+    ]
+    np.testing.assert_allclose(noise._lines(), expected)
+
+
+def test_bits_hold_the_records_and_nine_deviations():
+    noise = noise_of(levels=1000, noise_multiplier=3.0, size=50)
+    for records, clients in ((0, 4), (0, 400), (100, 4), (10**6, 4)):
+        deviation = math.sqrt(clients * noise.variance)
+        least = records * math.sqrt(noise.l2_squared) + 9 * deviation
+        most = records * math.sqrt(noise.l2_squared) + 11 * deviation
+        half = 2 ** (noise.bits_for(records, clients) - 1)
+        assert least < half <= 2 * most
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_noise_more_clients_and_fewer_steps_are_less_epsilon(kind):
     pytest.importorskip("dp_accounting", reason="needs dp-accounting")

@@ -155,6 +155,8 @@ def test_scaffold_with_equal_data_is_fed_avg_bit_for_bit(comm):
     got, scaffold = of_scaffold(comm, data, 6)
     assert got.tobytes() == weights.tobytes()
     assert np.abs(scaffold.common[0]).max() > 0
+    for plain in np.random.default_rng(0).normal(size=(50, 4)):
+        assert scaffold.gradients([plain])[0].tobytes() == plain.tobytes()
 
 
 @pytest.mark.ranks(3)
