@@ -141,7 +141,8 @@ def test_a_client_does_not_train_without_secure_aggregation(simulated):
 def test_a_weight_that_is_too_large_leaves_the_round(simulated):
     found, output = simulated
     assert found["heavy"]["history"][0] == found["heavy"]["history"][1]
-    assert "must be a number of 0 to max_weight = 10.0; got 11" in output
+    assert "must be a number of 0 to max_weight = 10.0" in output
+    assert "got 11" not in output
 
 
 def test_weights_of_zero_give_no_result(simulated):
@@ -151,7 +152,7 @@ def test_weights_of_zero_give_no_result(simulated):
 
 
 def test_streaming_gives_what_flowers_strategies_give(flower):
-    """Also with a client that fails; and of 30 replies one is in memory at a time."""
+    """Also if a client fails. One reply is in memory at a time; one that is missing is left out."""
     found, _ = simulate(flower, "streaming")
     for name in ("avg", "adam"):
         whole, streamed = found[name]

@@ -212,8 +212,8 @@ def _received(now: _Round, reply: Message) -> bool:
     else:
         try:
             now.server.receive(_text(reply.content), now.nodes.index(node))
-        except (ArgumentError, SecureSumError) as error:
-            problem = str(error)
+        except Exception as error:  # whatever a client may have sent, the round goes on
+            problem = f"{type(error).__name__}: {error}"
         free_arrays(reply.content)
     if problem:
         _log.warning("Node %s has left the secure aggregation: %s", node, problem)
