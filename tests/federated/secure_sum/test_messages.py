@@ -264,6 +264,20 @@ def test_clients_refuse_lists_of_too_few_or_without_them(members):
     refused(clients[0], clients[0].confirm, survivors_for(0, members))
 
 
+def test_clients_refuse_keys_and_shares_of_too_few():
+    """The server says that two of four are left, of whom three must be."""
+    _, clients, inbox, _ = play(SETTINGS, VECTORS, until=1)
+    two = messages.pack_set({0, 1}, 4)
+    records = inbox[0][HEADER + 1 :]
+    keys_of_two = messages.pack(SETTINGS, Kind.KEYS, 0, two, records[: len(records) // 2])
+    refused(clients[0], clients[0].share_keys, keys_of_two, match="2 of 4 clients are left")
+
+    _, clients, inbox, _ = play(SETTINGS, VECTORS, until=2)
+    sealed = bytes(inbox[0][HEADER + 1 :])
+    shares_of_two = messages.pack(SETTINGS, Kind.RELAYED, 0, two, sealed[: len(sealed) // 3])
+    refused(clients[0], clients[0].mask, shares_of_two, VECTORS[0], match="2 of 4 clients are left")
+
+
 def test_keys_that_a_server_replaced_are_noticed_with_verify_keys():
     """Without them a server that lies from the begin on plays all other clients: see the docs."""
     private = [bytes([n]) * 32 for n in range(4)]

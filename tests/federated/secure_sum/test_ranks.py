@@ -182,6 +182,14 @@ def test_different_arguments_are_a_mismatch(comm, x, given, text):
         secure_all_reduce(comm, x if comm.rank else np.ones(3), **own)
 
 
+def test_between_hosts(hosts):
+    def program(comm):
+        x = np.full(200_000, comm.rank + 1, np.uint32)  # above what goes in one small call
+        return secure_all_reduce(comm, x).tolist() == [6] * len(x)
+
+    assert hosts.call("aab", program) == [True] * 3
+
+
 def test_a_lost_rank_is_an_error_and_the_others_go_on(rank_server):
     def program(comm):
         if comm.rank == 1:

@@ -152,7 +152,7 @@ def test_weights_of_zero_give_no_result(simulated):
 
 
 def test_streaming_gives_what_flowers_strategies_give(flower):
-    """Also with a client that fails; and of 30 replies one is in memory at a time."""
+    """Also if a client fails. One reply is in memory at a time; one that is missing is left out."""
     found, _ = simulate(flower, "streaming")
     for name in ("avg", "adam"):
         whole, streamed = found[name]

@@ -79,9 +79,10 @@ class SecureAggregation(Around):
 
     Notes
     -----
-    The mean differs from that of clipped updates by at most n * clip / (2 W) with n clients, where
-    W is the sum of their weights as integers: `max_weight` is (2^31 - 1) / n. If all clients have
-    that weight, it is n * clip / 2^32. Updates have 4 bytes a value.
+    Weights become integers, of which `max_weight` is the largest: (2^31 - 1) / n with n clients.
+    The mean differs from that of clipped updates with these weights by at most n * clip / (2 W),
+    where W is the sum of the integers: n * clip / 2^32 if all have the weight `max_weight`. Updates
+    have 4 bytes a value.
 
     A client that replies with an error, with a wrong message or too late has left the round. If
     too few are left, there is a warning, the arrays stay as they are, and the next round begins.

@@ -136,6 +136,8 @@ def in_memory(grid):
             return list(self.asked)
 
         def pull_messages(self, numbers):
+            if numbers == ["7"]:  # of which no reply ever comes
+                return []
             seen.append(sum(array() is not None for array in made))
             array = Array(np.ones(10, np.float32))
             made.append(weakref.ref(array))
@@ -144,11 +146,11 @@ def in_memory(grid):
             )
             return [Message(content, reply_to=self.asked[numbers[0]])]
 
-    strategy = Streaming(FedAvg(fraction_evaluate=0.0))
+    strategy = Streaming(FedAvg(fraction_evaluate=0.0), poll_s=0.05)
     start = ArrayRecord({"a": Array(np.zeros(10, np.float32))})
-    mean = strategy.start(Replying(), start, 1).arrays
+    mean = strategy.start(Replying(), start, 1, timeout=0.5).arrays
     assert (mean["a"].numpy() == 1).all()
-    assert len(seen) == 30
+    assert len(seen) == 29
     return max(seen)
 
 
