@@ -1,12 +1,14 @@
 """Measure pulls and pushes of a table's rows, beside other parameter servers, in turns.
 
-    python tools/measure_tables.py --mpi ENVIRONMENT [--peers gpucoll mpi ray rpc]
+    python tools/measure_tables.py --mpi ENVIRONMENT [--peers gpucoll hosts mpi ray rpc]
 
 ENVIRONMENT is a virtual environment with mpi4py, NumPy and an MPI. Ray and PyTorch are in this
 Python's environment. There are two processes; one pulls and pushes 4096 rows of 64 float32, of a
 table of 100,000 rows, and the other only has rows. All ids of a push differ, since MPI forbids
 entries of a datatype that overlap. The output has the best time of each, in microseconds:
 
+- hosts: the same table on two hosts, which are played on this machine and linked by loopback TCP.
+  "pull" and "push" are of rows of the other host, the latter with a `flush`.
 - gpucoll: `pull` into an array, `numpy.take` in turns with it, `push` in mode "async".
 - mpi: MPI_Get and MPI_Accumulate with an indexed datatype for each owner, then MPI_Win_flush_all,
   within a passive-target epoch; each rank has half of the rows. "rows": one call for each row.
@@ -21,6 +23,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +32,7 @@ from typing import Any
 import numpy as np
 
 ROWS, WIDTH, COUNT = 100_000, 64, 4096
-PEERS = ("gpucoll", "mpi", "ray", "rpc")
+PEERS = ("gpucoll", "hosts", "mpi", "ray", "rpc")
 Times = dict[str, float]
 
 
@@ -67,6 +70,31 @@ def on_gpucoll() -> Times | None:
                 "push": lambda: table.push(ids, values),
             }
             found = best_of(calls, 200)
+        comm.barrier()
+    return found
+
+
+def on_hosts() -> Times | None:
+    """Measure a table of two hosts; rank 1 serves."""
+    import gpucoll
+    from gpucoll import config
+    from gpucoll.tables import Table
+
+    rank = int(os.environ["GPUCOLL_RANK"])
+    os.environ[config.HOST_ID] = f"host {rank}"
+    os.environ[config.INTERFACES] = "lo"
+    _, values = inputs()
+    made = gpucoll.init(rank=rank, world_size=2, meet=os.environ["MEASURED_MEET"])
+    with made as comm, Table(comm, ROWS, WIDTH, init=1.0) as table:
+        found = None
+        if rank == 0:
+            ids, out = table._owners.owned_by(1)[:COUNT], np.empty_like(values)
+
+            def push() -> None:
+                table.push(ids, values)
+                table.flush()
+
+            found = best_of({"pull": lambda: table.pull(ids, out=out), "push": push}, 200)
         comm.barrier()
     return found
 
@@ -185,8 +213,9 @@ def round_of(peer: str, mpi: Path | None) -> Times:
     """Start the processes of a peer once; return its times."""
     script = [str(Path(__file__).resolve()), "--inside", peer]
     environment = dict(os.environ)
-    if peer == "gpucoll":
+    if peer in ("gpucoll", "hosts"):
         commands = [[sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", "2", *script]]
+        environment["MEASURED_MEET"] = f"file://{tempfile.gettempdir()}/measured-{os.getpid()}"
     elif peer == "mpi":
         assert mpi is not None
         environment.pop("PYTHONPATH", None)
@@ -222,7 +251,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        inside = {"gpucoll": on_gpucoll, "mpi": on_mpi, "ray": on_ray}
+        inside = {"gpucoll": on_gpucoll, "hosts": on_hosts, "mpi": on_mpi, "ray": on_ray}
         rpc = options.inside == "rpc"
         found = on_rpc(options.rank, options.port) if rpc else inside[options.inside]()
         if found is not None:

@@ -276,18 +276,23 @@ def test_ctrl_c_while_a_rank_is_silent(hosts):
     assert max(hosts.call("ab", on_each)) < SOON_S
 
 
-def test_an_error_in_the_thread_is_raised_on_all(hosts):
+@pytest.mark.parametrize("kind", [TypeError, DeadlineError])
+def test_an_error_in_the_thread_is_raised_on_all(hosts, kind):
     def on_each(comm):
         made = Made(comm)
+
+        def fail(*_):
+            raise kind("a function of the user's, or a lock that another rank has held too long")
+
         if comm.rank == 0:
-            made.rows.apply = made.rows.take = None
+            made.rows.take = fail
         comm.barrier()
         if comm.rank == 1:
             with pytest.raises(AbortedError, match="rank 0 aborted it"):
                 made.pull(np.arange(ROWS))
         else:
             until(lambda: made.server.error)
-            assert isinstance(made.server.error, TypeError)
+            assert type(made.server.error) is kind
         made.close()
 
     hosts.call("ab", on_each)

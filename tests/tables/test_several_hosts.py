@@ -343,6 +343,26 @@ def test_a_stopped_host_stops_no_other(fresh):
     results(fresh("abc", on_each))
 
 
+def test_a_lock_that_the_serving_thread_waits_for_delays_no_close(fresh):
+    def on_each(comm):
+        table: Any = Table(comm, ROWS, WIDTH, "int64")
+        if comm.rank == 0:
+            row = table._owners.owned_by(0)[:1]
+            table._rows._locks[0] = table._rows._mine + 1  # as if rank 1 had it, which is there
+            comm.barrier()
+        else:
+            comm.barrier()
+            row = table._owners.owned_by(0)[:1]
+            table.push(row, np.ones((1, WIDTH), int))
+        comm.barrier()
+        start_s = time.monotonic()
+        table._close(False)
+        assert "gpucoll-table" not in thread_names()
+        return time.monotonic() - start_s
+
+    assert max(results(fresh("ab", on_each))) < SOON_S
+
+
 def test_a_clock_that_waits_for_a_lost_host_is_an_error(fresh):
     def on_each(comm):
         table = Table(comm, ROWS, WIDTH, mode=Staleness(1))

@@ -291,29 +291,27 @@ class Server:
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpucoll-table")
         self._thread.start()
 
-    def end(self) -> None:
-        """Let the thread end soon. Waits for nothing."""
-        self._is_over = True
-
-    def stop(self) -> None:
-        """End the thread, and withdraw the answers that nobody takes."""
+    def stop(self) -> bool:
+        """End the thread, and withdraw the answers that nobody takes; return whether it ended."""
         self._is_over = True
         with contextlib.suppress(GpucollError):  # wakes it
             self._comm.send(_request(Kind.STOP), self._comm.rank, REQUEST, async_op=True)
-        self._thread.join(10 * IDLE_S)
+        self._thread.join(4 * IDLE_S)
+        if self._thread.is_alive():
+            return False
         coming = [work for requests in self._coming.values() for _, work in requests]
         for work in [*self._sent, *coming]:
             work.withdraw()
+        return True
 
     def _run(self) -> None:
         try:
             while not self._is_over:
                 self._take_one()
                 self._handle_complete()
-        except _LOSSES:
-            pass  # whoever uses the table raises it, too
         except Exception as error:
-            if not self._comm.is_closed:
+            with contextlib.suppress(GpucollError):
+                self._comm.check()  # if the communicator has failed, whoever uses the table is told
                 self.error = error
                 self._comm.abort()
 

@@ -39,12 +39,14 @@ class Table:
     """Rows of numbers that all ranks read and update: a parameter server's, without a server.
 
     ``pull(ids)`` returns rows, ``push(ids, values)`` updates them. On one host the rows lie in
-    memory that all ranks share, and both go to it directly. Making a table is collective.
+    memory that all ranks share, and both go to it directly. On several hosts each row belongs to
+    one of them, whose first rank serves it to the others. Making a table is collective.
 
     Parameters
     ----------
     comm : Communicator
-        The ranks. The table uses it in `clock`, if the mode is "sync", and does not close it.
+        The ranks. The table uses it in `clock`, if the mode is "sync", and in `save`; it does not
+        close it. Messages between hosts go over a duplicate.
     rows : int
         Number of rows.
     width : int
@@ -54,7 +56,8 @@ class Table:
     init : number, array or function, optional
         What is in the rows: a number, a row, an array of all rows, or a function that gets an array
         of ids and returns their rows. Each row is made by one rank only, any of them, so that the
-        ranks must pass the same. Default: zeros.
+        ranks must pass the same. It is kept: rows that are lost with a host begin anew with it.
+        Default: zeros.
     update : str, SGD, Adagrad, ReduceOp or function
         What a push does to a row, element by element. "add" adds the values. "sgd" and "adagrad"
         are ``SGD()`` and ``Adagrad()``. A `ReduceOp` combines the row with the values ("sum" is
@@ -72,6 +75,9 @@ class Table:
     ----------
     rows, width : int
     dtype : numpy.dtype
+    lost_rows : array of int64
+        The ids of rows that were lost with their hosts when `kept_for` returned this table, and
+        that begin anew.
 
     Raises
     ------
@@ -86,13 +92,18 @@ class Table:
     while a rank updates it, some of its elements may be new and others old. (Elements of complex128
     are two of 8 bytes.) Updates of a row exclude each other: none is lost.
 
-    If a rank dies, no row is lost: the others can pull and push as before. The row that it was
-    updating may be half updated: see `torn_rows`. Continue by ``table.kept_for(comm.shrink())``.
+    If a rank dies, no row is lost as long as another rank of its host is left: on one host the
+    others can pull and push as before. The row that it was updating may be half updated: see
+    `torn_rows`. A host that is lost takes its rows with it (`RowsLostError`). Continue by
+    ``table.kept_for(comm.shrink())``.
 
     `pull` and `push` may be called from several threads; `clock` from one.
 
     Memory: for each row its elements, rounded up to 8 bytes, and 8 bytes; "adagrad" takes the
-    elements twice.
+    elements twice. On several hosts each also has 8 bytes for each row of the table.
+
+    Cost between hosts: a `pull` is one round trip, to all hosts at the same time; a `push` is a
+    message to each host that it has rows for, and `flush` a round trip.
 
     Examples
     --------
@@ -268,6 +279,8 @@ class Table:
         ------
         ArgumentError, ArgumentTypeError
             An id is no row of the table; nothing was read.
+        PeerLostError, DeadlineError
+            A host that has rows is lost, or its rank that serves does not answer.
         """
         call = object()
         try:
@@ -293,7 +306,7 @@ class Table:
             self._calls.discard(call)
 
     def push(self, ids: AnyArray, values: AnyArray) -> None:
-        """Update rows.
+        """Update rows. Those of other hosts are sent, and have been updated after a `flush`.
 
         Parameters
         ----------
@@ -308,7 +321,11 @@ class Table:
         ArgumentError, ArgumentTypeError
             An id is no row of the table, or the values do not fit; nothing was changed.
         DeadlineError
-            A rank that is stopped holds the lock of a row. The rows before it are updated.
+            A rank that is stopped holds the lock of a row. The rows before it are updated. Or 64
+            MiB are on their way to other hosts, and one does not answer.
+        PeerLostError
+            A host is lost. What is for the others will be applied, by the next call of this rank
+            after `kept_for`.
         """
         call = object()
         try:
@@ -331,7 +348,8 @@ class Table:
 
         In mode "sync" this is collective: all ranks' pushes are applied. With ``Staleness(s)`` it
         waits until no rank is more than s clocks behind; for a rank that has closed the table
-        nobody waits. In mode "async" it only counts.
+        nobody waits. In mode "async" it only counts. Between hosts it first waits for this rank's
+        pushes, as `flush` does.
 
         Raises
         ------
@@ -576,10 +594,13 @@ class Table:
     def kept_for(self, comm: Communicator) -> Table:
         """Return this table for the ranks of another communicator, and close this one. Collective.
 
-        After `Communicator.shrink` the ranks that are left call it: all rows are kept, and pushes
-        since the last clock, too. After `Communicator.grow` the ranks that were there call it,
-        while newcomers make a table with the same arguments, which gets the same rows: their `init`
-        is not used. A newcomer begins at the lowest clock of the others.
+        After `Communicator.shrink` the ranks that are left call it: all rows are kept but those of
+        hosts that are lost (`lost_rows`), and pushes since the last clock, too. After
+        `Communicator.grow` the ranks that were there call it, while newcomers make a table with the
+        same arguments, which gets the same rows: their `init` is used only for rows that are lost.
+        A newcomer begins at the lowest clock of the others. If hosts have come or gone, rows move
+        to their new owners. Pushes that other hosts had not applied are made again by the next call
+        of this rank.
 
         If it raises, this table can still be kept for yet another communicator.
         """
