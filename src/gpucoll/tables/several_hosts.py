@@ -57,7 +57,7 @@ class SeveralHosts:
     """
 
     def __init__(self, comm: Communicator, owners: Owners, rows: Rows, row_bytes: int) -> None:
-        self.owners, self.rank = owners, comm.rank
+        self.owners, self.rank, self._rows = owners, comm.rank, rows
         self._comm = comm.duplicate()
         self._server: Server | None = None
         self.was_told = False
@@ -80,6 +80,7 @@ class SeveralHosts:
     def stop(self) -> None:
         """Serve no more. Then what `Owners.applied` says of this host is final."""
         if self._server is not None:
+            self._rows.is_over = True  # the memory must not be released while the thread uses it
             self._server.stop()
 
     def close(self) -> None:
