@@ -223,7 +223,7 @@ def test_console_scripts_exist(tree: Path):
     entry_points.read(tree / "gpucoll.egg-info/entry_points.txt")
     scripts = dict(entry_points["console_scripts"])
 
-    assert set(scripts) == {"gpucoll-run", "gpucoll-bench", "gpucoll-doctor"}
+    assert set(scripts) == {"gpucoll", "gpucoll-run", "gpucoll-bench", "gpucoll-doctor"}
     for target in scripts.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function))

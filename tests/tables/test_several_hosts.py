@@ -16,8 +16,10 @@ from tests.shrinking import LOSSES, die, results, until_lost
 from tests.waiting import SOON_S, is_stopped, thread_names, until
 
 import gpucoll
-from gpucoll.errors import ArgumentError, DeadlineError, PeerLostError
+from gpucoll.arrays.numpy_arrays import address_of
+from gpucoll.errors import AbortedError, ArgumentError, DeadlineError, PeerLostError, StateError
 from gpucoll.tables import Adagrad, RowsLostError, Staleness, Table
+from gpucoll.transport.shared import ordering
 
 ROWS, WIDTH = 500, 3
 INITIAL = np.arange(ROWS * WIDTH).reshape(ROWS, WIDTH)
@@ -471,6 +473,57 @@ def test_ctrl_c_in_a_pull(hosts):
         assert "gpucoll-table" not in thread_names()
 
     hosts.call("ab", on_each)
+
+
+def held_up_by_a_lock(comm, timeout_s):
+    """The thread that serves, of rank 0, waits for a row's lock, which rank 1 does not release."""
+    table: Any = Table(comm, ROWS, 1, "int64")
+    rows, looks = table._rows, []
+    rows.members.timeout_s = timeout_s
+    if comm.rank == 1:
+        ordering.store(address_of(rows._locks), rows._mine)
+    comm.barrier()
+    if comm.rank == 2:
+        table.push(table._owners.owned_by(0)[0], np.ones(1, np.int64))
+    if comm.rank == 0:
+        look_at = rows._look_at
+
+        def noted(*given):
+            looks.append(1)
+            look_at(*given)
+
+        rows._look_at = noted
+        until(lambda: looks)
+    return table
+
+
+def test_close_while_a_push_of_another_host_waits_for_a_lock(hosts):
+    def on_each(comm):
+        table = held_up_by_a_lock(comm, 1000.0)
+        if comm.rank == 0:
+            start_s = time.monotonic()
+            table._close(False)
+            assert time.monotonic() - start_s < 4
+            assert "gpucoll-table" not in thread_names()
+        comm.barrier()
+        table._close(False)
+
+    hosts.call("aab", on_each)
+
+
+def test_a_lock_that_stays_is_an_error_on_all_hosts(hosts):
+    def on_each(comm):
+        table = held_up_by_a_lock(comm, 0.1)
+        if comm.rank == 0:
+            until(lambda: table._between._server.error)
+        comm.barrier()
+        text = "rank 1 has held the lock of row 0" if comm.rank == 0 else "rank 0 aborted it"
+        with pytest.raises((StateError, AbortedError), match=text):
+            table.pull(np.arange(ROWS))
+        comm.barrier()
+        table._close(False)
+
+    hosts.call("aab", on_each)
 
 
 def test_loss_errors_are_losses():

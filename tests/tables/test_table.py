@@ -282,6 +282,21 @@ def test_an_interrupt_at_the_beginning_of_a_call(comm):
 
 
 @pytest.mark.ranks(1)
+def test_a_signal_handler_that_closes(comm, monkeypatch):
+    table = Table(comm, 2, 1)
+    take = table._rows.take
+
+    def interrupted(*arguments):
+        with table._lock, pytest.raises(StateError, match="handler that has interrupted a call"):
+            table.close()
+        take(*arguments)
+
+    monkeypatch.setattr(table._rows, "take", interrupted)
+    assert table.pull([1]).tolist() == [[0]]
+    table.close()
+
+
+@pytest.mark.ranks(1)
 def test_pushes_of_a_thread_while_another_one_ends_steps(comm):
     with Table(comm, 1, 1, "int64", mode="sync") as table:
         thread = threading.Thread(target=table.clock)

@@ -65,6 +65,8 @@ class Rows:
         A view of what the rule keeps beside them, of the same shape.
     members : Members
         The ranks, and their clocks.
+    is_over : bool
+        Another thread sets it: whoever waits for a lock gives up.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Rows:
         self._rows = address + values
         self._mine = self.members.epoch << _RANK_BITS | (comm.rank + 1)
         self._push = self._prepared(address + sums, rule)
+        self.is_over = False
 
     def _prepared(self, sums: int, rule: Rule) -> npt.NDArray[np.int64]:
         """Return the words of a push that are the same in all."""
@@ -158,7 +161,7 @@ class Rows:
         DeadlineError
             A row stayed locked. The rows before it are updated.
         StateError
-            The other ranks have continued without this one.
+            The other ranks have continued without this one; or `is_over` was set.
         """
         assert values.nbytes == len(places) * self._row_bytes
         words = self._push.copy()
@@ -186,6 +189,11 @@ class Rows:
         if self._has_left(holder):
             ordering.compare_exchange(address_of(self._locks) + 8 * place, holder, TORN)
             return
+        if self.is_over:
+            raise StateError(
+                f"{self._who}: push: the table is closed; {words[Push.done]} of "
+                f"{words[Push.count]} rows were updated"
+            )
         if waited_s > self.members.timeout_s:
             raise DeadlineError(
                 f"{self._who}: push: rank {rank} has held the lock of row {place} of this host "

@@ -25,7 +25,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.codes import Codes
-from gpucoll.errors import AbortedError, DeadlineError, GpucollError, MismatchError, PeerLostError
+from gpucoll.errors import (
+    AbortedError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+    PeerLostError,
+    StateError,
+)
 from gpucoll.types import ANY_SOURCE
 from gpucoll.wording import rank_of
 
@@ -310,6 +317,8 @@ class Server:
                 self._take_one()
                 self._handle_complete()
         except Exception as error:
+            if self._is_over or self._comm.is_closed:
+                return
             with contextlib.suppress(GpucollError):
                 self._comm.check()  # if the communicator has failed, whoever uses the table is told
                 self.error = error
@@ -353,7 +362,11 @@ class Server:
             self._answer(rank, tag, found.reshape(-1))
         elif kind == Kind.PUSH:
             if number > self._applied[rank]:  # otherwise it was sent once more
-                self._rows.apply(places, request[middle:].reshape(count, self._row_bytes))
+                values = request[middle:].reshape(count, self._row_bytes)
+                try:
+                    self._rows.apply(places, values)
+                except DeadlineError as error:  # of a row's lock: the communicator is not broken
+                    raise StateError(f"a push of rank {rank} failed: {error}") from error
                 self._applied[rank] = number
         elif kind == Kind.FLUSH:
             self._answer(rank, tag, self._applied[rank : rank + 1].view(np.uint8).copy())

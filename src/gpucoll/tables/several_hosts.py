@@ -79,8 +79,8 @@ class SeveralHosts:
 
     def stop(self) -> None:
         """Serve no more. Then what `Owners.applied` says of this host is final."""
-        if self._server is not None and not self._server.stop():
-            self._rows.members.timeout_s = 0.0  # it waits for the lock of a row
+        if self._server is not None:
+            self._rows.is_over = True  # the memory must not be released while the thread uses it
             self._server.stop()
 
     def close(self) -> None:

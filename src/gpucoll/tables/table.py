@@ -166,7 +166,8 @@ class Table:
         self._who = rank_of(comm.rank, comm.world_size)
         self._reader = Reader(self._who, setup.rows, setup.width, setup.dtype)
         self._pid = os.getpid()
-        self._lock, self._is_closed = threading.Lock(), False
+        self._lock, self._is_closed = threading.RLock(), False
+        """A signal handler may call while its thread has the lock."""
         self._calls: set[object] = set()
         """One for each call that is under way."""
         self._pending: list[tuple[Places, Any]] = before._pending if before else []
@@ -645,7 +646,10 @@ class Table:
             return
         with self._lock:
             if self._calls:
-                raise StateError(f"{self._who}: another thread is in a call on this table")
+                raise StateError(
+                    f"{self._who}: another thread is in a call on this table, or this one is in a "
+                    "signal handler that has interrupted a call"
+                )
             is_closed, self._is_closed = self._is_closed, True
         if is_closed:
             return
