@@ -87,7 +87,6 @@ def test_another_tier(run):
 def test_a_share_of_the_cases_in_soak(run):
     shares = [run("--tier", "soak", "--share", f"{part}/3", ".")[0] for part in (1, 2, 3)]
     assert sorted(name for share in shares for name in share) == sorted(SOAK)
-    assert all(shares)
 
 
 def test_all_tiers(run):

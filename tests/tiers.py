@@ -42,6 +42,7 @@ PLACES = {
     "tests/group/world/test_floods.py": "soak",
     "tests/group/world/test_namespaces.py": "soak",
     "tests/integrations": "frameworks",
+    "tests/integrations/flower/test_rounds.py": "soak",
     "tests/integrations/horovod/test_distribution.py": "quick",
     "tests/integrations/horovod/test_doors.py": "quick",
     "tests/integrations/horovod/test_elastic.py": "quick",
@@ -124,8 +125,10 @@ def _other_shares(
     soak = [item for item, tier in zip(items, tiers, strict=True) if tier == "soak"]
     for function, group in groupby(soak, key=_function_of):
         cases = list(group)
-        # Functions with few cases begin in different shares: the last would have none otherwise.
-        first = zlib.crc32(function.encode()) if len(cases) < parts else 0
+        # Functions with few cases begin in different shares, or the last would have none of them;
+        # those of one file in the same one, so that what it prepares is not prepared in each.
+        file = function.partition("::")[0]
+        first = zlib.crc32(file.encode()) if len(cases) < parts else 0
         others.update(case for place, case in enumerate(cases) if (first + place) % parts != part)
     return others
 

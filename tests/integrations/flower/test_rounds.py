@@ -166,3 +166,26 @@ def test_streaming_gives_what_flowers_strategies_give(flower):
             assert streamed["metrics"][server_round] == {"loss": pytest.approx(loss, rel=1e-12)}
             assert loss > 0
     assert found["in memory"] == 0
+
+
+def test_clients_refuse_to_be_given_different_models(flower):
+    """The tests of `test_alike.py`, which need Flower in their own process."""
+    tests = Path(__file__).with_name("test_alike.py")
+    options = [
+        "--noconftest",
+        "-c",
+        os.devnull,
+        "--import-mode=importlib",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(
+        [flower.python, "-m", "pytest", "-q", *options, str(tests)],
+        env={**os.environ, **flower.variables},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert re.search(r"^\d+ passed", done.stdout, re.MULTILINE), done.stdout
