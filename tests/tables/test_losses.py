@@ -114,6 +114,27 @@ def test_clocks_name_the_rank_that_is_gone(fresh):
         assert results(fresh(3, lose, mode), [1]) == [([3] * 4, True)] * 2
 
 
+def test_who_waits_for_a_rank_that_left_hears_of_the_loss(fresh):
+    """Rank 1 dies ahead of the others; rank 0 knows, and comes to no clock any more."""
+
+    def lose(comm):
+        table = Table(comm, 5, 4, mode=Staleness(1))
+        if comm.rank == 1:
+            table.clock()
+        arrive(comm)
+        if comm.rank == 1:
+            die()
+        if comm.rank == 2:
+            with pytest.raises(
+                PeerLostError, match=r"rank 0 is at clock 0.* process of rank 1 has"
+            ):
+                end_steps(table, 2)
+        with table.kept_for(comm.shrink()) as kept:
+            return kept._comm.world_size
+
+    assert results(fresh(3, lose), [1]) == [2, 2]
+
+
 def test_pushes_before_the_clock_are_kept(fresh):
     def lose(comm):
         table = Table(comm, 2, 4, "int64", mode="sync")
@@ -161,18 +182,18 @@ def test_a_rank_that_stays_behind_pushes_no_more(fresh):
     assert results(fresh(3, leave_behind), [])[:2] == [([2] * 4, [1])] * 2
 
 
-def push_until_lost(comm, rows, seed):
+def push_until_lost(comm, rows, width, seed):
     """Push, each rank into its own 15 bits of each element, until a rank is lost; then go on."""
     chosen = random.Random(seed)
     victim, moment_s = chosen.randrange(comm.world_size), chosen.uniform(0, 0.2)
-    table = Table(comm, rows, 4, "int64", mode=Staleness(3) if seed % 2 else "async")
+    table = Table(comm, rows, width, "int64", mode=Staleness(3) if seed % 2 else "async")
     generator = np.random.default_rng(comm.rank)
     pushed, unit = 0, 1 << 15 * comm.rank
     comm.barrier()
     if comm.rank == victim:
         threading.Timer(moment_s, die).start()  # any moment will do
     while not table._rows.members.is_gone(victim):
-        table.push(generator.integers(0, rows, 8), np.full((8, 4), unit))
+        table.push(generator.integers(0, rows, 8), np.full((8, width), unit))
         pushed += 8
         if seed % 2:
             try:
@@ -186,15 +207,19 @@ def push_until_lost(comm, rows, seed):
     assert set(differing) <= set(torn)
     assert len(torn) <= 1
     of_rank = found >> 15 * comm.rank & 0x7FFF
-    assert of_rank.sum(0).tolist() == [pushed] * 4
-    return victim
+    assert (of_rank.sum(0) == pushed).all()
+    return victim, len(torn)
 
 
 @pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", range(40))
-def test_killed_at_random(fresh, seed):
+@pytest.mark.parametrize(("rows", "width"), [(2_000, 4), (3, 20_000)], ids=["many", "wide"])
+def test_killed_at_random(fresh, rows, width, seed):
+    """With wide rows most moments are in the middle of an update."""
     victim = random.Random(seed).randrange(4)
-    assert results(fresh(4, push_until_lost, 2_000, seed), [victim]) == [victim] * 3
+    found = results(fresh(4, push_until_lost, rows, width, seed), [victim])
+    assert found == [(victim, found[0][1])] * 3
+    print("torn rows:", found[0][1])
 
 
 # --- ranks that stop ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ _BELL, _LINES = 64, 128
 SIZE_BYTES = _LINES + MOST_RANKS * MEMBER_BYTES
 """The size of what they take at the beginning of a host's memory; most of it is never touched."""
 _SLICE_NS = 20_000_000
+_LOOK_S = 0.1
 
 
 class Members:
@@ -112,9 +113,9 @@ class Members:
         Raises
         ------
         PeerLostError, DeadlineError
-            A rank that is late has ended, or stays late for longer than the deadline.
+            A rank has ended, late or not, or one stays late for longer than the deadline.
         """
-        start_s = time.monotonic()
+        start_s = looked_s = time.monotonic()
         words = self._lines, self.world_size, target, self._bell, self._slice.ctypes.data
         while (late := wait_for_clocks.ctypes(*words)) >= 0:
             clock = ordering.load(self._member(late).at.clock)
@@ -122,15 +123,21 @@ class Members:
                 f"{rank_of(self.rank, self.world_size)}: clock: rank {late} is at clock {clock}, "
                 f"and this rank waits for its clock {target}"
             )
-            if self.is_gone(late):
-                raise PeerLostError(
-                    f"{text}, but its process has ended; continue by "
-                    "table.kept_for(comm.shrink()): no row is lost"
-                )
+            now_s = time.monotonic()
+            others: Iterable[int] = ()
+            if now_s - looked_s > _LOOK_S:  # the late rank may have left since another one is gone
+                others, looked_s = range(self.world_size), now_s
+            for rank in (late, *others):
+                if self.is_gone(rank):
+                    which = "its process" if rank == late else f"the process of rank {rank}"
+                    raise PeerLostError(
+                        f"{text}, but {which} has ended; continue by "
+                        "table.kept_for(comm.shrink()): no row is lost"
+                    )
             self._check_epoch()
             if check is not None:
                 check()
-            if time.monotonic() - start_s > self.timeout_s:
+            if now_s - start_s > self.timeout_s:
                 raise DeadlineError(f"{text} since {self.timeout_s:g} s (timeout_s)")
 
     def _check_epoch(self) -> None:

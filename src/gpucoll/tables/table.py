@@ -355,8 +355,8 @@ class Table:
         Raises
         ------
         PeerLostError, DeadlineError
-            A rank that this one waits for has ended, or does not come. In mode "sync" the pushes of
-            this clock may then be applied to some rows and not to others, and are not repeated.
+            This rank waits, and another one has ended, or does not come. In mode "sync" the pushes
+            of this clock may then be applied to some rows and not to others, and are not repeated.
             With ``Staleness(s)`` the step of this rank has ended all the same.
         """
         call = object()
