@@ -12,7 +12,7 @@ import pytest
 from tests.shrinking import die, results, until_lost
 from tests.waiting import SOON_S, collect, is_stopped, thread_names, until
 
-from gpucoll import PeerLostError
+from gpucoll import ArgumentError, PeerLostError
 from gpucoll.tables import Published
 
 SIZE = 5
@@ -67,6 +67,29 @@ def closed_by_the_source(comm):
 
 def test_a_source_that_closes_waits_until_the_last_version_has_arrived(hosts):
     assert hosts.call("aab", closed_by_the_source) == [True] * 3
+
+
+def not_kept(comm):
+    shared = Published(comm, filled(0))
+    with pytest.raises(ArgumentError, match="source is 3; there are ranks 0 to 2"):
+        shared.kept_for(comm, source=3)
+    if shared.is_source:
+        shared.publish(filled(1))
+    start_s = time.monotonic()
+    if comm.rank == 2:
+        with pytest.raises(PeerLostError, match="rank 2 of 3, which receives for this host"):
+            shared.latest(wait=True)
+    else:
+        assert shared.latest(wait=True)[0] == 1
+    assert time.monotonic() - start_s < SOON_S
+    with shared.kept_for(comm) as kept:
+        assert kept.latest(wait=True)[0] == 1
+        comm.barrier()
+    return True
+
+
+def test_a_call_of_kept_for_that_raises(hosts):
+    assert hosts.call("aab", not_kept) == [True] * 3
 
 
 def source_lost(comm):

@@ -18,7 +18,7 @@ from tests.waiting import SOON_S, is_stopped, thread_names, until
 import gpucoll
 from gpucoll.arrays.numpy_arrays import address_of
 from gpucoll.errors import AbortedError, ArgumentError, DeadlineError, PeerLostError, StateError
-from gpucoll.tables import Adagrad, RowsLostError, Staleness, Table
+from gpucoll.tables import Adagrad, RowsLostError, Staleness, Table, serving
 from gpucoll.transport.shared import ordering
 
 ROWS, WIDTH = 500, 3
@@ -509,6 +509,37 @@ def test_close_while_a_push_of_another_host_waits_for_a_lock(hosts):
         table._close(False)
 
     hosts.call("aab", on_each)
+
+
+def test_close_while_the_thread_is_in_a_long_push(hosts, monkeypatch):
+    def on_each(comm):
+        table: Any = Table(comm, ROWS, 1, "int64")
+        began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+        if comm.rank == 0:
+            rows = table._rows
+            apply = rows.apply
+
+            def long(*given):
+                began.set()
+                goes_on.wait(SOON_S)
+                apply(*given)
+                ended.set()
+
+            rows.apply = long
+        comm.barrier()
+        if comm.rank == 1:
+            table.push(table._owners.owned_by(0), np.ones((table._owners.counts[0], 1), np.int64))
+        else:
+            assert began.wait(SOON_S)
+            monkeypatch.setattr(serving, "IDLE_S", 0.01)
+            table._close(False)
+            goes_on.set()
+            assert ended.wait(SOON_S)
+            until(lambda: "gpucoll-table" not in thread_names())
+        comm.barrier()
+        table._close(False)
+
+    hosts.call("ab", on_each)
 
 
 def test_a_lock_that_stays_is_an_error_on_all_hosts(hosts):

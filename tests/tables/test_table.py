@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from gpucoll import (
     StateError,
 )
 from gpucoll.arrays.numpy_arrays import address_of
-from gpucoll.tables import SGD, Adagrad, Staleness, Table
+from gpucoll.tables import SGD, Adagrad, Staleness, Table, arguments
 from gpucoll.transport.shared import ordering
 from gpucoll.types import DTYPES
 
@@ -346,6 +347,24 @@ def test_rows_that_take_the_place_of_their_ids(comm):
         out = room.reshape(50, 2)
         assert table.pull(room[:50], out=out) is out
         assert (room == 1 << 40).all()
+
+
+@pytest.mark.ranks(1)
+def test_ids_that_change_after_the_check(comm, monkeypatch):
+    ids = np.array([1, 3])
+    module: Any = arguments
+    check = module.place_outside.ctypes
+
+    def changing(*given):
+        outside = check(*given)
+        ids[:] = 1 << 50
+        return outside
+
+    monkeypatch.setattr(arguments, "place_outside", SimpleNamespace(ctypes=changing))
+    with Table(comm, 5, 2, init=7) as table:
+        assert table.pull(ids).tolist() == [[7, 7]] * 2
+        with pytest.raises(ArgumentError, match="1125899906842624"):
+            table.pull(ids)
 
 
 @pytest.mark.ranks(1)

@@ -55,6 +55,8 @@ class HostMemory:
         Where it is mapped in this process.
     fd : int
         Its file descriptor in this process, until `close`.
+    is_in_use : bool
+        Set if a thread that does not end may still use it: `close` then leaves it mapped.
 
     Raises
     ------
@@ -67,6 +69,7 @@ class HostMemory:
     ) -> None:
         self.size_bytes, self.name, self.fd = size_bytes, name, -1
         self._mapping: mapping.Mapping | None = None
+        self.is_in_use = False
         try:
             self._open(comm, before)
         except BaseException:
@@ -131,7 +134,7 @@ class HostMemory:
 
     def close(self) -> None:
         """Release this rank's part in it. Closing twice does nothing."""
-        if self._mapping is not None:
+        if self._mapping is not None and not self.is_in_use:
             self._mapping.unmap()
         if self.fd >= 0:
             os.close(self.fd)

@@ -50,7 +50,8 @@ class Reader:
                 ids = array_at(view.address, like.shape, np.dtype(like.dtype)).copy()
         self._check_integers(ids.dtype.name, ids.shape, call)
         shape = ids.shape
-        places = np.ascontiguousarray(ids, np.int64).reshape(-1)
+        # A copy: the rows may be written over the ids, and another thread may change those.
+        places = np.array(ids, np.int64, order="C").reshape(-1)
         outside = place_outside.ctypes(address_of(places), len(places), self.rows)
         if outside >= 0:
             where = [int(index) for index in np.unravel_index(outside, shape)] if shape else ""

@@ -147,6 +147,11 @@ class Owners:
         count = _call(loops.rows_of_host, self._directory, begin, end, host, ids)
         return ids[:count]
 
+    def keep_memory(self) -> None:
+        """Let `close` leave the memory mapped, since a thread may still use it."""
+        if self._memory is not None:
+            self._memory.is_in_use = True
+
     def close(self) -> None:
         """Release the directory. Closing twice does nothing."""
         if self._memory is not None:

@@ -331,6 +331,10 @@ class Published:
         ``Published(comm, like, source)`` at the same time. All ranks of a host on which a rank was
         there before can read the last version at once, and the numbers of versions go on.
 
+        If it raises, the object can still be kept for another communicator, and the last version
+        can be read. But other hosts than the source's receive no further one, and waits there raise
+        `PeerLostError`.
+
         Parameters
         ----------
         comm : Communicator
@@ -347,7 +351,12 @@ class Published:
         for thread in self._threads:
             thread.close()  # a version that comes later would not be the last one any more
         kept = object.__new__(Published)
-        kept._make(comm, lambda: self._layout, source, self)
+        try:
+            kept._make(comm, lambda: self._layout, source, self)
+        except BaseException:
+            if any(isinstance(thread, Carrier) for thread in self._threads):
+                self._board.end(LEFT)
+            raise
         self.close()
         return kept
 

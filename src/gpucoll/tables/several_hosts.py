@@ -80,8 +80,10 @@ class SeveralHosts:
     def stop(self) -> None:
         """Serve no more. Then what `Owners.applied` says of this host is final."""
         if self._server is not None:
-            self._rows.is_over = True  # the memory must not be released while the thread uses it
-            self._server.stop()
+            self._rows.is_over = True  # the thread must not wait for a row's lock
+            if not self._server.stop():  # it is in a long loop, or compiles one
+                self._rows.memory.is_in_use = True
+                self.owners.keep_memory()
 
     def close(self) -> None:
         """Release everything, without waiting for other ranks. Closing twice does nothing."""

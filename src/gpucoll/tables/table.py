@@ -287,8 +287,6 @@ class Table:
         try:
             self._begin("pull", call)
             places, shape, library, like = self._reader.ids(ids, "pull")
-            if isinstance(out, np.ndarray) and np.may_share_memory(places, out):
-                places = places.copy()  # rows are written where ids are still to be read
             shape = (*shape, self.width)
             if library is NUMPY and (
                 out is None or (self._reader.is_plain(out, shape) and out.flags.writeable)
@@ -335,7 +333,7 @@ class Table:
             rows, owner = self._reader.values(values, (*shape, self.width))
             if self._setup.is_sync:
                 size = (len(places), self._row_bytes)
-                copies = places.copy(), rows.copy().view(np.uint8).reshape(size)
+                copies = places, rows.copy().view(np.uint8).reshape(size)
                 with self._lock:  # the list must not be another one before this is in it
                     self._pending.append(copies)
             else:
