@@ -298,8 +298,8 @@ class Server:
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpucoll-table")
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread, and withdraw the answers that nobody takes.
+    def stop(self) -> bool:
+        """End the thread, and withdraw the answers that nobody takes; return whether it ended.
 
         It ends after the request that it handles: it uses the rows until then.
         """
@@ -307,9 +307,12 @@ class Server:
         with contextlib.suppress(GpucollError):  # wakes it
             self._comm.send(_request(Kind.STOP), self._comm.rank, REQUEST, async_op=True)
         self._thread.join(ENDS_S)
+        if self._thread.is_alive():
+            return False
         coming = [work for requests in self._coming.values() for _, work in requests]
         for work in [*self._sent, *coming]:
             work.withdraw()
+        return True
 
     def _run(self) -> None:
         try:
