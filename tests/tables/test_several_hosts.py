@@ -75,6 +75,28 @@ def test_integers_add_up_exactly(hosts, placed, mode):
         assert (whole == sum_of(len(placed), 12)).all()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_ten_million_rows_add_up_exactly(hosts, mode):
+    def on_each(comm):
+        counts = np.zeros(ROWS, int)
+        with Table(comm, ROWS, 1, "int64", mode=mode) as table:
+            draw = np.random.default_rng(comm.rank)
+            for _ in range(34):
+                ids = draw.integers(0, ROWS, 100_000)
+                table.push(ids, np.ones((len(ids), 1), int))
+                counts += np.bincount(ids, minlength=ROWS)
+                table.clock()
+            table.flush()
+            comm.barrier()
+            return counts, table.snapshot()[:, 0]
+
+    found = hosts.call("aab", on_each)
+    total = sum(counts for counts, _ in found)
+    assert total.sum() > 10_000_000
+    assert all((whole == total).all() for _, whole in found)
+
+
 @pytest.mark.parametrize("mode", ["sync", Staleness(0)], ids=str)
 def test_in_step_the_bits_are_those_of_one_process(hosts, mode):
     placed, steps = "aab", 5
@@ -345,24 +367,32 @@ def test_a_stopped_host_stops_no_other(fresh):
     results(fresh("abc", on_each))
 
 
-def test_a_lock_that_the_serving_thread_waits_for_delays_no_close(fresh):
+def test_a_stopped_host_is_left_behind(fresh):
     def on_each(comm):
-        table: Any = Table(comm, ROWS, WIDTH, "int64")
-        if comm.rank == 0:
-            row = table._owners.owned_by(0)[:1]
-            table._rows._locks[0] = table._rows._mine + 1  # as if rank 1 had it, which is there
-            comm.barrier()
-        else:
-            comm.barrier()
-            row = table._owners.owned_by(0)[:1]
-            table.push(row, np.ones((1, WIDTH), int))
-        comm.barrier()
-        start_s = time.monotonic()
-        table._close(False)
-        assert "gpucoll-table" not in thread_names()
-        return time.monotonic() - start_s
+        table = Table(comm, ROWS, WIDTH, "int64", init=3)
+        pids = comm.all_gather(os.getpid()).tolist()
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            with contextlib.suppress(*LOSSES):
+                table.pull(np.arange(ROWS))
+            with pytest.raises(LOSSES):
+                table.pull(np.arange(ROWS))
+            table.close()
+            return None
+        until(lambda: is_stopped(pids[2]))
+        with pytest.raises(DeadlineError):
+            comm.all_reduce(1, timeout_s=0.3)
+        with comm.shrink(timeout_s=1.0) as left, table.kept_for(left) as kept:
+            kept.push(np.arange(ROWS), np.ones((ROWS, WIDTH), int))
+            kept.flush()
+            left.barrier()
+            if left.rank == 0:
+                os.kill(pids[2], signal.SIGCONT)
+            return len(kept.lost_rows), kept.snapshot()
 
-    assert max(results(fresh("ab", on_each))) < SOON_S
+    for lost, whole in results(fresh("abc", on_each))[:2]:
+        assert 100 < lost < 250
+        assert (whole == 5).all()
 
 
 def test_a_clock_that_waits_for_a_lost_host_is_an_error(fresh):
@@ -447,7 +477,8 @@ def test_nothing_is_left_over(hosts):
         before = left()
         for _ in range(3):
             use()
-        assert left() == before
+        until(lambda: left()[0] <= before[0])  # a connection ends when the other rank ends it, too
+        assert left()[1:] == before[1:]
 
     hosts.call("aab", on_each)
 

@@ -53,7 +53,7 @@ FOR_EVER_S = 1_000_000.0
 """Deadline of the messages. Whoever waits has a deadline; a message whose own ends would break the
 communicator, and a rank may be stopped for as long as it likes."""
 _ASYNCHRONOUS: Any = {"async_op": True, "timeout_s": FOR_EVER_S}
-IDLE_S, LOOK_S, CLOSE_S = 0.5, 0.002, 0.1
+IDLE_S, LOOK_S, CLOSE_S, ENDS_S = 0.5, 0.002, 0.1, 60.0
 MOST_UNKNOWN_BYTES = 64 << 20
 _HEAD_BYTES = 32
 _LOSSES = (PeerLostError, DeadlineError, AbortedError)
@@ -298,18 +298,18 @@ class Server:
         self._thread = threading.Thread(target=self._run, daemon=True, name="gpucoll-table")
         self._thread.start()
 
-    def stop(self) -> bool:
-        """End the thread, and withdraw the answers that nobody takes; return whether it ended."""
+    def stop(self) -> None:
+        """End the thread, and withdraw the answers that nobody takes.
+
+        It ends after the request that it handles: it uses the rows until then.
+        """
         self._is_over = True
         with contextlib.suppress(GpucollError):  # wakes it
             self._comm.send(_request(Kind.STOP), self._comm.rank, REQUEST, async_op=True)
-        self._thread.join(4 * IDLE_S)
-        if self._thread.is_alive():
-            return False
+        self._thread.join(ENDS_S)
         coming = [work for requests in self._coming.values() for _, work in requests]
         for work in [*self._sent, *coming]:
             work.withdraw()
-        return True
 
     def _run(self) -> None:
         try:
