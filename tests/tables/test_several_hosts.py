@@ -477,7 +477,8 @@ def test_nothing_is_left_over(hosts):
         before = left()
         for _ in range(3):
             use()
-        assert left() == before
+        until(lambda: left()[0] <= before[0])  # a connection ends when the other rank ends it, too
+        assert left()[1:] == before[1:]
 
     hosts.call("aab", on_each)
 
