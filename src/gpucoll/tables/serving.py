@@ -312,6 +312,7 @@ class Server:
         coming = [work for requests in self._coming.values() for _, work in requests]
         for work in [*self._sent, *coming]:
             work.withdraw()
+        return True
 
     def _run(self) -> None:
         try:
