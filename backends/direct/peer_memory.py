@@ -25,6 +25,7 @@ from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Rounds, Wo
 from gpucoll.backends.direct.schedule import Schedule
 from gpucoll.devices import Device
 from gpucoll.errors import BackendUnavailableError, GpucollError
+from gpucoll.topology.processes import process_of
 from gpucoll.transport.shared import mapping
 from gpucoll.transport.shared.mapping import Mapping
 
@@ -312,11 +313,8 @@ def _free_left() -> None:
 
 def _has_ended(process: int) -> bool:
     """Return whether a process of this host has ended, even if its parent has not reaped it."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return not os.path.exists(f"/proc/{process}")
+    found = process_of(process)
+    return not os.path.exists(f"/proc/{process}") if found is None else found.has_ended
 
 
 def _number_of(device: Device, uuid: str) -> int | None:

@@ -217,6 +217,7 @@ def test_a_version_newer_than_a_negative_number(comm):
             shared.latest(newer_than=-1, wait=True, timeout_s=0.01)
         shared.publish(filled(1))
         assert shared.latest(newer_than=-1, wait=True)[0] == 1
+        assert shared.latest(newer_than=np.int64(1)) == (1, None)
 
 
 @pytest.mark.ranks(1)

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpucoll.topology import processes
+
 __all__ = ["Process", "ancestors_of", "pids_here", "process_of"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -19,9 +21,8 @@ class Process:
 
     Attributes
     ----------
-    state : str
-        The kernel's letter: R runs or could, S sleeps, D waits for a disk or for memory, T is
-        stopped, t is stopped by a debugger, Z has ended.
+    status : gpucoll.topology.processes.Process
+        What ``/proc/PID/stat`` says.
     cpu_s : float
         CPU time of all its threads, in seconds.
     rss_bytes, swap_bytes : int
@@ -30,35 +31,38 @@ class Process:
         The kernel function in which its main thread sleeps; empty if the kernel does not tell.
     """
 
-    pid: int
-    parent: int
-    state: str
+    status: processes.Process
     cpu_s: float
     rss_bytes: int = 0
     swap_bytes: int = 0
     where: str = ""
 
     @property
+    def state(self) -> str:
+        """The kernel's letter."""
+        return self.status.state
+
+    @property
     def has_ended(self) -> bool:
         """Whether it runs no more, although its parent may not have noticed."""
-        return self.state in "ZX"
+        return self.status.has_ended
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped it."""
-        return self.state in "Tt"
+        return self.status.is_stopped
 
 
 def process_of(pid: int) -> Process | None:
     """Return a process; None if it is gone."""
+    status = processes.process_of(pid)
     try:
-        name_and_rest = (_PROC / str(pid) / "stat").read_text(errors="replace")
-        fields = name_and_rest.rpartition(")")[2].split()
         memory = _memory_of(pid)
     except (OSError, ValueError):
         return None
-    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return Process(pid, int(fields[1]), fields[0], cpu_s, **memory, where=_place_of(pid))
+    if status is None:
+        return None
+    return Process(status, status.cpu_ticks / _TICKS_PER_S, **memory, where=_place_of(pid))
 
 
 def _memory_of(pid: int) -> dict[str, int]:
@@ -97,6 +101,6 @@ def ancestors_of(pid: int) -> list[int]:
     found: list[int] = []
     while pid > 0 and pid not in found:
         found.append(pid)
-        process = process_of(pid)
+        process = processes.process_of(pid)
         pid = process.parent if process is not None else 0
     return found

@@ -29,11 +29,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll import config
 from gpucoll.errors import RendezvousError
+from gpucoll.topology.processes import process_of
 
 if TYPE_CHECKING:
     from gpucoll.rendezvous.meeting_points import MeetingPoint
@@ -194,15 +194,12 @@ def _ancestor(names: tuple[str, ...]) -> str:
     """
     pid = os.getppid()
     try:
-        while pid > 0:
-            status = Path(f"/proc/{pid}/stat").read_bytes()
-            name = status[status.index(b"(") + 1 : status.rindex(b")")]
-            fields = status[status.rindex(b")") + 2 :].split()
-            if name.decode(errors="replace") in names:
+        while pid > 0 and (process := process_of(pid)) is not None:
+            if process.name in names:
                 # Process numbers are unique within a namespace only, and are reused.
-                started, namespace = int(fields[19]), os.readlink("/proc/self/ns/pid")
-                return f"{names[0]}:{namespace}:{pid}:{started}"
-            pid = int(fields[1])
-    except (OSError, ValueError, IndexError):
+                namespace = os.readlink("/proc/self/ns/pid")
+                return f"{names[0]}:{namespace}:{pid}:{process.started_ticks}"
+            pid = process.parent
+    except OSError:
         pass  # /proc does not exist, or is hidden
     return ""

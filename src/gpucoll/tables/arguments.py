@@ -37,7 +37,7 @@ class Reader:
         """Return checked ids in one dimension, their shape, and their library."""
         library, like = NUMPY, None
         if isinstance(ids, int | np.generic | list | tuple | range):
-            ids = np.asarray(ids) if np.size(ids) else np.asarray(ids, np.int64)
+            ids = self._of_numbers(ids, call)
         elif type(ids) is not np.ndarray:
             library = library_of(ids, "ids")
             view = library.look(ids, "ids")
@@ -60,6 +60,16 @@ class Reader:
                 f"{self.rows} rows, 0 to {self.rows - 1}; nothing has changed"
             )
         return places, shape, library, like
+
+    def _of_numbers(self, ids: Any, call: str) -> np.ndarray[Any, Any]:
+        """Return ids that are no array as one."""
+        try:
+            made = np.asarray(ids)
+        except ValueError:
+            raise ArgumentTypeError(
+                f"{self.who}: {call}: ids must be integers in lists of equal lengths"
+            ) from None
+        return made if made.size else made.astype(np.int64)
 
     def values(self, values: AnyArray, shape: tuple[int, ...]) -> tuple[Any, object]:
         """Return the values in contiguous memory, and what keeps that alive."""

@@ -16,7 +16,7 @@ import numpy as np
 from gpucoll.api.host_memory import HostMemory
 from gpucoll.errors import DeadlineError, PeerLostError, StateError
 from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, note_clock, wait_for_clocks
-from gpucoll.tables.processes import start_time
+from gpucoll.topology.processes import start_time
 from gpucoll.transport.shared import ordering
 from gpucoll.wording import rank_of
 

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
+import numpy as np
+
 from gpucoll import (
     ArgumentError,
     ArgumentTypeError,
@@ -36,8 +38,8 @@ from gpucoll.tables.board import (
 )
 from gpucoll.tables.carriers import Carrier, Server
 from gpucoll.tables.layout import Layout
-from gpucoll.tables.processes import start_time
 from gpucoll.topology.host_identity import host_id
+from gpucoll.topology.processes import start_time
 from gpucoll.training.parameters import AnyArray
 from gpucoll.transport.shared import ordering
 from gpucoll.wording import rank_of
@@ -473,6 +475,6 @@ def _agreed_source(known: list[int | None], comm: Communicator) -> int:
 def _checked_version(newer_than: object) -> int:
     if newer_than is None:
         return 0
-    if isinstance(newer_than, bool) or not isinstance(newer_than, int):
+    if isinstance(newer_than, bool) or not isinstance(newer_than, int | np.integer):
         raise ArgumentTypeError(f"latest: newer_than must be a version, an int; got {newer_than!r}")
-    return max(newer_than, 0)
+    return max(int(newer_than), 0)

@@ -65,6 +65,8 @@ class Setup(NamedTuple):
                 raise ArgumentError(f"{what} must be at least {least}; got {number}")
         if rows * width >= _MOST_ELEMENTS:
             raise ArgumentError(f"a table of {rows} x {width} elements is beyond any memory")
+        if dtype is None:  # which NumPy takes for float64
+            raise ArgumentTypeError("dtype must be given, or left out for float32; got None")
         _make_known(dtype)
         name = library_of_dtype(dtype).template_of_dtype(dtype, None).dtype
         _make_known(name)

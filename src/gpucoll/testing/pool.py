@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, Protocol
 
 import cloudpickle
 
 from gpucoll.testing.rank import TRACE_SIGNAL, Reply, Request
 from gpucoll.testing.recording import Recording
+from gpucoll.topology.processes import process_of
 
 CALL_TIMEOUT_S = 60.0
 TRACE_TIMEOUT_S = 2.0
@@ -72,10 +72,8 @@ class RankHandle:
         return before or self._why_no_trace()
 
     def _why_no_trace(self) -> str:
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            state = "?"
+        process = process_of(self.pid)
+        state = "?" if process is None else process.state
         why = {"T": "the process is stopped (SIGSTOP)", "D": "the process is blocked in the kernel"}
         return f"no traceback: {why.get(state, f'the process does not respond (state {state})')}\n"
 

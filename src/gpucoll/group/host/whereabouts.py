@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gpucoll.collectives import Collective
 from gpucoll.group.host.records import describe_call, describe_enqueued, difference
 from gpucoll.group.host.segment_view import SegmentView
+from gpucoll.topology.processes import process_of
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing, Record
 from gpucoll.transport.shared.words import Kind
@@ -110,11 +111,8 @@ def numbered(called: str | None, sequence: int) -> str:
 
 def is_stopped(members: SegmentView, rank: int) -> bool:
     """Return whether a rank's process was stopped, by a signal or a debugger."""
-    try:
-        with open(f"/proc/{members.pids[rank]}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
-        return False
+    process = process_of(members.pids[rank])
+    return process is not None and process.is_stopped
 
 
 # --- collectives ----------------------------------------------------------------------------------
