@@ -382,7 +382,7 @@ def test_a_stopped_host_is_left_behind(fresh):
         until(lambda: is_stopped(pids[2]))
         with pytest.raises(DeadlineError):
             comm.all_reduce(1, timeout_s=0.3)
-        with comm.shrink(timeout_s=1.0) as left, table.kept_for(left) as kept:
+        with comm.shrink(timeout_s=0.5) as left, table.kept_for(left) as kept:
             kept.push(np.arange(ROWS), np.ones((ROWS, WIDTH), int))
             kept.flush()
             left.barrier()
