@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.certificates import Authority
 from tests.growing import begin, where
 from tests.shrinking import LOSSES, die, results, until_lost
 from tests.waiting import SOON_S, is_stopped, thread_names, until
@@ -73,6 +74,25 @@ def test_integers_add_up_exactly(hosts, placed, mode):
 
     for whole in hosts.call(placed, on_each):
         assert (whole == sum_of(len(placed), 12)).all()
+
+
+def test_over_tls(hosts, tmp_path):
+    def on_each(comm):
+        assert comm._group.is_encrypted
+        with Table(comm, ROWS, WIDTH, "int64") as table:
+            for step in range(3):
+                table.push(*drawn(comm.rank, step, 20_000))
+            table.flush()
+            comm.barrier()
+            return table.snapshot()
+
+    variables = Authority(tmp_path / "ours").environment()
+    expected = np.zeros((ROWS, WIDTH), int)
+    for rank in range(2):
+        for step in range(3):
+            np.add.at(expected, *drawn(rank, step, 20_000))
+    for whole in hosts.call("ab", on_each, environment=variables):
+        assert (whole == expected).all()
 
 
 @pytest.mark.soak
@@ -382,7 +402,7 @@ def test_a_stopped_host_is_left_behind(fresh):
         until(lambda: is_stopped(pids[2]))
         with pytest.raises(DeadlineError):
             comm.all_reduce(1, timeout_s=0.3)
-        with comm.shrink(timeout_s=1.0) as left, table.kept_for(left) as kept:
+        with comm.shrink(timeout_s=0.5) as left, table.kept_for(left) as kept:
             kept.push(np.arange(ROWS), np.ones((ROWS, WIDTH), int))
             kept.flush()
             left.barrier()
