@@ -582,7 +582,7 @@ def test_close_while_the_thread_is_in_a_long_push(hosts, monkeypatch):
             table.push(table._owners.owned_by(0), np.ones((table._owners.counts[0], 1), np.int64))
         else:
             assert began.wait(SOON_S)
-            monkeypatch.setattr(serving, "IDLE_S", 0.01)
+            monkeypatch.setattr(serving, "ENDS_S", 0.05)
             table._close(False)
             goes_on.set()
             assert ended.wait(SOON_S)
