@@ -223,6 +223,8 @@ def test_the_errors_tree():
         "RendezvousDeadlineError": ("RendezvousError", "DeadlineError"),
         "LaunchError": ("GpucollError",),
         "ShrinkError": ("GpucollError",),
+        "SecureSumError": ("GpucollError",),
+        "TooFewClientsError": ("SecureSumError",),
         "GpucollError": ("Exception",),
     }
 

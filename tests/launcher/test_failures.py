@@ -152,7 +152,7 @@ class TestLeftovers:
         )
         assert run("-n", 1, program) == (0, "[0] last words\n", "")
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT])
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
     def test_the_ranks_die_with_the_launcher(self, start_run, script, watched, number):
         program = script(
             "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
