@@ -10,12 +10,37 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from gpucoll.errors import AbortedError, BackendUnavailableError, DeadlineError, PeerLostError
 from tests.ranks import Ended
 from tests.waiting import thread_names
 
 LOSSES = (PeerLostError, DeadlineError, AbortedError)
+
+
+@pytest.fixture
+def fresh(rank_server):
+    """Call a function on fresh ranks, of which some may end; return the replies."""
+
+    def call(count, function, *args, **options):
+        with rank_server.fork(count) as pool:
+            pool.start(function, *args, **options)
+            return pool.collect()
+
+    return call
+
+
+@pytest.fixture
+def fresh_on_hosts(hosts, rank_server):
+    """Call a function on fresh ranks of several hosts, some of which may end; return replies."""
+
+    def call(placed, function, *args, **options):
+        with rank_server.fork(len(placed)) as pool:
+            hosts.start(pool, placed, function, *args, **options)
+            return pool.collect()
+
+    return call
 
 
 def die():

@@ -35,6 +35,7 @@ def test_lists_the_commands(arguments):
         (["run"], "gpucoll-run"),
         (["bench"], "gpucoll-bench"),
         (["doctor"], "gpucoll-doctor"),
+        *(([name], f"gpucoll {name}") for name, each in COMMANDS.items() if not each.has_program),
     ],
 )
 def test_every_command_has_a_version(arguments, name):

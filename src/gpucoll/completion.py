@@ -35,7 +35,6 @@ def make_parser() -> argparse.ArgumentParser:
         description="Print the completion of gpucoll's commands for a shell.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=SHELLS)
     return parser

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.shrinking import LOSSES, arrive, die, facts, left_over, results, until_lost, use
+from tests.shrinking import LOSSES, arrive, die, facts, fresh, left_over, results, until_lost, use
 from tests.waiting import SOON_S, until
 
 import gpucoll
@@ -28,20 +28,10 @@ from gpucoll.group.host import shrinking
 from gpucoll.group.survivors import are_enough
 from gpucoll.transport.shared.layout import Record, RecordState
 
-
-@pytest.fixture
-def fresh(rank_server):
-    """Call a function on fresh ranks, of which some may end; return the replies."""
-
-    def call(count, function, *args, **options):
-        with rank_server.fork(count) as pool:
-            pool.start(function, *args, **options)
-            return pool.collect()
-
-    return call
-
-
 # --- ranks that are killed ------------------------------------------------------------------------
+
+
+__all__ = ["fresh"]
 
 
 @pytest.mark.soak(quick=3)

@@ -16,11 +16,11 @@ from tests.waiting import is_stopped, until
 
 from gpucoll.group.host import facts
 from gpucoll.observe import segments, why
-from gpucoll.observe.look import jobs_of, look
-from gpucoll.observe.processes import process_of
+from gpucoll.observe.look import Job, RankLook, jobs_of, look
+from gpucoll.observe.processes import Process, process_of
 from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.verdict import judge
-from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous import job as rendezvous_job
 from gpucoll.transport.shared import layout
 
 PATIENCE_S = 0.1
@@ -256,7 +256,7 @@ def test_garbage_harms_no_observer(tmp_path, seed):
     place = layout.SegmentLayout(3, layout.Tuning(*range(1, 9)))
     fd = os.memfd_create("gpucoll-segment")
     os.ftruncate(fd, place.size_bytes)
-    job = Job(0, 3, "", "")
+    job = rendezvous_job.Job(0, 3, "", "")
     facts.write_facts(fd, job, place, [os.getpid()] * 3)
     ends = [0, place.facts, place.records, place.first_bytes]
     part = random_.randrange(3)
@@ -341,3 +341,25 @@ def test_stacks_are_one_tree():
         "step (a.py:5)",
         "",
     ]
+
+
+def test_each_of_several_ranks_is_told_of():
+    """Ranks 1 and 2 of four are elsewhere, one of them stopped; then both compute."""
+
+    def process(pid, state="R"):
+        return Process(pid, "python", state, 1, 0, 0)
+
+    ranks = [RankLook(0, rank, rank, f"in no call {rank}", False) for rank in range(4)]
+    for rank in (0, 3):
+        ranks[rank] = RankLook(
+            0, rank, rank, "waiting in barrier() (#1)", True, [1, 2], since_s=3.0
+        )
+    job = Job({pid: process(pid) for pid in range(4)}, {1: 0.9, 2: 0.9}, ranks, [""], 0)
+    assert judge(job).text == (
+        "Ranks 0, 3 have been waiting for 3.0 s in barrier() (#1) for ranks 1, 2. Rank 1 is in no "
+        "call 1; process 1 uses 90% of a CPU. Rank 2 is in no call 2; process 2 uses 90% of a CPU."
+    )
+    job.processes[2] = process(2, "T")
+    assert judge(job).text.endswith(
+        "for rank 2. It is stopped by a signal; kill -CONT 2 lets it go on."
+    )

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from tests.growing import begin, where
-from tests.shrinking import arrive, die, results
+from tests.shrinking import arrive, die, fresh, results
 from tests.waiting import SOON_S, is_stopped, until
 
 import gpucoll
@@ -19,19 +19,9 @@ from gpucoll import DeadlineError, PeerLostError, StateError
 from gpucoll.tables import Staleness, Table
 from gpucoll.transport.shared import ordering
 
+__all__ = ["fresh"]
+
 ONES = np.ones((1, 4), np.int64)
-
-
-@pytest.fixture
-def fresh(rank_server):
-    """Call a function on fresh ranks, of which some may end; return the replies."""
-
-    def call(count, function, *args, **options):
-        with rank_server.fork(count) as pool:
-            pool.start(function, *args, **options)
-            return pool.collect()
-
-    return call
 
 
 def lock_row(table, place):

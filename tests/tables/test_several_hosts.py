@@ -14,6 +14,7 @@ import pytest
 from tests.certificates import Authority
 from tests.growing import begin, where
 from tests.shrinking import LOSSES, die, results, until_lost
+from tests.shrinking import fresh_on_hosts as fresh
 from tests.waiting import SOON_S, is_stopped, thread_names, until
 
 import gpucoll
@@ -21,6 +22,8 @@ from gpucoll.arrays.numpy_arrays import address_of
 from gpucoll.errors import AbortedError, ArgumentError, DeadlineError, PeerLostError, StateError
 from gpucoll.tables import Adagrad, RowsLostError, Staleness, Table, serving
 from gpucoll.transport.shared import ordering
+
+__all__ = ["fresh"]
 
 ROWS, WIDTH = 500, 3
 INITIAL = np.arange(ROWS * WIDTH).reshape(ROWS, WIDTH)
@@ -39,18 +42,6 @@ def sum_of(ranks, steps):
         for step in range(steps):
             np.add.at(total, *drawn(rank, step))
     return total
-
-
-@pytest.fixture
-def fresh(hosts, rank_server):
-    """Call a function on fresh ranks of several hosts, some of which may end; return replies."""
-
-    def call(placed, function, *args, **options):
-        with rank_server.fork(len(placed)) as pool:
-            hosts.start(pool, placed, function, *args, **options)
-            return pool.collect()
-
-    return call
 
 
 # --- what comes out -------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from gpucoll.command_line import OneLineParser
 from gpucoll.doctor.examination import Limits, examine
 from gpucoll.doctor.text import render
 from gpucoll.errors import GpucollError
-from gpucoll.version import __version__
 
 __all__ = ["main"]
 
@@ -84,7 +83,6 @@ def make_parser() -> OneLineParser:
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--json", action="store_true", help="print everything as JSON (keys: docs/doctor.md)"
@@ -114,7 +112,6 @@ def make_parser() -> OneLineParser:
             "job's secret in GPUCOLL_SECRET or GPUCOLL_SECRET_FILE)"
         ),
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     return parser
 
 

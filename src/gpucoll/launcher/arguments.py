@@ -13,7 +13,6 @@ from gpucoll.launcher.elastic import DEFAULT_RESTARTS, Elastic
 from gpucoll.launcher.job import BIND_MODES
 from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
 from gpucoll.terminal import columns
-from gpucoll.version import __version__
 
 __all__ = ["Options", "parse"]
 
@@ -91,13 +90,11 @@ def make_parser() -> OneLineParser:
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=Formatter,
-        allow_abbrev=False,
     )
     add_options(parser)
     parser.add_argument(
         "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     return parser
 
 

@@ -21,7 +21,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="gpucoll precompile",
         description="Compile the loops and kernels that this machine needs, and keep them.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--gpu",

@@ -130,7 +130,7 @@ def look(segments: list[Observed], moment_s: float = MOMENT_S) -> Job:
         if process is not None and earlier is not None:
             cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
     names = [segment.job.name for segment in segments]
-    return Job(after, dict(cpu), ranks, names, segments[0].who_else if segments else 0)
+    return Job(after, dict(cpu), ranks, names, segments[0].n_elsewhere if segments else 0)
 
 
 def _ranks(segment: Observed) -> range:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpucoll.topology import processes
 
@@ -16,56 +17,37 @@ _MEMORY = {"VmRSS": "rss_bytes", "VmSwap": "swap_bytes"}
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process at one moment.
+class Process(processes.Process):
+    """A process at one moment, with what only an observer asks for.
 
     Attributes
     ----------
-    status : gpucoll.topology.processes.Process
-        What ``/proc/PID/stat`` says.
-    cpu_s : float
-        CPU time of all its threads, in seconds.
     rss_bytes, swap_bytes : int
         Memory in use, and memory that was moved to a swap device.
     where : str
         The kernel function in which its main thread sleeps; empty if the kernel does not tell.
     """
 
-    status: processes.Process
-    cpu_s: float
     rss_bytes: int = 0
     swap_bytes: int = 0
     where: str = ""
 
     @property
-    def state(self) -> str:
-        """The kernel's letter."""
-        return self.status.state
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it runs no more, although its parent may not have noticed."""
-        return self.status.has_ended
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
-        return self.status.is_stopped
+    def cpu_s(self) -> float:
+        """CPU time of all its threads, in seconds."""
+        return self.cpu_ticks / _TICKS_PER_S
 
 
 def process_of(pid: int) -> Process | None:
     """Return a process; None if it is gone."""
-    status = processes.process_of(pid)
     try:
-        memory = _memory_of(pid)
+        found, memory = processes.process_of(pid), _memory_of(pid)
     except (OSError, ValueError):
         return None
-    if status is None:
-        return None
-    return Process(status, status.cpu_ticks / _TICKS_PER_S, **memory, where=_place_of(pid))
+    return None if found is None else Process(**vars(found), **memory, where=_place_of(pid))
 
 
-def _memory_of(pid: int) -> dict[str, int]:
+def _memory_of(pid: int) -> dict[str, Any]:
     found = {}
     for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
         name, _, value = line.partition(":")

@@ -41,7 +41,7 @@ class Observed(SegmentView):
         return self.load(offset)
 
     @property
-    def who_else(self) -> int:
+    def n_elsewhere(self) -> int:
         """The number of ranks on other hosts."""
         return max((self.job.total or self.world_size) - self.world_size, 0)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.observe.look import Job, RankLook
-from gpucoll.observe.processes import Process
 from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.verdict import Verdict
 from gpucoll.wording import range_of_ranks
@@ -125,7 +124,7 @@ def as_json(jobs: list[tuple[Job, Verdict, dict[int, Stack]]]) -> str:
             "verdict": asdict(verdict) | {"is_healthy": verdict.is_healthy},
             "ranks": [asdict(one) for one in job.ranks],
             "processes": {
-                pid: None if process is None else _process_as_json(process, job.cpu.get(pid, 0.0))
+                pid: None if process is None else asdict(process) | {"cpu": job.cpu.get(pid, 0.0)}
                 for pid, process in job.processes.items()
             },
             "stacks": {pid: asdict(stack) for pid, stack in stacks.items()},
@@ -134,9 +133,3 @@ def as_json(jobs: list[tuple[Job, Verdict, dict[int, Stack]]]) -> str:
         for job, verdict, stacks in jobs
     ]
     return json.dumps(found, indent=2)
-
-
-def _process_as_json(process: Process, cpu: float) -> dict[str, Any]:
-    found = asdict(process) | {"pid": process.status.pid, "state": process.state, "cpu": cpu}
-    del found["status"]
-    return found

@@ -20,6 +20,7 @@ PATIENCE_S = 2.0
 """A wait shorter than this is nothing to report."""
 _BUSY = 0.5
 _SWAPPED_BYTES = 1 << 20
+_MOST_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -111,40 +112,46 @@ def _blamed(job: Job, late: list[RankLook], ends: list[int]) -> Verdict:
         group = [pid for pid, (found, _) in zip(ends, told, strict=True) if found == kind]
         if group:
             break
-    what = next(text for pid, (_, text) in zip(ends, told, strict=True) if pid == group[0])
-    ranks = tuple(sorted(job.number(pid) for pid in group))
     waiters = [one for one in late if one.pid not in group]
-    subject = range_of_ranks(ranks)
-    if len(ranks) > 1:
-        what = what.replace("It has", "They have").replace("It is", "They are")
-    start = f"{_waits(waiters)} for {subject}. " if waiters else f"{subject.capitalize()}: "
-    return Verdict(kind, start + what, ranks)
+    ranks = tuple(sorted(job.number(pid) for pid in group))
+    start = f"{_waits(waiters)} for {range_of_ranks(ranks)}. " if waiters else ""
+    return Verdict(kind, start + _told_of(job, group, is_named=not waiters), ranks)
+
+
+def _told_of(job: Job, pids: list[int], is_named: bool) -> str:
+    """Return a sentence on each of some processes, in the order of their ranks."""
+    pids = sorted(pids, key=job.number)
+    if len(pids) == 1 and not is_named:
+        return f"It {_condition(job, pids[0])[1]}."
+    sentences = [f"Rank {job.number(pid)} {_condition(job, pid)[1]}." for pid in pids[:_MOST_TOLD]]
+    more = len(pids) - len(sentences)
+    return " ".join([*sentences, *([f"{more} more are alike."] if more else [])])
 
 
 def _condition(job: Job, pid: int) -> tuple[str, str]:
-    """Return the kind of trouble that a process is in, and a sentence on it."""
+    """Return the kind of trouble that a process is in, and what completes "rank 1 ..."."""
     process, own = job.processes[pid], [one for one in job.ranks if one.pid == pid]
     closed = [one for one in own if one.closed is not None]
     if process is None or process.has_ended:
         return (
             "ended",
-            f"It has ended (process {pid}): its output, or the kernel's log if it was killed, says "
-            "why.",
+            f"has ended (process {pid}): its output, or the kernel's log if it was killed, "
+            "says why",
         )
     if process.is_stopped:
         by = "a debugger" if process.state == "t" else "a signal"
-        return "stopped", f"It is stopped by {by}; kill -CONT {pid} lets it go on."
+        return "stopped", f"is stopped by {by}; kill -CONT {pid} lets it go on"
     if process.swap_bytes > _SWAPPED_BYTES and process.state == "D":
         return (
             "swapping",
-            f"It is swapping (process {pid}, {process.swap_bytes >> 20} MiB on the swap device): "
-            "the host lacks memory.",
+            f"is swapping (process {pid}, {process.swap_bytes >> 20} MiB on the swap device): the "
+            "host lacks memory",
         )
     if closed:
         why = f", because it raised {closed[0].closed}" if closed[0].closed else ""
         return (
             "closed",
-            f"It has closed the communicator{why}, or is at its end already (process {pid}).",
+            f"has closed the communicator{why}, or is at its end already (process {pid})",
         )
     share = job.cpu.get(pid, 0.0)
     doing = (
@@ -153,7 +160,7 @@ def _condition(job: Job, pid: int) -> tuple[str, str]:
         else "sleeps" + (f" in {process.where}" if process.where else "")
     )
     last = next((one.text for one in own if not one.is_in_call), "")
-    return ("waiting", f"It is {last or 'in its part of that call'}; process {pid} {doing}.")
+    return "waiting", f"is {last or 'in its part of that call'}; process {pid} {doing}"
 
 
 # --- other verdicts -------------------------------------------------------------------------------
@@ -163,9 +170,9 @@ def _calm(job: Job) -> Verdict:
     stopped = [pid for pid in job.pids if _cannot_go_on(job.processes[pid])]
     stopped = [pid for pid in stopped if not _is_at_its_end(job, pid)]
     if stopped:
-        kind, text = _condition(job, stopped[0])
         ranks = tuple(sorted(job.number(pid) for pid in stopped))
-        return Verdict(kind, f"{range_of_ranks(ranks).capitalize()}: {text}", ranks)
+        kind = _condition(job, stopped[0])[0]
+        return Verdict(kind, _told_of(job, stopped, is_named=True), ranks)
     if any(one.has_moved or one.is_in_call for one in job.ranks):
         return Verdict("moving", "No rank has been waiting for long: the job moves.")
     busy = sum(share >= _BUSY for share in job.cpu.values())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 __all__ = ["Process", "process_of", "start_time"]
 
 
-class Process(NamedTuple):
+@dataclass(frozen=True)
+class Process:
     """A process, as ``/proc/PID/stat`` has it (proc(5)).
 
     Attributes

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.group.world.test_namespaces import ENVIRONMENT, namespaces, on_namespaces
 from tests.shrinking import arrive, die, facts, left_over, results, until_lost, use
+from tests.shrinking import fresh_on_hosts as fresh
 from tests.waiting import SOON_S, until
 
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError, ShrinkError
@@ -18,19 +19,7 @@ from gpucoll.group.host.shrinking import Statements
 from gpucoll.group.world import shrinking
 from gpucoll.group.world.ballots import Ballots, create
 
-__all__ = ["namespaces"]
-
-
-@pytest.fixture
-def fresh(hosts, rank_server):
-    """Call a function on fresh ranks of several hosts, some of which may end; return replies."""
-
-    def call(placed, function, *args, **options):
-        with rank_server.fork(len(placed)) as pool:
-            hosts.start(pool, placed, function, *args, **options)
-            return pool.collect()
-
-    return call
+__all__ = ["fresh", "namespaces"]
 
 
 def expected(count, lost, epoch=1):
