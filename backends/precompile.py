@@ -22,6 +22,7 @@ MODULES = (
     "gpucoll.transport.shared.ordering",
     "gpucoll.transport.shared.room",
     "gpucoll.transport.shared.peer_memory",
+    "gpucoll.transport.shared.spans",
     "gpucoll.memory.heap",
     "gpucoll.memory.numpy_memory",
     "gpucoll.group.host.channel",

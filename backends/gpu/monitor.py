@@ -247,6 +247,8 @@ class Monitor:
             issued.begun_s = issued.begun_s or now_s
             issued.give_back(self.streams)
             issued.is_passed = True
+            if issued.sequence is not None:
+                self.calls.note_over(issued.sequence)
         if pending < len(line):
             self._look_at_pending(line[pending], now_s)
 

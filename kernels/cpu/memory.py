@@ -72,6 +72,8 @@ exchange64 = _read_modify_write("xchg", _int64)
 """Store an int64 with a full fence; return the previous value."""
 exchange32 = _read_modify_write("xchg", _int32)
 add32 = _read_modify_write("add", _int32)
+add64 = _read_modify_write("add", _int64)
+"""Add to an int64 with a full fence; return the previous value."""
 
 
 @intrinsic(_int64(_int64, _int64, _int64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.protocol import PartOf, Request
 from gpucoll.collectives import Collective
 from gpucoll.errors import MismatchError
+from gpucoll.group.host.noting import is_watched, note_block
 from gpucoll.group.host.records import describe_block
 from gpucoll.group.world.call import NO_TRANSFER, Transfer, WorldCall
 from gpucoll.group.world.group import WorldGroup
@@ -111,11 +113,15 @@ class Phases:
     @contextlib.contextmanager
     def begun(self, timeout_s: float | None) -> Iterator[Run]:
         """Make the call within the block."""
+        host = self.group.host
+        begun_ns = time.monotonic_ns() if is_watched(host.members) else 0
         with self.group.calls.call(self.described, timeout_s) as call:
             run = Run(self, call)
             if len(run.here) == 1:  # there is no other part inside this host
                 self.agreement.run(call.left_s)
             yield run
+        if begun_ns:
+            note_block(host.members, host.context, self.block, self.group.number, begun_ns)
 
 
 class Run:

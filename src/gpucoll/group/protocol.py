@@ -78,6 +78,9 @@ class EnqueuedCalls(Protocol):
     def compare(self) -> Status:
         """Compare as far as all ranks have posted; return OK, MORE (a rank is late) or MISMATCH."""
 
+    def note_over(self, sequence: int) -> None:
+        """Note, for those that watch the job, that a call is over on the GPU."""
+
     def say_failed(self) -> None:
         """Tell the ranks that wait for this rank's GPU that it will not connect."""
 

@@ -26,6 +26,10 @@ class Observed(SegmentView):
     """A segment of other processes. Nothing is written to it."""
 
     processes: list[int] = field(default_factory=list)
+    path: str = ""
+    """By which it can be opened, as long as that process has it."""
+    identity: tuple[int, int] = (0, 0)
+    """Device and inode: the same for whoever opens it, and of no other segment meanwhile."""
 
     @property
     def pids(self) -> list[int]:
@@ -89,11 +93,12 @@ def _map(path: str, known: set[tuple[int, int]], found: Found) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) in known:
+        identity = status.st_dev, status.st_ino
+        if identity in known:
             return
-        known.add((status.st_dev, status.st_ino))
+        known.add(identity)
         job, place, pids = read_facts(fd)
         memory = mapping.Mapping(fd, place.size_bytes, "the segment", writable=False)
-        found.segments.append(Observed(job, place.tuning, place, memory, pids))
+        found.segments.append(Observed(job, place.tuning, place, memory, pids, path, identity))
     finally:
         os.close(fd)

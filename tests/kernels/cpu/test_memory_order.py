@@ -44,6 +44,7 @@ ORDERS = {
     "transport.shared.flags.event_pending_since": "L",
     "transport.shared.flags._event_unless_reached": "LA",
     "transport.shared.room._take_payloads": "AS",
+    "transport.shared.spans._write": "XXS",  # its place; not ready; ready
     "transport.shared.peer_memory.arena_of": "A",
     "transport.shared.peer_memory.reach": "A",
     "transport.shared.peer_memory._map_growth": "AX",
@@ -124,6 +125,9 @@ ENTRIES = {
     "transport.shared.ordering.word_load": "A",
     "transport.shared.ordering.word_load_after": "FA",
     "transport.shared.room.take_memory": ".*AS",
+    "transport.shared.spans.note_arrival": "X",
+    "transport.shared.spans.note_departure": "XXS",
+    "transport.shared.spans.note_span": "XXS",
     "transport.shared.peer_memory.map_more": "AX.*AX+",
     "backends.gpu.enqueue_entry.step_call": "XO",
     "backends.gpu.enqueue_entry.enqueue_call": "XO+X+",  # out of the driver; gone?; and again

@@ -21,6 +21,7 @@ from gpucoll.transport.shared.flags import wait_long
 from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
 from gpucoll.transport.shared.peer_memory import map_more
 from gpucoll.transport.shared.room import take_memory
+from gpucoll.transport.shared.spans import note_arrival, note_departure
 from gpucoll.transport.shared.words import Context
 
 
@@ -114,4 +115,7 @@ def _values(
         Context.map_more: map_more.address,
         Context.copy_exchanged: string_copy or copy_kernel(OUT_OF_PEER),
         Context.root_copy_min_bytes: tuning.root_copy_min_bytes,
+        Context.spans: base + place.spans + members.rank * layout.SPANS_BYTES,
+        Context.note_arrival: note_arrival.address,
+        Context.note_departure: note_departure.address,
     }

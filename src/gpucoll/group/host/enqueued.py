@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.members import Members
+from gpucoll.group.host.noting import note_enqueued
 from gpucoll.group.host.records import difference
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.kernels.cpu.jit import compiled, inline
@@ -32,7 +33,7 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.flags import behind, is_aborted
 from gpucoll.transport.shared.layout import Record
-from gpucoll.transport.shared.steps import fill_record
+from gpucoll.transport.shared.steps import fill_record, note_begin
 from gpucoll.transport.shared.words import Call, Context, State, Status
 
 SEQUENCE = int(Context.enqueued_sequence)
@@ -80,6 +81,7 @@ def post(context: Context, call: Call) -> int:
         return Status.MORE
     record = _record_of(context, context.rank, sequence)
     fill_record(record, call, sequence)
+    note_begin(context, record)
     record.sent = call.sent
     record.received = call.received
     exchange64(record.at.header, (call.digest << 32) | (sequence & 0xFFFFFFFF))
@@ -198,6 +200,10 @@ class EnqueuedCalls:
     def late_rank(self) -> int:
         """The rank that the last `compare` found late, or -1."""
         return int(self._context[Context.enqueued_late])
+
+    def note_over(self, sequence: int) -> None:
+        """Note, for those that watch the job, that a call is over on the GPU."""
+        note_enqueued(self._members, self._context, sequence)
 
     # --- connecting -------------------------------------------------------------------------------
 

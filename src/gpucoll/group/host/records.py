@@ -79,6 +79,12 @@ def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
 
 def describe_block(block: CallBlock) -> str:
     """Return a prepared call as its user would write it; it need not have been made yet."""
+    record = record_of_block(block)
+    return describe_record(record, 0) or Collective(int(record[Record.collective])).spelled
+
+
+def record_of_block(block: CallBlock) -> npt.NDArray[np.int64]:
+    """Return the record, numbered 0, that a prepared call would have."""
     call, record = block.words, np.zeros(layout.RECORD_BYTES // 8, np.int64)
     for field, shown in _SHOWN_OF_CALL.items():
         record[field] = call[shown]
@@ -88,7 +94,7 @@ def describe_block(block: CallBlock) -> str:
     record[Record.n_counts] = n_counts = int(call[Call.n_counts])
     for number in range(min(n_counts, layout.SHOWN_COUNTS)):
         record[Record.counts + number] = ordering.load(int(call[Call.counts]) + 8 * number)
-    return describe_record(record, 0) or Collective(int(call[Call.collective])).spelled
+    return record
 
 
 _SHOWN_OF_CALL = {
@@ -97,6 +103,7 @@ _SHOWN_OF_CALL = {
     Record.dtype: Call.dtype,
     Record.root: Call.shown_root,
     Record.count: Call.count,
+    Record.size_bytes: Call.size_bytes,
     Record.parameter: Call.parameter_bits,
     Record.n_dimensions: Call.n_dimensions,
 }

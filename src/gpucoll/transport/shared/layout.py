@@ -27,6 +27,7 @@ parts have no memory until they are first used (`room`)::
     enqueued calls  per rank: ring of enqueued_records records, if any rank has a GPU; then one for
                     each other host, which this host's leader fills in
     mailboxes       P x P, by receiver and sender: memory is taken when one is first used
+    spans           per rank: ring of SPANS calls with their times; who watches the job takes memory
 
 If these ranks exchange messages with ranks of other hosts, there are also status lines, bells,
 opened words, acknowledgements and mailboxes for those, after the ones of this host's ranks.
@@ -45,7 +46,7 @@ from typing import NamedTuple
 from gpucoll.blocks import Block, Field, Words, word, words
 from gpucoll.codes import Codes
 
-LAYOUT_VERSION = 15
+LAYOUT_VERSION = 16
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: by how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -78,6 +79,8 @@ EVENT_SURVIVORS = 24
 """Whose proposal in `shrink` is valid: {round: 32 bits, rank: 24 bits, `Phase`: 8 bits}."""
 EVENT_GROWTH = 32
 """Whether the last growth has been made: twice its number, and 1 if it has."""
+EVENT_WATCHED = 48
+"""Until when somebody watches, by the monotonic clock; 0: nobody does. Ranks note spans then."""
 
 # Further offsets in the event line, the same in all versions: what `gpucoll.observe` reads first.
 EVENT_MAGIC = 64
@@ -121,6 +124,11 @@ SHRINKING_PORT = 16
 SHRINKING_PROPOSALS = (128, 192)
 """By the parity of the round: {last completed call, token of 16 bytes, a bit for each rank}."""
 LEFT_SHRINK = -1
+
+SPANS = 2048
+SPAN_BYTES = 64
+SPANS_BYTES = LINE_BYTES + SPANS * SPAN_BYTES
+"""A rank's spans: how many it has written, on a line of its own, and then the ring."""
 
 # Offsets in a slot's header.
 HEADER_WORD = 0
@@ -245,6 +253,7 @@ class Record(Block):
     size_bytes: int
     state: int
     parameter: int
+    begun_ns: int  # when the rank came to the call, by the monotonic clock; 0: nobody watched
     n_dimensions: int = word(11)
     dimensions: Field[Words] = words(4)  # further ones are in the digest only
     n_counts: int
@@ -464,9 +473,13 @@ class SegmentLayout:
         return round_up(self.enqueued + records * RECORD_BYTES, 4096)
 
     @functools.cached_property
+    def spans(self) -> int:
+        return round_up(self.mailboxes + self.ends**2 * self.mailbox_stride, 4096)
+
+    @functools.cached_property
     def size_bytes(self) -> int:
         """Size of the whole segment in bytes, if all of it is used."""
-        return self.mailboxes + self.ends**2 * self.mailbox_stride
+        return self.spans + self.world_size * SPANS_BYTES
 
     def header(self, rank: int, sequence: int) -> int:
         """Return the offset of a rank's header for a call, as `steps.slot_of` does."""

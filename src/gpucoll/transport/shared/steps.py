@@ -49,6 +49,7 @@ _SLOT_BYTES, SMALL_BYTES = layout.SLOT_BYTES, layout.SMALL_BYTES
 HEADER_SOURCE, HEADER_DESTINATION = layout.HEADER_SOURCE, layout.HEADER_DESTINATION
 HEADER_ADDRESS = layout.HEADER_ADDRESS
 NOT_SHARED, STATUS_DONE = layout.NOT_SHARED, layout.STATUS_DONE
+EVENT_WATCHED = layout.EVENT_WATCHED
 
 SHOWN_DIMENSIONS, SHOWN_COUNTS = layout.SHOWN_DIMENSIONS, layout.SHOWN_COUNTS
 
@@ -127,6 +128,14 @@ def fill_record(record: Record, call: Call, sequence: int) -> None:
     for place in range(min(call.n_counts, SHOWN_COUNTS)):
         record.counts[place] = call.counts[place]
     record.sequence = sequence
+    record.begun_ns = 0
+
+
+@inline
+def note_begin(context: Context, record: Record) -> None:
+    """Note when the call began, if somebody watches the job; see `spans`."""
+    if load64(context.event_line + EVENT_WATCHED) != 0:
+        call_loop(context.note_arrival, context, record)
 
 
 @inline
@@ -177,7 +186,9 @@ def begin(context: Context, call: Call) -> int:
     sequence = signed32(context.sequence + 1)
     context.sequence = sequence
     context.start_ns = 0
-    fill_record(record_of(context, sequence), call, sequence)
+    record = record_of(context, sequence)
+    fill_record(record, call, sequence)
+    note_begin(context, record)
     if behind(context.verified, sequence - (RING - AHEAD)):
         return verify(context)
     return Status.OK
@@ -193,7 +204,9 @@ def begin_ahead(context: Context, call: Call) -> int:
     if event_pending(context) or behind(context.verified, sequence - (RING - AHEAD)):
         return Status.NOT_RUN
     context.sequence = sequence
-    fill_record(record_of(context, sequence), call, sequence)
+    record = record_of(context, sequence)
+    fill_record(record, call, sequence)
+    note_begin(context, record)
     return Status.OK
 
 
@@ -274,7 +287,10 @@ def close_record(context: Context) -> None:
     sequence = context.sequence
     line = context.status_lines + context.rank * LINE
     store32_release(line + STATUS_DONE, sequence)
-    record_of(context, sequence).state = RecordState.DONE
+    record = record_of(context, sequence)
+    record.state = RecordState.DONE
+    if record.begun_ns != 0:
+        call_loop(context.note_departure, context, record)
     take_line(slot_of(context, sequence + 1, context.rank))
 
 

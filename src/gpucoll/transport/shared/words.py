@@ -141,6 +141,10 @@ class Context(Block):
     # Limits that choose a call's path, continued.
     root_copy_min_bytes: int  # 0: no limit of its own for data from a root
     copy_exchanged: int  # kernel that copies out of a stage while this rank fills its own
+    # For those that watch the job from outside; see `spans`.
+    spans: int  # address of this rank's spans; they have memory while somebody watches
+    note_arrival: int  # addresses of functions
+    note_departure: int
 
 
 class Call(Block):

@@ -20,9 +20,10 @@ from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import call_copy, call_loop, exchange64, load64, store64
 from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
-from gpucoll.transport.shared.layout import LINE_BYTES, STATUS_ABROAD, Abort
+from gpucoll.transport.shared.layout import EVENT_WATCHED, LINE_BYTES, STATUS_ABROAD, Abort
 from gpucoll.transport.shared.libc import write
 from gpucoll.transport.shared.operands import fill_with_identity, n_operands
+from gpucoll.transport.shared.spans import SpanKind, write_span
 from gpucoll.transport.shared.steps import (
     NOT_SHARED,
     begin,
@@ -30,6 +31,7 @@ from gpucoll.transport.shared.steps import (
     make_ready,
     payload_of,
     post,
+    record_of,
     wait_all_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Status
@@ -416,4 +418,7 @@ def small_call(context: Context, call: Call) -> int:
         _ring_bell(words)
     elif status == Status.OK:
         words.completed = words.number
+        if load64(context.event_line + EVENT_WATCHED) != 0:
+            record = record_of(context, context.sequence)
+            write_span(context, record, SpanKind.SEVERAL_HOSTS, words.number, words.start_ns)
     return status
