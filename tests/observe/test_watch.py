@@ -21,6 +21,7 @@ from gpucoll.transport.shared.spans import SpanKind
 from gpucoll.types import dtype_name
 
 SHORT = np.ones(4, np.float32)
+BIG = np.ones(1 << 18, np.float32)
 
 
 def watching(comm, call, count=1):
@@ -115,6 +116,33 @@ def see_started(comm):
 def test_started_calls_are_seen(ranks):
     found = ranks.call(2, see_started)[0]
     assert found.count(Collective.ALL_REDUCE) == 2 * 3
+
+
+def see_messages(comm):
+    def call():
+        if comm.rank == 0:
+            comm.send(SHORT, 1, 7)
+            comm.recv(like=BIG, source=1, tag=8)
+        else:
+            comm.recv(like=SHORT, source=0, tag=7)
+            comm.send(BIG, 0, 8)
+
+    calls = watching(comm, call)
+    if calls is None:
+        return None
+    messages = calls.calls[calls.calls["kind"] >= SpanKind.SEND]
+    assert np.all(messages["begun_ns"] <= messages["ended_ns"])
+    names = ("kind", "rank", "root", "count", "size_bytes")
+    found = [tuple(int(each[name]) for name in names) for each in messages]
+    return found, {dtype_name(int(each)) for each in messages["dtype"]}
+
+
+def test_messages_are_seen(ranks):
+    found, dtypes = ranks.call(2, see_messages)[0]
+    small = [(SpanKind.SEND, 0, 1, 7, 16), (SpanKind.RECV, 1, 0, 7, 16)]
+    large = [(SpanKind.SEND, 1, 0, 8, BIG.nbytes), (SpanKind.RECV, 0, 1, 8, BIG.nbytes)]
+    assert sorted(found) == sorted(small + large)
+    assert dtypes == {"float32"}
 
 
 @pytest.mark.parametrize("size", [4, 4 << 20])

@@ -19,6 +19,7 @@ from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
+    call_loop,
     exchange64,
     load64_acquire,
     store64,
@@ -31,8 +32,10 @@ from gpucoll.transport.shared.room import reserve
 from gpucoll.transport.shared.steps import LINE
 from gpucoll.transport.shared.words import (
     Context,
+    Kind,
     LinkedList,
     Mailbox,
+    Progress,
     Status,
     Transfer,
     TransferTable,
@@ -58,6 +61,9 @@ def finish(table: TransferTable, row: Transfer, state: int) -> None:
     """Note that a row is over: from here on its owner may read it and reuse it."""
     table.pending -= 1
     table.finished += 1
+    if row.begun_ns != 0 and state == Progress.DONE and row.kind != Kind.PROBE:
+        context = table.context
+        call_loop(context.note_message, context, row)
     store64_release(row.at.state, state)
 
 

@@ -12,11 +12,12 @@ from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receiv
 from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, note_room, send_step
 from gpucoll.entries.messages import row_state
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import load64_acquire, pause
+from gpucoll.kernels.cpu.memory import load64, load64_acquire, pause
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import is_aborted, yield_once
 from gpucoll.transport.shared.layout import Doing, Way
 from gpucoll.transport.shared.libc import free
+from gpucoll.transport.shared.spans import time_if_watched
 from gpucoll.transport.shared.steps import LINE
 from gpucoll.transport.shared.words import Held, Kind, LinkedList, Progress, Transfer, TransferTable
 
@@ -172,10 +173,14 @@ def message_post(table: TransferTable, rows: Transfer, count: int) -> int:
     is_dead, mine = _is_dead(table), 0
     finished = table.finished
     if not is_dead:
+        context, begun_ns = table.context, 0
+        if load64(context.event_line + layout.EVENT_WATCHED) != 0:
+            begun_ns = time_if_watched(context)
         table.pending += count
         for place in range(count):
             row = rows[place]
             row.state = Progress.WAITING
+            row.begun_ns = begun_ns
             _post(table, row)
         _note_sends(table)
     others = table.finished - finished

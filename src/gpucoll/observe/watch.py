@@ -49,7 +49,9 @@ CALL = np.dtype(
 ``rank`` is the place in the segment; `Observed.number` returns the rank in the communicator.
 ``kind`` is a `SpanKind`, ``collective`` a `gpucoll.collectives.Collective`, ``dtype`` a number for
 `gpucoll.types.dtype_name`. ``size_bytes`` is the size of the rank's input. ``operation``, ``dtype``
-and ``root`` are -1 if the call has none. Times are of the monotonic clock of the host.
+and ``root`` are -1 if the call has none. Of a message, ``root`` is the place of the other rank and
+``count`` is its tag; ``collective`` and ``sequence`` are 0. Times are of the monotonic clock of the
+host.
 """
 
 

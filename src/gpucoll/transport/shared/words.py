@@ -145,6 +145,7 @@ class Context(Block):
     spans: int  # address of this rank's spans; they have memory while somebody watches
     note_arrival: int  # addresses of functions
     note_departure: int
+    note_message: int
 
 
 class Call(Block):
@@ -339,7 +340,7 @@ class Transfer(Block):
     next: Field[Transfer]
     is_waiting: int  # for a send: no part of it is in the mailbox
     kept: int  # a Python object that is kept alive, and the row's memory with it; 0: none
-    padding: int
+    begun_ns: int  # when it was posted, by the monotonic clock; 0: nobody watched
 
 
 class Kind(Codes):
