@@ -81,7 +81,9 @@ def hanging(rank_server, tmp_path):
         pool = rank_server.fork(count)
         pools.append(pool)
         pool.start(hang, kind, go)
-        return [rank.pid for rank in pool.ranks]
+        pids = [rank.pid for rank in pool.ranks]
+        until(lambda: have_met(pids))
+        return pids
 
     pools: list[Any] = []
     yield start
@@ -94,11 +96,17 @@ def hanging(rank_server, tmp_path):
             pool.collect()
 
 
+def have_met(pids):
+    found = segments.find(pids)
+    found.close()
+    return bool(found.segments) and not found.joining
+
+
 def verdict_on(pids):
     """Return the verdict, and the looks that it stands on."""
     found = segments.find(pids)
     try:
-        jobs = [job for job in jobs_of(found.segments) if {*pids} & {*job[0].pids}]
+        jobs = [job for job in jobs_of(found.parts) if {*pids} & {*job[0].pids}]
         seen = look(jobs[0], MOMENT_S) if jobs else None
         return (judge(seen, PATIENCE_S), seen) if seen else (None, None)
     finally:
@@ -167,6 +175,7 @@ def test_between_hosts(hosts, rank_server, tmp_path, count, sleeper, here, there
         hosts.start(pool, "aabb", sleep_once, count, sleeper, go)
         pids = [rank.pid for rank in pool.ranks]
         try:
+            until(lambda: have_met(pids))
             for part, (kind, ranks) in ((pids[:2], here), (pids[2:], there)):
                 assert verdict_of_kind(part, kind)[0].ranks == ranks
         finally:
@@ -233,7 +242,7 @@ def test_no_job(capsys):
 
 
 def open_segment(pid):
-    path = next(segments._segment_paths(pid))
+    path, _ = next(segments._paths(pid))
     return os.open(path, os.O_RDWR)
 
 
@@ -306,7 +315,7 @@ def test_attaching_at_any_moment_changes_nothing(rank_server):
         until_s = time.monotonic() + 5
         while time.monotonic() < until_s:
             found = segments.find(pids)
-            for job in jobs_of(found.segments):
+            for job in jobs_of(found.parts):
                 judge(look(job, 0.0))
                 looks += 1
             found.close()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from gpucoll.group.host.records import difference
 from gpucoll.group.host.whereabouts import Standing, Whereabouts, last_call
+from gpucoll.observe.joining import Joining
 from gpucoll.observe.processes import Process, process_of
 from gpucoll.observe.segments import Observed
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing
 
-__all__ = ["Job", "RankLook", "jobs_of", "look"]
+__all__ = ["Job", "Part", "RankLook", "jobs_of", "look"]
 
 T = TypeVar("T")
+Part: TypeAlias = "Observed | Joining"
+"""What a job consists of: communicators, and ranks that have none yet."""
 
 MOMENT_S = 0.2
 """The time between the two looks: CPU shares are measured over it."""
@@ -41,6 +44,8 @@ class RankLook:
         The processes for which it waits there.
     awaits_other_hosts : bool
         Whether it also waits for ranks of other hosts.
+    missing : list of int
+        The numbers of ranks for which it also waits, and of which no process is known.
     since_s : float or None
         For how long it has been waiting there; None if it does not wait, or not for long.
     calls : int
@@ -58,6 +63,7 @@ class RankLook:
     is_in_call: bool
     awaited: list[int] = field(default_factory=list)
     awaits_other_hosts: bool = False
+    missing: list[int] = field(default_factory=list)
     since_s: float | None = None
     calls: int = 0
     has_moved: bool = False
@@ -76,8 +82,8 @@ class Job:
         The share of a CPU that each used within the moment.
     ranks : list of RankLook
         Of all communicators, the one with the most ranks first.
-    names : list of str
-        The name of each communicator that has one.
+    names : list of str or None
+        The name of each communicator, or empty; None for ranks that have no communicator yet.
     elsewhere : int
         The number of ranks of the largest communicator that are on other hosts.
     """
@@ -85,7 +91,7 @@ class Job:
     processes: dict[int, Process | None]
     cpu: dict[int, float]
     ranks: list[RankLook]
-    names: list[str]
+    names: list[str | None]
     elsewhere: int
 
     def number(self, pid: int) -> int:
@@ -98,21 +104,26 @@ class Job:
         return sorted(self.processes, key=self.number)
 
 
-def jobs_of(segments: Iterable[Observed]) -> list[list[Observed]]:
-    """Return the segments of each job: those that have processes in common belong together."""
-    jobs: list[list[Observed]] = []
-    for segment in segments:
-        near = [job for job in jobs if any({*segment.pids} & {*one.pids} for one in job)]
+def jobs_of(parts: Iterable[Part]) -> list[list[Part]]:
+    """Return the parts of each job: those that have processes in common belong together."""
+    jobs: list[list[Part]] = []
+    for part in parts:
+        near = [job for job in jobs if any(_linked(part) & _linked(one) for one in job)]
         jobs = [job for job in jobs if not any(job is one for one in near)]
-        jobs.append([segment, *(each for job in near for each in job)])
+        jobs.append([part, *(each for job in near for each in job)])
     for job in jobs:  # the first communicator of a program has all its ranks
-        job.sort(key=lambda each: -each.world_size)
+        job.sort(key=lambda each: (isinstance(each, Joining), -each.world_size))
     return jobs
 
 
-def look(segments: list[Observed], moment_s: float = MOMENT_S) -> Job:
+def _linked(part: Part) -> set[int]:
+    return {*part.pids, *(part.linked if isinstance(part, Joining) else ())}
+
+
+def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     """Look twice at the communicators of a job."""
-    pids = list(dict.fromkeys(pid for segment in segments for pid in segment.pids))
+    segments = [part for part in parts if not isinstance(part, Joining)]
+    pids = list(dict.fromkeys(pid for part in parts for pid in part.pids))
     before = {pid: process_of(pid) for pid in pids}
     begun_s = time.monotonic()
     first = [[_progress(segment, rank) for rank in _ranks(segment)] for segment in segments]
@@ -124,13 +135,26 @@ def look(segments: list[Observed], moment_s: float = MOMENT_S) -> Job:
         for place, segment in enumerate(segments)
         for rank in _ranks(segment)
     ]
+    meetings = [part for part in parts if isinstance(part, Joining)]
+    for place, meeting in enumerate(meetings, len(segments)):
+        ranks += _meeting_looks(meeting, place)
     cpu = defaultdict[int, float](float)
     for pid, process in after.items():
         earlier = before[pid]
         if process is not None and earlier is not None:
             cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
-    names = [segment.job.name for segment in segments]
-    return Job(after, dict(cpu), ranks, names, segments[0].n_elsewhere if segments else 0)
+    names = [segment.job.name for segment in segments] + [None] * len(meetings)
+    return Job(after, dict(cpu), ranks, names, _n_elsewhere(parts))
+
+
+def _n_elsewhere(parts: Sequence[Part]) -> int:
+    """Return how many ranks of a job's first part are on other hosts."""
+    if not parts:
+        return 0
+    first = parts[0]
+    if isinstance(first, Joining):
+        return len(first.missing) if first.spans_hosts else 0
+    return first.n_elsewhere
 
 
 def _ranks(segment: Observed) -> range:
@@ -168,6 +192,29 @@ def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]
     if one.is_in_call:
         one.since_s = _since_s(segment, rank, last)
     return one
+
+
+def _meeting_looks(meeting: Joining, place: int) -> Iterator[RankLook]:
+    """Yield where the ranks of a meeting stand: those that wait, and those that have not come."""
+    late = [*meeting.absent.values()]
+    is_elsewhere = bool(meeting.missing) and meeting.spans_hosts
+    for number, mark in meeting.waiting.items():
+        one = RankLook(place, number, mark.pid, f"waiting in {meeting.call}", True)
+        one.since_s = max(time.monotonic_ns() - mark.since_ns, 0) / 1e9
+        one.awaits_other_hosts = is_elsewhere
+        one.missing = [] if is_elsewhere else meeting.missing
+        if not late and not meeting.missing:  # all have come, and none has left yet
+            one.awaited = [pid for pid in meeting.come.values() if pid != mark.pid]
+        else:
+            one.awaited = late
+        yield one
+    text = (
+        f"not in {meeting.call} yet"
+        if meeting.call
+        else "in no communicator: it has not called init, or has closed what it had"
+    )
+    for number, pid in meeting.absent.items():
+        yield RankLook(place, number, pid, text, False)
 
 
 def _since_s(segment: Observed, rank: int, sequence: int | None) -> float | None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from gpucoll.errors import SharedMemoryError
 from gpucoll.group.host.facts import UnreadableError, read_facts
 from gpucoll.group.host.segment_view import SegmentView, words_at
+from gpucoll.observe.joining import Joining, joining_of, launched_of
+from gpucoll.rendezvous.marks import MARK_LINK, Mark, read_mark
 from gpucoll.transport.shared import mapping
 
 __all__ = ["Found", "Observed", "find"]
@@ -57,6 +59,13 @@ class Found:
     segments: list[Observed] = field(default_factory=list)
     unreadable: dict[int, str] = field(default_factory=dict)
     """By process, why a segment of it cannot be read."""
+    joining: list[Joining] = field(default_factory=list)
+    """Ranks that wait for others before they have a communicator."""
+
+    @property
+    def parts(self) -> list[Observed | Joining]:
+        """Everything that jobs consist of."""
+        return [*self.segments, *self.joining]
 
     def close(self) -> None:
         """Unmap everything."""
@@ -65,28 +74,32 @@ class Found:
 
 
 def find(pids: Sequence[int]) -> Found:
-    """Map the segments of these processes, each once."""
-    found, known = Found(), set[tuple[int, int]]()
+    """Map the segments of these processes, each once; find the ranks that have none yet."""
+    found, known, marks = Found(), set[tuple[int, int]](), list[Mark]()
     for pid in pids:
-        for path in _segment_paths(pid):
+        for path, link in _paths(pid):
             try:
-                _map(path, known, found)
+                if link.startswith(_LINK):
+                    _map(path, known, found)
+                elif (mark := read_mark(path)) is not None and mark.pid == pid:
+                    marks.append(mark)  # a forked child has its parent's descriptors
             except FileNotFoundError:  # closed meanwhile
                 continue
             except (OSError, SharedMemoryError, UnreadableError) as error:
                 found.unreadable[pid] = str(error)
+    found.joining = joining_of(marks, found.segments, launched_of(pids))
     return found
 
 
-def _segment_paths(pid: int) -> Iterator[str]:
-    """Yield the paths by which the segments of a process can be opened."""
+def _paths(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the paths by which what a rank shows can be opened, and the links that they are."""
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             path = f"{folder}/{name}"
             with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(_LINK):
-                    yield path
+                if (link := os.readlink(path)).startswith((_LINK, MARK_LINK)):
+                    yield path, link
 
 
 def _map(path: str, known: set[tuple[int, int]], found: Found) -> None:

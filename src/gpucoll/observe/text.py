@@ -78,9 +78,11 @@ def _program_of(pid: int) -> str:
 def _groups_of(job: Job) -> list[list[RankLook]]:
     """Return the ranks that stand alike, the smallest groups first."""
     groups = defaultdict[tuple[object, ...], list[RankLook]](list)
-    idle = {one.pid for one in job.ranks if one.is_in_call}
+    idle, listed = {one.pid for one in job.ranks if one.is_in_call}, set[int]()
     for one in job.ranks:
-        if one.communicator and (not one.is_in_call or one.closed is not None):
+        is_listed = one.pid in listed
+        listed.add(one.pid)
+        if is_listed and (not one.is_in_call or one.closed is not None):
             continue  # in no call of a further communicator: nothing to tell
         if not one.communicator and not one.is_in_call and one.pid in idle:
             continue  # it is in a call of another communicator
@@ -93,7 +95,8 @@ def _groups_of(job: Job) -> list[list[RankLook]]:
 def _group_lines(job: Job, ranks: list[RankLook], stacks: dict[int, Stack]) -> Iterator[str]:
     first = ranks[0]
     name = job.names[first.communicator]
-    of = f" of communicator {name or first.communicator}" if first.communicator else ""
+    is_further = first.communicator and name is not None
+    of = f" of communicator {name or first.communicator}" if is_further else ""
     waits = [one.since_s for one in ranks if one.since_s is not None]
     how_long = f", for {max(waits):.1f} s" if waits else ""
     yield f"  {range_of_ranks([one.rank for one in ranks])}{of}: {first.text}{how_long}"

@@ -32,7 +32,8 @@ class Verdict:
     kind : str
         ``"moving"``, ``"outside"`` (no rank is in a call), ``"waiting"`` (for ranks that do
         something else), ``"circle"``, ``"ended"``, ``"stopped"``, ``"swapping"``, ``"closed"``,
-        ``"elsewhere"`` (other hosts are awaited), ``"still"`` (all are in one call, and nothing
+        ``"elsewhere"`` (other hosts are awaited), ``"missing"`` (ranks
+        are awaited of which no process is known), ``"still"`` (all are in one call, and nothing
         moves).
     text : str
         One or two sentences.
@@ -66,6 +67,8 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     ends = _ends_of(job, still)
     if ends:
         return _blamed(job, still, ends)
+    if missing := sorted({number for one in still for number in one.missing}):
+        return _missing(still, missing)
     if any(one.awaits_other_hosts for one in still):
         text = f"{_waits(still)} for ranks of other hosts. Run gpucoll why there."
         return Verdict("elsewhere", text)
@@ -79,7 +82,7 @@ def _waiting_of(job: Job) -> dict[int, list[RankLook]]:
     """Return the calls in which each process waits for others."""
     found: dict[int, list[RankLook]] = {}
     for one in job.ranks:
-        if one.is_in_call and (one.awaited or one.awaits_other_hosts):
+        if one.is_in_call and (one.awaited or one.awaits_other_hosts or one.missing):
             found.setdefault(one.pid, []).append(one)
     return found
 
@@ -176,8 +179,18 @@ def _calm(job: Job) -> Verdict:
     if any(one.has_moved or one.is_in_call for one in job.ranks):
         return Verdict("moving", "No rank has been waiting for long: the job moves.")
     busy = sum(share >= _BUSY for share in job.cpu.values())
-    text = f"No rank is in a call of gpucoll; {busy} of {len(job.processes)} compute."
+    what = "a call of gpucoll" if job.names and job.names[0] is not None else "a communicator yet"
+    text = f"No rank is in {what}; {busy} of {len(job.processes)} compute."
     return Verdict("outside", text)
+
+
+def _missing(late: list[RankLook], numbers: list[int]) -> Verdict:
+    text = (
+        f"{_waits(late)} for {range_of_ranks(numbers)}. No process of "
+        f"{'it' if len(numbers) == 1 else 'them'} is found here: not started, ended, or on another "
+        "host."
+    )
+    return Verdict("missing", text, tuple(numbers))
 
 
 def _is_at_its_end(job: Job, pid: int) -> bool:

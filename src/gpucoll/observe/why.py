@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from gpucoll.command_line import OneLineParser
 from gpucoll.observe import stacks
-from gpucoll.observe.look import Job, jobs_of, look
+from gpucoll.observe.look import Job, Part, jobs_of, look
 from gpucoll.observe.processes import ancestors_of, pids_here
-from gpucoll.observe.segments import Found, Observed, find
+from gpucoll.observe.segments import Found, find
 from gpucoll.observe.stacks import Stack, read_stack
 from gpucoll.observe.text import as_json, lines_of
 from gpucoll.observe.verdict import PATIENCE_S, Verdict, judge
@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _once(given: argparse.Namespace) -> int:
     found = find(pids_here())
     try:
-        reports = [
-            _report(job, given) for job in jobs_of(found.segments) if _is_meant(job, given.pid)
-        ]
+        reports = [_report(job, given) for job in jobs_of(found.parts) if _is_meant(job, given.pid)]
     finally:
         found.close()
     _tell_unreadable(found, given.pid)
@@ -105,21 +103,21 @@ def told(pids: Sequence[int]) -> str:
     """Return the report on the jobs of these processes, without stacks; empty if there is none."""
     found = find(pids)
     try:
-        jobs = [look(job) for job in jobs_of(found.segments)]
+        jobs = [look(job) for job in jobs_of(found.parts)]
     finally:
         found.close()
     return "\n\n".join("\n".join(lines_of(job, judge(job), {}, False)) for job in jobs)
 
 
-def _is_meant(job: list[Observed], pid: int | None) -> bool:
+def _is_meant(job: list[Part], pid: int | None) -> bool:
     """Return whether the command is about this job."""
     if pid is None:
         return True
-    return any(pid in ancestors_of(each) for segment in job for each in segment.pids)
+    return any(pid in ancestors_of(each) for part in job for each in part.pids)
 
 
-def _report(segments: list[Observed], given: argparse.Namespace) -> Report:
-    job = look(segments)
+def _report(parts: list[Part], given: argparse.Namespace) -> Report:
+    job = look(parts)
     verdict = judge(job, given.patience)
     wanted = job.pids if given.stacks else [] if verdict.is_healthy else _speakers(job)
     there = [pid for pid in wanted if job.processes[pid] is not None]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpucoll.rendezvous.endpoint import Endpoint
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.marks import marked
 from gpucoll.rendezvous.meeting import Decide, Meeting, T, Terms, Watch
 from gpucoll.rendezvous.unix import UnixEndpoint
 
@@ -77,7 +78,7 @@ def meet(
     watch = watch or Watch(job.rank, job.world_size)
     watch.has_begun = True
     endpoint = endpoint or UnixEndpoint(job)
-    with held_signals() as signals:
+    with held_signals() as signals, marked(job, watch):
         terms = Terms(
             job, introduction, fds, check, decide, settle, undo, timeout_s, watch, signals, endpoint
         )

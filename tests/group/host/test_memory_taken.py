@@ -125,7 +125,7 @@ def test_too_few_descriptors(rank_server):
             )
             assert found is not None
             needed, in_use, limit = map(int, found.groups())
-            assert needed == in_use + 3 * 4 + 2 > limit
+            assert needed == in_use + 3 * 4 + 3 > limit
 
 
 # --- where there is none --------------------------------------------------------------------------

@@ -33,8 +33,8 @@ from gpucoll.wording import rank_of
 _MOST = 1 << 63
 _DESCRIPTORS = 3
 """Descriptors for each rank: its connection, its arena, and its life line, which stays open."""
-_MORE_DESCRIPTORS = 2
-"""Further descriptors: the segment's, which stays open too, and rank 0's listening socket."""
+_MORE_DESCRIPTORS = 3
+"""Further descriptors: the segment's, which stays open too, rank 0's listening socket, a mark."""
 
 
 def introduction_of(
