@@ -372,3 +372,57 @@ def test_each_of_several_ranks_is_told_of():
     assert judge(job).text.endswith(
         "for rank 2. It is stopped by a signal; kill -CONT 2 lets it go on."
     )
+
+
+def job_of(ranks):
+    """Return a job of two processes that sleep, as its looks show it."""
+    processes: dict[int, Process | None] = {
+        pid: Process(pid, "python", "S", 1, 0, 0) for pid in (1, 2)
+    }
+    return Job(processes, {}, ranks, ["", ""], 0)
+
+
+def test_only_the_communicator_that_others_wait_in_counts():
+    """Rank 1 has closed a further communicator, and is not where rank 0 waits."""
+    looks = [
+        RankLook(0, 0, 1, "waiting in barrier() (#1)", True, [2], since_s=3.0),
+        RankLook(0, 1, 2, "in no call of this communicator", False),
+        RankLook(1, 1, 2, "no longer in this communicator", False, closed=""),
+    ]
+    found = judge(job_of(looks))
+    assert (found.kind, found.ranks) == ("waiting", (1,))
+    assert found.text.endswith("It is in no call of this communicator; process 2 sleeps.")
+    looks[1].closed = "ValueError: no more"
+    found = judge(job_of(looks))
+    assert (found.kind, found.ranks) == ("closed", (1,))
+    assert "It has closed the communicator, because it raised ValueError: no more, or" in found.text
+
+
+def test_all_gpus_have_begun_a_call_that_does_not_end():
+    looks = [RankLook(0, rank, rank + 1, "in no call", False) for rank in (0, 1)]
+    text = "waiting on the GPU in all_reduce() (#3)"
+    looks += [RankLook(0, rank, rank + 1, text, True, since_s=3.0, stream="in") for rank in (0, 1)]
+    found = judge(job_of(looks))
+    assert (found.kind, found.ranks) == ("still", (0, 1))
+    assert found.text == (
+        "Ranks 0, 1 have been waiting for 3.0 s on the GPU in all_reduce() (#3), which all GPUs "
+        "have begun, and nothing moves."
+    )
+    looks[0].has_moved = True  # calls of host arrays go on; the GPUs do not
+    assert judge(job_of(looks)).kind == "still"
+    looks[2].has_moved = True
+    assert judge(job_of(looks)).kind == "moving"
+
+
+def test_a_rank_that_is_swapping():
+    looks = [
+        RankLook(0, 0, 1, "waiting in barrier() (#1)", True, [2], since_s=3.0),
+        RankLook(0, 1, 2, "in no call of this communicator", False),
+    ]
+    job = job_of(looks)
+    job.processes[2] = Process(2, "python", "D", 1, 0, 0, swap_bytes=64 << 20)
+    found = judge(job)
+    assert (found.kind, found.ranks) == ("swapping", (1,))
+    assert found.text.endswith(
+        "It is swapping (process 2, 64 MiB on the swap device): the host lacks memory."
+    )
