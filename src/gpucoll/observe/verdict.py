@@ -195,8 +195,10 @@ def _calm(job: Job) -> Verdict:
     if any(one.has_moved or one.is_in_call for one in job.ranks):
         return Verdict("moving", "No rank has been waiting for long: the job moves.")
     busy = sum(share >= _BUSY for share in job.cpu.values())
-    what = "a call of gpucoll" if job.names and job.names[0] is not None else "a communicator yet"
-    text = f"No rank is in {what}; {busy} of {len(job.processes)} compute."
+    where = "a call of gpucoll"
+    if all(name is None for name in job.names):
+        where = "a communicator: none has called init, or all have closed what they had"
+    text = f"No rank is in {where}; {busy} of {len(job.processes)} compute."
     return Verdict("outside", text)
 
 
