@@ -33,6 +33,8 @@ LOST_AFTER_S = 0.03
 PAUSES_S = (20e-6, 2e-3)
 """First and longest pause between two looks of a waiting thread."""
 _LOOK_FOR_PEERS_S = 0.01
+PENDING_S = 0.02
+"""For how long a call is the oldest one on the GPU before that is noted for `gpucoll why`."""
 STUCK_S = 1.0
 """How long a thread is at one place in the driver before another thread acts in its stead."""
 
@@ -91,6 +93,9 @@ class Monitor:
         self._abort_library = abort_library
         self._gone_since: dict[int, float] = {}
         self._looked_for_peers_s = 0.0
+        self._pending: int | None = None
+        self._pending_s = 0.0
+        self._noted: tuple[int, bool] | None = None
 
     # --- finding out ------------------------------------------------------------------------------
 
@@ -221,6 +226,33 @@ class Monitor:
                 del self.in_flight.lines[stream]
         if spent:
             let_go_later(self.device, spent)
+        self._note_pending(now_s)
+
+    def _note_pending(self, now_s: float) -> None:
+        """Note for `gpucoll why` which call is the oldest on the GPU, if that is so for long."""
+        pending = self._first_pending()
+        sequence = None if pending is None else pending.sequence
+        if sequence != self._pending:
+            self._pending, self._pending_s = sequence, now_s
+        noted = None
+        if pending is not None and sequence is not None and now_s - self._pending_s > PENDING_S:
+            noted = sequence, bool(pending.begun_s)
+        if noted != self._noted:
+            self._noted = noted
+            since_ns = int(1e9 * self._pending_s) if noted else 0
+            number, has_begun = noted or (0, False)
+            self.calls.note_pending(number, since_ns, has_begun=has_begun)
+
+    def _first_pending(self) -> IssuedCall | None:
+        """Return the oldest collective whose work has not ended, on any stream."""
+        found = None
+        for line in self.in_flight.lines.values():
+            for issued in line:
+                if not issued.is_passed and issued.sequence is not None:
+                    if found is None or issued.sequence < (found.sequence or 0):
+                        found = issued
+                    break
+        return found
 
     def _is_agreed(self, issued: IssuedCall) -> bool:
         """Return whether it is known that all ranks made a call, or that it failed."""

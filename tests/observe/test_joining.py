@@ -78,7 +78,7 @@ def test_a_rank_that_has_not_called_init(launched, capsys):
 def test_no_rank_has_called_init(launched):
     pids = launched(2, late=(0, 1))
     found, _ = verdict_of_kind(pids, "outside")
-    assert found.text.startswith("No rank is in a communicator yet; ")
+    assert found.text.startswith("No rank is in a communicator: none has called init, or ")
     assert found.is_healthy
 
 

@@ -19,6 +19,7 @@ from gpucoll.observe import segments, why
 from gpucoll.observe.look import Job, RankLook, jobs_of, look
 from gpucoll.observe.processes import Process, process_of
 from gpucoll.observe.stacks import Stack, tree_of
+from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import judge
 from gpucoll.rendezvous import job as rendezvous_job
 from gpucoll.transport.shared import layout
@@ -65,6 +66,8 @@ def hang(comm, kind, go):
     if kind == "communicators":
         with comm.duplicate() as other:
             (comm if comm.rank else other).barrier(timeout_s=3.0)
+    if kind == "calls" and comm.rank == 0:
+        comm.recv(like=SHORT, source=1, tag=1, timeout_s=3.0)
     if kind == "outside":
         wait_for(go)
     while kind == "moving" and not comm.all_reduce(int(go.exists()), "max"):
@@ -125,7 +128,7 @@ def verdict_of_kind(pids, kind, text=""):
     return found
 
 
-@pytest.mark.soak(quick=6)
+@pytest.mark.soak(quick=7)
 @pytest.mark.parametrize(
     ("kind", "verdict", "ranks", "text"),
     [
@@ -134,6 +137,7 @@ def verdict_of_kind(pids, kind, text=""):
         ("message", "waiting", (2,), "in recv(float32, 16 bytes, source=2, tag=7) for rank 2."),
         ("circle", "circle", (0, 1, 2, 3), "Ranks 0-3 wait for each other: rank 0 is waiting in"),
         ("communicators", "circle", (0, 1), "wait for each other: rank 0 is waiting in barrier()"),
+        ("calls", "circle", (0, 1), "tag=1); rank 1 is waiting in barrier() (#"),
         ("outside", "outside", (), "No rank is in a call of gpucoll; "),
         ("moving", "moving", (), "No rank has been waiting for long"),
         ("closed", "waiting", (1,), "in barrier() (#"),
@@ -352,6 +356,15 @@ def test_stacks_are_one_tree():
     ]
 
 
+def test_the_report_says_where_ranks_outside_gpucoll_are():
+    job = job_of([RankLook(0, rank, rank + 1, "in no call", False) for rank in (0, 1)])
+    stacks = {1: Stack(("main (a.py:1)", "load (a.py:7)")), 2: Stack(("main (a.py:1)",))}
+    first = next(lines_of(job, judge(job), stacks, False))
+    assert first == (
+        "No rank is in a call of gpucoll; 0 of 2 compute. They are at load (a.py:7), main (a.py:1)."
+    )
+
+
 def test_each_of_several_ranks_is_told_of():
     """Ranks 1 and 2 of four are elsewhere, one of them stopped; then both compute."""
 
@@ -371,4 +384,60 @@ def test_each_of_several_ranks_is_told_of():
     job.processes[2] = process(2, "T")
     assert judge(job).text.endswith(
         "for rank 2. It is stopped by a signal; kill -CONT 2 lets it go on."
+    )
+
+
+def job_of(ranks):
+    """Return a job of two processes that sleep, as its looks show it."""
+    processes: dict[int, Process | None] = {
+        pid: Process(pid, "python", "S", 1, 0, 0) for pid in (1, 2)
+    }
+    return Job(processes, {}, ranks, ["", ""], 0)
+
+
+def test_only_the_communicator_that_others_wait_in_counts():
+    """Rank 1 has closed a further communicator, and is not where rank 0 waits."""
+    looks = [
+        RankLook(0, 0, 1, "waiting in barrier() (#1)", True, [2], since_s=3.0),
+        RankLook(0, 1, 2, "in no call of this communicator", False),
+        RankLook(1, 1, 2, "no longer in this communicator", False, closed=""),
+    ]
+    found = judge(job_of(looks))
+    assert (found.kind, found.ranks) == ("waiting", (1,))
+    assert found.text.endswith("It is in no call of this communicator; process 2 sleeps.")
+    looks[1].closed = "ValueError: no more"
+    found = judge(job_of(looks))
+    assert (found.kind, found.ranks) == ("closed", (1,))
+    assert "It has closed the communicator, because it raised ValueError: no more, or" in found.text
+
+
+def test_all_gpus_have_begun_a_call_that_does_not_end():
+    looks = [RankLook(0, rank, rank + 1, "in no call", False) for rank in (0, 1)]
+    text = "waiting on the GPU in all_reduce() (#3)"
+    looks += [RankLook(0, rank, rank + 1, text, True, since_s=3.0, stream="in") for rank in (0, 1)]
+    found = judge(job_of(looks))
+    assert (found.kind, found.ranks) == ("still", (0, 1))
+    assert found.text == (
+        "Ranks 0, 1 have been waiting for 3.0 s on the GPU in all_reduce() (#3), which all GPUs "
+        "have begun, and nothing moves."
+    )
+    looks[0].has_moved = True  # calls of host arrays go on; the GPUs do not
+    assert judge(job_of(looks)).kind == "still"
+    looks[2].has_moved = True
+    found = judge(job_of(looks))
+    assert found.kind == "moving"
+    assert found.text == "Ranks 0, 1 wait for data that is on its way: slow, not stuck."
+
+
+def test_a_rank_that_is_swapping():
+    looks = [
+        RankLook(0, 0, 1, "waiting in barrier() (#1)", True, [2], since_s=3.0),
+        RankLook(0, 1, 2, "in no call of this communicator", False),
+    ]
+    job = job_of(looks)
+    job.processes[2] = Process(2, "python", "D", 1, 0, 0, swap_bytes=64 << 20)
+    found = judge(job)
+    assert (found.kind, found.ranks) == ("swapping", (1,))
+    assert found.text.endswith(
+        "It is swapping (process 2, 64 MiB on the swap device): the host lacks memory."
     )

@@ -81,6 +81,19 @@ class EnqueuedCalls(Protocol):
     def note_over(self, sequence: int) -> None:
         """Note, for those that watch the job, that a call is over on the GPU."""
 
+    def note_pending(self, sequence: int, since_ns: int, *, has_begun: bool) -> None:
+        """Note, for those that look at the job, the oldest call on the GPU, if it takes long.
+
+        Parameters
+        ----------
+        sequence : int
+            The call's number.
+        since_ns : int
+            Since when it is the oldest one, by the monotonic clock; 0: no call takes long.
+        has_begun : bool
+            Whether the stream has reached it.
+        """
+
     def say_failed(self) -> None:
         """Tell the ranks that wait for this rank's GPU that it will not connect."""
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from gpucoll.group.host.records import difference
-from gpucoll.group.host.whereabouts import Standing, Whereabouts, last_call
+from gpucoll.group.host.whereabouts import Standing, Whereabouts, last_call, numbered
 from gpucoll.observe.joining import Joining
 from gpucoll.observe.processes import Process, process_of
 from gpucoll.observe.segments import Observed
+from gpucoll.observe.streams import Pending, is_behind, pending_of, rows_without
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing
 
@@ -54,6 +55,9 @@ class RankLook:
         Whether its call, or what it does in it, changed within the moment.
     closed : str or None
         Why it has closed the communicator; empty: by its program; None: it has not.
+    stream : str or None
+        For its call on the GPU: ``"before"``, the stream has not reached it, or ``"in"``. None: all
+        the above is about the rank itself.
     """
 
     communicator: int
@@ -68,6 +72,7 @@ class RankLook:
     calls: int = 0
     has_moved: bool = False
     closed: str | None = None
+    stream: str | None = None
 
 
 @dataclass
@@ -127,6 +132,7 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     before = {pid: process_of(pid) for pid in pids}
     begun_s = time.monotonic()
     first = [[_progress(segment, rank) for rank in _ranks(segment)] for segment in segments]
+    pending = [[pending_of(segment, rank) for rank in _ranks(segment)] for segment in segments]
     time.sleep(moment_s)
     after = {pid: process_of(pid) for pid in pids}
     passed_s = time.monotonic() - begun_s
@@ -135,6 +141,8 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
         for place, segment in enumerate(segments)
         for rank in _ranks(segment)
     ]
+    for place, segment in enumerate(segments):
+        ranks += _stream_looks(segment, place, pending[place])
     meetings = [part for part in parts if isinstance(part, Joining)]
     for place, meeting in enumerate(meetings, len(segments)):
         ranks += _meeting_looks(meeting, place)
@@ -192,6 +200,35 @@ def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]
     if one.is_in_call:
         one.since_s = _since_s(segment, rank, last)
     return one
+
+
+def _stream_looks(
+    segment: Observed, place: int, before: list[Pending | None]
+) -> Iterator[RankLook]:
+    """Yield the ranks whose GPU has not ended a call for long."""
+    everyone = [pending_of(segment, rank) for rank in _ranks(segment)]
+    for rank, pending in enumerate(everyone):
+        if pending is None:
+            continue
+        late = rows_without(segment, pending.sequence)
+        where = "on the GPU in" if pending.has_begun else "on the GPU for work before"
+        one = RankLook(
+            place,
+            segment.number(rank),
+            segment.pids[rank],
+            f"waiting {where} {numbered(pending.called, pending.sequence)}",
+            True,
+            since_s=max(time.monotonic_ns() - pending.since_ns, 0) / 1e9,
+            has_moved=before[rank] != pending,
+            stream="in" if pending.has_begun else "before",
+        )
+        if late or not pending.has_begun:
+            behind = late
+        else:
+            behind = [r for r, other in enumerate(everyone) if is_behind(other, pending)]
+        one.awaited = [segment.pids[row] for row in behind if row < segment.world_size]
+        one.awaits_other_hosts = len(one.awaited) < len(behind)
+        yield one
 
 
 def _meeting_looks(meeting: Joining, place: int) -> Iterator[RankLook]:

@@ -17,7 +17,7 @@ __all__ = ["Stack", "missing", "read_stack", "tree_of"]
 
 LIMIT_S = 10.0
 _OF_GPUCOLL = re.compile(
-    r"/gpucoll/(api|arrays|backends|calls|entries|group|integrations|kernels|transport)/"
+    r"/gpucoll/(api|arrays|backends|calls|entries|group|integrations|kernels|rendezvous|transport)/"
 )
 
 

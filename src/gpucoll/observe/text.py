@@ -56,6 +56,9 @@ def _places(job: Job, verdict: Verdict, stacks: dict[int, Stack]) -> Iterator[st
     }
     if verdict.kind == "waiting" and found - {""}:
         yield f"It is at {', '.join(sorted(found - {''}))}."
+    everywhere = {stack.caller for stack in stacks.values()} - {""}
+    if verdict.kind == "outside" and everywhere:
+        yield f"{'They are' if len(job.pids) > 1 else 'It is'} at {', '.join(sorted(everywhere))}."
 
 
 def _title(job: Job) -> str:

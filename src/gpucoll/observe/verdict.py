@@ -32,9 +32,9 @@ class Verdict:
     kind : str
         ``"moving"``, ``"outside"`` (no rank is in a call), ``"waiting"`` (for ranks that do
         something else), ``"circle"``, ``"ended"``, ``"stopped"``, ``"swapping"``, ``"closed"``,
-        ``"elsewhere"`` (other hosts are awaited), ``"missing"`` (ranks
-        are awaited of which no process is known), ``"still"`` (all are in one call, and nothing
-        moves).
+        ``"stream"`` (a GPU has other work that does not end), ``"elsewhere"`` (other hosts are
+        awaited), ``"missing"`` (ranks are awaited of which no process is known), ``"still"`` (all
+        are in one call, and nothing moves).
     text : str
         One or two sentences.
     ranks : list of int
@@ -56,8 +56,8 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     late = [one for one in job.ranks if one.since_s is not None and one.since_s >= patience_s]
     if not late:
         return _calm(job)
-    moved = {one.communicator for one in job.ranks if one.has_moved}
-    still = [one for one in late if one.communicator not in moved]
+    moved = {_where(one) for one in job.ranks if one.has_moved}
+    still = [one for one in late if _where(one) not in moved]
     if not still:
         return Verdict(
             "moving",
@@ -73,6 +73,11 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
         text = f"{_waits(still)} for ranks of other hosts. Run gpucoll why there."
         return Verdict("elsewhere", text)
     return _among_themselves(job, still)
+
+
+def _where(one: RankLook) -> tuple[int, bool]:
+    """Return where a rank's calls go on together: those on the GPU do so by themselves."""
+    return one.communicator, one.stream is not None
 
 
 # --- who is at the end ----------------------------------------------------------------------------
@@ -92,6 +97,7 @@ def _ends_of(job: Job, late: Iterable[RankLook]) -> list[int]:
     waiting, ends, seen = _waiting_of(job), list[int](), set[int]()
     pending = [pid for one in late for pid in one.awaited]
     pending += [one.pid for one in late if _cannot_go_on(job.processes[one.pid])]
+    pending += [one.pid for one in late if one.stream == "before" and not one.awaited]
     while pending:
         pid = pending.pop(0)
         if pid in seen:
@@ -111,7 +117,7 @@ def _cannot_go_on(process: Process | None) -> bool:
 def _blamed(job: Job, late: list[RankLook], ends: list[int]) -> Verdict:
     """Return the verdict on processes at the end: those that are worst off first."""
     told = [_condition(job, pid) for pid in ends]
-    for kind in ("ended", "stopped", "swapping", "closed", "waiting"):
+    for kind in ("ended", "stopped", "swapping", "closed", "stream", "waiting"):
         group = [pid for pid, (found, _) in zip(ends, told, strict=True) if found == kind]
         if group:
             break
@@ -133,7 +139,10 @@ def _told_of(job: Job, pids: list[int], is_named: bool) -> str:
 
 def _condition(job: Job, pid: int) -> tuple[str, str]:
     """Return the kind of trouble that a process is in, and what completes "rank 1 ..."."""
-    process, own = job.processes[pid], [one for one in job.ranks if one.pid == pid]
+    process = job.processes[pid]
+    awaited = {one.communicator for one in job.ranks if pid in one.awaited}
+    own = [one for one in job.ranks if one.pid == pid]
+    own = [one for one in own if one.communicator in awaited] or own
     closed = [one for one in own if one.closed is not None]
     if process is None or process.has_ended:
         return (
@@ -156,6 +165,13 @@ def _condition(job: Job, pid: int) -> tuple[str, str]:
             "closed",
             f"has closed the communicator{why}, or is at its end already (process {pid})",
         )
+    for one in own:
+        if one.stream == "before" and not one.awaited:
+            call = one.text.partition(" before ")[2]
+            return "stream", (
+                f"has other work on the stream before {call}, which has not ended for "
+                f"{one.since_s or 0:.1f} s (process {pid})"
+            )
     share = job.cpu.get(pid, 0.0)
     doing = (
         f"uses {share:.0%} of a CPU"
@@ -179,8 +195,10 @@ def _calm(job: Job) -> Verdict:
     if any(one.has_moved or one.is_in_call for one in job.ranks):
         return Verdict("moving", "No rank has been waiting for long: the job moves.")
     busy = sum(share >= _BUSY for share in job.cpu.values())
-    what = "a call of gpucoll" if job.names and job.names[0] is not None else "a communicator yet"
-    text = f"No rank is in {what}; {busy} of {len(job.processes)} compute."
+    where = "a call of gpucoll"
+    if all(name is None for name in job.names):
+        where = "a communicator: none has called init, or all have closed what they had"
+    text = f"No rank is in {where}; {busy} of {len(job.processes)} compute."
     return Verdict("outside", text)
 
 
@@ -212,7 +230,8 @@ def _among_themselves(job: Job, late: list[RankLook]) -> Verdict:
         return Verdict(
             "circle", f"{range_of_ranks(ranks).capitalize()} wait for each other: {links}.", ranks
         )
-    text = f"{_waits(late)}, which all ranks have entered, and nothing moves."
+    entered = "all GPUs have begun" if late[0].stream else "all ranks have entered"
+    text = f"{_waits(late)}, which {entered}, and nothing moves."
     return Verdict("still", text, tuple(sorted({one.rank for one in late})))
 
 

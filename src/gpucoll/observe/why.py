@@ -119,13 +119,17 @@ def _is_meant(job: list[Part], pid: int | None) -> bool:
 def _report(parts: list[Part], given: argparse.Namespace) -> Report:
     job = look(parts)
     verdict = judge(job, given.patience)
-    wanted = job.pids if given.stacks else [] if verdict.is_healthy else _speakers(job)
+    wanted = job.pids if given.stacks else _speakers(job, verdict)
     there = [pid for pid in wanted if job.processes[pid] is not None]
     return job, verdict, {pid: read_stack(pid) for pid in there} if not stacks.missing() else {}
 
 
-def _speakers(job: Job) -> list[int]:
-    """Return one process of each group of ranks that stand alike: their callers are shown."""
+def _speakers(job: Job, verdict: Verdict) -> list[int]:
+    """Return the processes whose callers are shown: one of each group of ranks that stand alike."""
+    if verdict.kind == "moving":
+        return []
+    if verdict.kind == "outside":
+        return job.pids[:MOST_CALLERS]
     by_text: dict[str, int] = {}
     for one in job.ranks:
         by_text.setdefault(one.text, one.pid)

@@ -205,6 +205,14 @@ class EnqueuedCalls:
         """Note, for those that watch the job, that a call is over on the GPU."""
         note_enqueued(self._members, self._context, sequence)
 
+    def note_pending(self, sequence: int, since_ns: int, *, has_begun: bool) -> None:
+        """Note, for those that look at the job, the oldest call on the GPU, if it takes long."""
+        members = self._members
+        line = members.enqueued_offset(members.rank)
+        members.store(line + layout.ENQUEUED_PENDING, sequence)
+        members.store(line + layout.ENQUEUED_BEGUN, has_begun)
+        members.store(line + layout.ENQUEUED_PENDING_NS, since_ns)
+
     # --- connecting -------------------------------------------------------------------------------
 
     def say_failed(self) -> None:

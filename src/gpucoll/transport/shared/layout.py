@@ -164,6 +164,12 @@ class Doing(Block):
 ENQUEUED_COMPARED = 0
 ENQUEUED_FAILED = 8
 """1 if this rank could not connect its GPU: the others need not wait for it."""
+ENQUEUED_PENDING = 16
+"""The number of the oldest call that is not over on this rank's GPU, if that takes long."""
+ENQUEUED_PENDING_NS = 24
+"""Since when that is the oldest one, by the monotonic clock; 0: none takes long."""
+ENQUEUED_BEGUN = 32
+"""1 if the stream has reached that call."""
 ENQUEUED_RECORDS = 256
 """By how many calls on GPU arrays a rank may be ahead of the comparison of the slowest one."""
 
