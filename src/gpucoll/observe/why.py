@@ -12,7 +12,7 @@ from gpucoll.observe import stacks
 from gpucoll.observe.look import Job, jobs_of, look
 from gpucoll.observe.processes import ancestors_of, pids_here
 from gpucoll.observe.segments import Found, Observed, find
-from gpucoll.observe.stacks import Stack, read_stack
+from gpucoll.observe.stacks import Stack, read_stacks
 from gpucoll.observe.text import as_json, lines_of
 from gpucoll.observe.verdict import PATIENCE_S, Verdict, judge
 
@@ -123,7 +123,7 @@ def _report(segments: list[Observed], given: argparse.Namespace) -> Report:
     verdict = judge(job, given.patience)
     wanted = job.pids if given.stacks else [] if verdict.is_healthy else _speakers(job)
     there = [pid for pid in wanted if job.processes[pid] is not None]
-    return job, verdict, {pid: read_stack(pid) for pid in there} if not stacks.missing() else {}
+    return job, verdict, read_stacks(there)
 
 
 def _speakers(job: Job) -> list[int]:
