@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from gpucoll.wording import range_of_ranks
 __all__ = ["Stack", "missing", "read_stack", "tree_of"]
 
 LIMIT_S = 10.0
+_AT_A_TIME = 4
 _OF_GPUCOLL = re.compile(
     r"/gpucoll/(api|arrays|backends|calls|entries|group|integrations|kernels|rendezvous|transport)/"
 )
@@ -49,14 +52,31 @@ def _program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def read_stack(pid: int) -> Stack:
+def read_stacks(pids: Sequence[int], limit_s: float = LIMIT_S) -> dict[int, Stack]:
+    """Return the stacks of processes, several at a time; none if they cannot be read.
+
+    Those that are not there after `limit_s` seconds are left out.
+    """
+    if _program() is None:
+        return {}
+    until = time.monotonic() + limit_s
+
+    def read(pid: int) -> Stack:
+        left_s = until - time.monotonic()
+        return read_stack(pid, left_s) if left_s > 0 else Stack(trouble="there was no time for it")
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        return dict(zip(pids, pool.map(read, pids), strict=True))
+
+
+def read_stack(pid: int, limit_s: float = LIMIT_S) -> Stack:
     """Return the stack of a process's main thread; the process runs on meanwhile."""
     program = _program()
     if program is None:
         return Stack(trouble=missing())
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
         if ended.returncode:
             lines = ended.stderr.strip().splitlines() or ["py-spy failed"]
             return Stack(trouble=lines[0].removeprefix("Error: "))

@@ -12,7 +12,7 @@ from gpucoll.observe import stacks
 from gpucoll.observe.look import Job, Part, jobs_of, look
 from gpucoll.observe.processes import ancestors_of, pids_here
 from gpucoll.observe.segments import Found, find
-from gpucoll.observe.stacks import Stack, read_stack
+from gpucoll.observe.stacks import Stack, read_stacks
 from gpucoll.observe.text import as_json, lines_of
 from gpucoll.observe.verdict import PATIENCE_S, Verdict, judge
 
@@ -121,7 +121,7 @@ def _report(parts: list[Part], given: argparse.Namespace) -> Report:
     verdict = judge(job, given.patience)
     wanted = job.pids if given.stacks else _speakers(job, verdict)
     there = [pid for pid in wanted if job.processes[pid] is not None]
-    return job, verdict, {pid: read_stack(pid) for pid in there} if not stacks.missing() else {}
+    return job, verdict, read_stacks(there)
 
 
 def _speakers(job: Job, verdict: Verdict) -> list[int]:

@@ -12,6 +12,7 @@ import pytest
 from tests.calls.gpu.conftest import in_rank
 from tests.calls.gpu.failing import certainly, counted, ones
 from tests.faults.test_ends import errors
+from tests.observe.test_report import reporting
 from tests.ranks import Ended
 from tests.waiting import SOON_S, is_broken, until
 
@@ -120,6 +121,22 @@ def test_counts_between_two_ranks_that_differ(gpus):
     for error in errors(gpus.replies(2, send_counts_that_differ)):
         assert isinstance(error, MismatchError), error
         assert "send_counts and recv_counts must agree" in str(error)
+
+
+def fail_with_report(rank, folder):
+    with rank.init() as comm:
+        with reporting(folder), pytest.raises(MismatchError) as caught:
+            certainly(comm, comm.all_reduce, ones(rank.kit, 8 + comm.rank))
+        return str(caught.value)
+
+
+def test_a_report(gpus, tmp_path):
+    texts = gpus.call_ranks(2, fail_with_report, tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert all(text.endswith(f". Report: {path}") for text in texts), texts
+    said = path.read_text()
+    assert "the ranks did not make the same call on GPU arrays (#1): " in said
+    assert " all_reduce(op=sum, float32, shape (9,)) (#1) on GPU arrays" in said
 
 
 # --- late, gone -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll import config
 from gpucoll.entries import collectives
 from gpucoll.entries.collectives import LEAST_SLICE_S, SLICE_S
 from gpucoll.errors import GpucollError, StateError
@@ -89,6 +90,8 @@ class HostGroup:
         self.standing_elsewhere: Callable[[list[int]], str] = _nothing_elsewhere
         """Describes where ranks of other hosts stand: sentences for errors, each after a full
         stop."""
+        self.tell_elsewhere: Callable[[], None] = _nothing_to_tell
+        """Makes other hosts hear of a failure, before this rank waits for a report on it."""
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self.spans_hosts = False
@@ -399,10 +402,24 @@ class HostGroup:
     def fail(self, error: GpucollError) -> GpucollError:
         """Store the error that broke the communicator, and return it; later calls raise it."""
         with self._ending:
-            self.failure = error
+            is_new, self.failure = self.failure is None, error
         self._take_out_of_use()  # a running call keeps its state until it has ended
         self.members.arena.retire()
+        if is_new:
+            self.add_report(error)
         return error
+
+    def add_report(self, error: GpucollError) -> None:
+        """Append to an error of a call where the report on it is, if the user wants reports.
+
+        One rank of the host writes the report, and the others wait until it is written. Takes no
+        more than a few seconds.
+        """
+        if config.variable(config.REPORT_DIR):
+            from gpucoll.group.host import report  # few programs need it
+
+            self.tell_elsewhere()
+            report.add(error, self.members, [each.members for each in list(_groups)])
 
     def break_with(self, code: Abort, rank: int, why: str = "") -> None:
         """Give the communicator up for all ranks, unless a rank already has; raise the error.
@@ -551,6 +568,10 @@ def _no_rank_elsewhere(place: int) -> GpucollError:
 
 def _nothing_elsewhere(places: list[int]) -> str:
     return ""
+
+
+def _nothing_to_tell() -> None:
+    pass
 
 
 def _after_fork() -> None:

@@ -68,6 +68,7 @@ def answer(group: HostGroup) -> MismatchError:
         group.abort(Abort.MISMATCH, sequence=sequence)
         group.raise_if_aborted()
     error = diagnosis.mismatch_error(group, sequence)
+    group.add_report(error)  # while all ranks are still in that call
     _leave_calls(group, sequence)
     group.context[Context.event_seen] = event
     group.context[Context.state] = State.NEEDS_PYTHON

@@ -52,6 +52,7 @@ class WorldCalls:
             state.exchanges.completed = state.number
         except MismatchError as error:
             made.fail(error)
+            state.host.add_report(error)
             raise
         except BaseException as error:
             self._break_off(error)
@@ -119,6 +120,7 @@ class WorldCalls:
         except MismatchError as error:
             if state.exchanges.outcome == Outcome.NONE:  # the ranks of this host differ
                 self._call_now(timeout_s).fail(error)
+            state.host.add_report(error)
             raise
         except BaseException as error:
             state.calling = state.called
@@ -144,6 +146,8 @@ class WorldCalls:
         if state.bulk is not None:
             state.bulk.close_connections()
         state.exchanges.close_connections()
+        if isinstance(error, GpucollError):
+            state.host.add_report(error)
 
     def _check_closed(self, number: int) -> None:
         """Raise if a rank on another host has closed before this call."""

@@ -110,6 +110,7 @@ class WorldGroup:
         host.spans_hosts = True
         host.error_elsewhere = diagnosis.error_elsewhere
         host.standing_elsewhere = diagnosis.standing_elsewhere
+        host.tell_elsewhere = self.state.ring
         host.lost_elsewhere = lambda place: diagnosis.lost_error(members.number(place))
         if self.pairs is not None:
             self.pairs.answer = lambda: Whereabouts(members).standing_of(members.rank).text

@@ -79,6 +79,8 @@ EVENT_SURVIVORS = 24
 """Whose proposal in `shrink` is valid: {round: 32 bits, rank: 24 bits, `Phase`: 8 bits}."""
 EVENT_GROWTH = 32
 """Whether the last growth has been made: twice its number, and 1 if it has."""
+EVENT_REPORT = 40
+"""Which process writes, or has written, the report on a failure: `gpucoll.group.host.report`."""
 EVENT_WATCHED = 48
 """Until when somebody watches, by the monotonic clock; 0: nobody does. Ranks note spans then."""
 
