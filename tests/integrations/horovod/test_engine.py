@@ -18,6 +18,7 @@ from tests.integrations.horovod.engines import (
     reduction,
     run_in,
 )
+from tests.track_events import read_trace
 
 from gpucoll.integrations.horovod.engine import adasum
 from gpucoll.integrations.horovod.engine.engine import Engine, Options
@@ -344,6 +345,37 @@ def test_timeline(ranks, tmp_path):
     assert times == sorted(times)
     assert any(event.get("name") == "CYCLE_START" for event in events)
     assert any("Mismatched" in event.get("args", {}).get("error", "") for event in events)
+
+
+def test_timeline_for_perfetto(ranks, tmp_path):
+    """It has what the JSON has; requests of one name at a time have tracks of their own."""
+
+    @on_engine
+    def write(engine):
+        path = tmp_path / f"{engine.comm.rank}.pftrace"
+        engine.timeline = Timeline(path, mark_cycles=True)
+        engine.run(reduction(np.ones(1), "allreduce.x"))
+        error_of(engine, reduction(np.ones(1 + engine.comm.rank), "allreduce.y"))
+        same = [reduction(np.ones(1), "same") for _ in range(2)]
+        for request in same:
+            engine.timeline.submitted(request)
+        engine.timeline.begin(same)
+        for request in same:
+            engine.timeline.end(request)
+        engine.timeline.close()
+
+    ranks.call(2, write)
+    trace = read_trace((tmp_path / "0.pftrace").read_bytes())
+    slices = [(begin.path, begin.name) for begin, _ in trace.slices()]
+    assert slices == [
+        *((("allreduce.x",), "NEGOTIATE_ALLREDUCE"), (("allreduce.x",), "ALLREDUCE")),
+        *[(("allreduce.y",), "NEGOTIATE_ALLREDUCE")],
+        *[(("same",), "NEGOTIATE_ALLREDUCE")] * 2,
+        *[(("same",), "ALLREDUCE")] * 2,
+    ]
+    assert len({begin.track for begin, _ in trace.slices() if begin.path == ("same",)}) == 2
+    assert any(event.name == "CYCLE_START" for event in trace.events)
+    assert any("Mismatched" in event.arguments.get("error", "") for event in trace.events)
 
 
 def test_random_programs(ranks):

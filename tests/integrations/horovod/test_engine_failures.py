@@ -269,5 +269,5 @@ def test_a_timeline_on_a_full_disk(caplog):
     assert "the timeline ends here" in caplog.text
     for n in range(3):
         timeline.submitted(reduction(np.ones(1), f"later {n}"))
-    assert len(timeline._numbers) == 1  # nothing grows that nobody will see
+    assert len(timeline._free) == 1  # nothing grows that nobody will see
     timeline.close()

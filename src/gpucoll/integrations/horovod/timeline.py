@@ -1,15 +1,23 @@
-"""The timeline: what happened to each tensor, as a file for chrome://tracing and Perfetto."""
+"""The timeline: what happened to each tensor, as a file for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
+
+from gpucoll.track_events import (
+    NO_ARGUMENTS,
+    PERFETTO_SUFFIXES,
+    Arguments,
+    ChromeEvents,
+    Encoder,
+    TrackEvents,
+)
 
 if TYPE_CHECKING:
     from gpucoll.integrations.horovod.engine.request import Request
@@ -28,48 +36,52 @@ class Timeline:
     Parameters
     ----------
     path : path
-        Written anew.
+        Written anew: as Perfetto's protobuf if it ends in ``.pftrace`` or ``.perfetto-trace``, else
+        as the JSON that Horovod writes.
     mark_cycles : bool
         Whether each cycle of negotiation is an event.
 
     Notes
     -----
-    Each tensor is a "process" of the viewer: NEGOTIATE_ALLREDUCE lasts from when this rank has
-    submitted it until all have, ALLREDUCE until the result is there. Times are in microseconds.
+    Each tensor has a track (in JSON a "process"): NEGOTIATE_ALLREDUCE lasts from when this rank has
+    submitted it until all have, ALLREDUCE until the result is there. Requests of one name in
+    several process sets at a time have tracks of their own.
     """
 
     def __init__(self, path: str | Path, mark_cycles: bool = False) -> None:
-        self._file: IO[str] | None = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+        path = Path(path)
+        is_for_perfetto = path.name.endswith(PERFETTO_SUFFIXES)
+        self._encoder: Encoder = TrackEvents() if is_for_perfetto else ChromeEvents()
+        self._file: IO[bytes] | None = path.open("wb")
         self._marks_cycles = mark_cycles
-        self._begin = time.perf_counter()
-        self._numbers: dict[str, int] = {}
+        self._free: dict[str, list[int]] = {}
+        self._tracks: dict[int, int] = {}
         self._n_bytes = 0
         self._lock = threading.Lock()
-        self._write_text("[\n")
-        self._write({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "cycles"}})
+        self._cycles, described = self._encoder.track("cycles")
+        self._write(lambda _: self._encoder.start() + described)
 
     def submitted(self, request: Request) -> None:
         """Note that this rank has submitted a request."""
-        self._event("B", request.name, f"NEGOTIATE_{request.kind.name}")
+        self._write(self._begun, request, f"NEGOTIATE_{request.kind.name}")
 
     def begin(self, batch: Sequence[Request]) -> None:
         """Note that all ranks have, and the call begins."""
         for request in batch:
-            self._event("E", request.name)
-            self._event("B", request.name, request.kind.name, tensors=len(request.arrays))
+            shown = {"tensors": len(request.arrays)}
+            self._write(self._ended, request)
+            self._write(self._begun, request, request.kind.name, shown)
 
     def end(self, request: Request) -> None:
         """Note that a request is done, or has failed."""
         failed = {} if request.error is None else {"error": str(request.error)}
-        self._event("E", request.name, **failed)
+        self._write(self._ended, request, failed)
         self.flush()
 
     def cycle(self) -> None:
         """Note that a cycle of negotiation begins."""
         if self._marks_cycles:
-            self._write(
-                {"name": "CYCLE_START", "ph": "i", "s": "g", "pid": 0, "tid": 0, "ts": self._now()}
-            )
+            self._write(lambda now_ns: self._encoder.instant(self._cycles, now_ns, "CYCLE_START"))
 
     def flush(self) -> None:
         """Let readers of the file see what is there."""
@@ -83,7 +95,7 @@ class Timeline:
             file, self._file = self._file, None
             if file is not None:
                 with file:
-                    file.write("{}]\n")
+                    file.write(self._encoder.finish())
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -97,36 +109,33 @@ class Timeline:
                 if file is not None:
                     file.close()
 
-    def _now(self) -> int:
-        return int((time.perf_counter() - self._begin) * 1e6)
+    def _begun(
+        self, now_ns: int, request: Request, name: str, shown: Arguments = NO_ARGUMENTS
+    ) -> bytes:
+        """Begin a slice on a track of the request's name that no other request has now."""
+        free, described = self._free.setdefault(request.name, []), b""
+        if free:
+            track = free.pop()
+        else:
+            track, described = self._encoder.track(request.name)
+        self._tracks[id(request)] = track
+        return described + self._encoder.begin(track, now_ns, name, shown)
 
-    def _event(self, phase: str, tensor: str, name: str = "", **arguments: Any) -> None:
-        with self._lock:
-            if self._file is None:
-                return
-            number = self._numbers.get(tensor)
-            is_new = number is None
-            if number is None:
-                number = self._numbers[tensor] = len(self._numbers) + 1
-        if is_new:
-            known = {"name": "process_name", "ph": "M", "pid": number, "args": {"name": tensor}}
-            self._write(known)
-        event: dict[str, Any] = {"ph": phase, "pid": number, "tid": 0, "ts": self._now()}
-        if name:
-            event["name"] = name
-        if arguments:
-            event["args"] = arguments
-        self._write(event)
+    def _ended(self, now_ns: int, request: Request, shown: Arguments = NO_ARGUMENTS) -> bytes:
+        """End the slice of a request, if there is one: a rank that has joined submits none."""
+        track = self._tracks.pop(id(request), 0)
+        if not track:
+            return b""
+        self._free[request.name].append(track)
+        return self._encoder.end(track, now_ns, shown)
 
-    def _write(self, event: dict[str, Any]) -> None:
-        text = json.dumps(event, separators=(",", ":"))
-        self._write_text(f"{text},\n")
-
-    def _write_text(self, text: str) -> None:
+    def _write(self, encode: Callable[..., bytes], *given: object) -> None:
+        """Write what ``encode(now_ns, *given)`` returns, unless the timeline has ended."""
         with self._lock, self._ended_by_errors():
             if self._file is None:
                 return
-            self._file.write(text)
-            self._n_bytes += len(text)
+            encoded = encode(time.monotonic_ns(), *given)
+            self._file.write(encoded)
+            self._n_bytes += len(encoded)
         if self._n_bytes > LIMIT_BYTES:
             self.close()
