@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
+from torch.autograd import profiler
 
 from gpucoll import GpucollError, StateError
 from gpucoll.integrations.torch.calls import DONE, AnyOptions, Calls, Lists, Tensors
 from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
+from gpucoll.integrations.torch.ranges import method_of_caller, within_ranges
 from gpucoll.integrations.torch.tensors import (
     Outputs,
     check_alike,
@@ -145,8 +148,14 @@ class BlockMovements(Calls):
         """Exchange small tensors with a plan, if one fits; return whether this was done."""
         if is_async or limit_s is not None or inputs[0].is_cuda or self._together is not None:
             return False
+        around = None
+        if profiler._is_profiler_enabled:
+            method = method_of_caller()
+            around = partial(
+                within_ranges, group=self, method=method, inputs=inputs, outputs=outputs
+            )
         try:
-            return self._exchanges.run(inputs, outputs, send_counts, recv_counts)
+            return self._exchanges.run(inputs, outputs, send_counts, recv_counts, around)
         except StateError:
             if self.comm.is_closed:
                 raise

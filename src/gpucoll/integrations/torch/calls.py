@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
+from torch.autograd import profiler
 
 import gpucoll
 from gpucoll import Communicator, GpucollError, ReduceOp, StateError
@@ -18,6 +19,7 @@ from gpucoll.integrations.torch.batches import BATCHED, Batches
 from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
 from gpucoll.integrations.torch.exchanges import Exchanges
 from gpucoll.integrations.torch.options import Options
+from gpucoll.integrations.torch.ranges import method_of_caller, within_ranges
 from gpucoll.integrations.torch.tensors import Outputs
 from gpucoll.integrations.torch.works import Finished, Started, Work, seconds
 
@@ -79,6 +81,8 @@ class Calls(dist.ProcessGroup):
     ) -> Work:
         """Run a collective, or start it. A second thread's call is queued, as in other backends."""
         fills = None if written is None else written.fill
+        if profiler._is_profiler_enabled:
+            call = within_ranges(call, self, method_of_caller(), given[0], outputs)
         try:
             if not is_async and self._together is None:
                 try:
@@ -104,6 +108,9 @@ class Calls(dist.ProcessGroup):
         written: Outputs | None = None,
     ) -> Work:
         """Start a message."""
+        if profiler._is_profiler_enabled:
+            given_x = None if outputs else x
+            call = within_ranges(call, self, method_of_caller(), given_x, outputs)
         call = partial(call, x, *given, async_op=True, timeout_s=self._timeout_s)
         try:
             if x.device.type in BATCHED:

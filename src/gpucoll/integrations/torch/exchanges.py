@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,7 @@ class Exchanges:
         outputs: Sequence[torch.Tensor],
         send_counts: Sequence[int],
         recv_counts: Sequence[int],
+        around: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
     ) -> bool:
         """Exchange with a plan if these counts have come before; otherwise return False.
 
@@ -56,6 +57,8 @@ class Exchanges:
             Concatenated, they are the elements that are sent, and those that are received.
         send_counts, recv_counts : sequence of int
             Numbers of elements sent to, and received from, each rank.
+        around : callable, optional
+            Returns a function that runs a plan and notes it.
         """
         key = inputs[0].dtype, tuple(send_counts), tuple(recv_counts)
         if not self._lock.acquire(blocking=False):
@@ -65,7 +68,7 @@ class Exchanges:
             if planned is None:
                 return False
             torch.cat([x.reshape(-1) for x in inputs], out=planned.sent)
-            planned.plan()
+            (planned.plan if around is None else around(planned.plan))()
             parts = planned.received.split([out.numel() for out in outputs])
             for out, part in zip(outputs, parts, strict=True):
                 out.copy_(part.view(out.shape))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
+from torch.autograd import profiler
 
 import gpucoll
 from gpucoll import Compression, GpucollError, ReduceOp
@@ -20,6 +21,7 @@ from gpucoll.integrations.torch.calls import (
     operation_of,
 )
 from gpucoll.integrations.torch.errors import as_torchs
+from gpucoll.integrations.torch.ranges import within_ranges
 from gpucoll.integrations.torch.tensors import (
     Outputs,
     check_alike,
@@ -56,8 +58,11 @@ class Reductions(Calls):
             is_async, limit_s = True, self._limit(timeout)
         at_once = self._compression is None and not is_async and self._together is None
         if (row := row_in_place(x) if at_once else None) is not None:
+            call = self.comm.all_reduce
+            if profiler._is_profiler_enabled:
+                call = within_ranges(call, self, "allreduce", x, [x])
             try:
-                self.comm.all_reduce(row, operation, out=row, timeout_s=limit_s)
+                call(row, operation, out=row, timeout_s=limit_s)
             except gpucoll.UsageError:
                 pass  # the general path explains the failure, or makes the call
             except GpucollError as error:
