@@ -61,7 +61,7 @@ def look_once(ranks: int) -> float | None:
     begun_s = time.perf_counter()
     found = find(pids_here())
     try:
-        jobs = [job for job in jobs_of(found.segments) if job[0].world_size == ranks]
+        jobs = [job for job in jobs_of(found.segments) if len(job[0].pids) == ranks]
         for job in jobs:
             judge(look(job, 0.0))
     finally:

@@ -14,14 +14,18 @@ from gpucoll.observe.joining import Joining
 from gpucoll.observe.processes import Process, process_of
 from gpucoll.observe.segments import Observed
 from gpucoll.observe.streams import Pending, is_behind, pending_of, rows_without
+from gpucoll.rendezvous.marks import Wait
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing
 
 __all__ = ["Job", "Part", "RankLook", "jobs_of", "look"]
 
 T = TypeVar("T")
-Part: TypeAlias = "Observed | Joining"
-"""What a job consists of: communicators, and ranks that have none yet."""
+Part: TypeAlias = "Observed | Joining | Wait"
+"""What a job consists of: communicators, ranks that have none yet, and waits in tables."""
+
+_PLACES: list[type] = [Observed, Joining, Wait]
+"""In this order they stand in a job."""
 
 MOMENT_S = 0.2
 """The time between the two looks: CPU shares are measured over it."""
@@ -117,8 +121,12 @@ def jobs_of(parts: Iterable[Part]) -> list[list[Part]]:
         jobs = [job for job in jobs if not any(job is one for one in near)]
         jobs.append([part, *(each for job in near for each in job)])
     for job in jobs:  # the first communicator of a program has all its ranks
-        job.sort(key=lambda each: (isinstance(each, Joining), -each.world_size))
+        job.sort(key=lambda each: (_PLACES.index(type(each)), -_size(each)))
     return jobs
+
+
+def _size(part: Part) -> int:
+    return 0 if isinstance(part, Wait) else part.world_size
 
 
 def _linked(part: Part) -> set[int]:
@@ -127,7 +135,7 @@ def _linked(part: Part) -> set[int]:
 
 def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     """Look twice at the communicators of a job."""
-    segments = [part for part in parts if not isinstance(part, Joining)]
+    segments = [part for part in parts if isinstance(part, Observed)]
     pids = list(dict.fromkeys(pid for part in parts for pid in part.pids))
     before = {pid: process_of(pid) for pid in pids}
     begun_s = time.monotonic()
@@ -146,12 +154,14 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     meetings = [part for part in parts if isinstance(part, Joining)]
     for place, meeting in enumerate(meetings, len(segments)):
         ranks += _meeting_looks(meeting, place)
+    for wait in (part for part in parts if isinstance(part, Wait)):
+        ranks += _wait_looks(wait, len(segments) + len(meetings), {one.pid for one in ranks})
     cpu = defaultdict[int, float](float)
     for pid, process in after.items():
         earlier = before[pid]
         if process is not None and earlier is not None:
             cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
-    names = [segment.job.name for segment in segments] + [None] * len(meetings)
+    names = [segment.job.name for segment in segments] + [None] * (len(meetings) + 1)
     return Job(after, dict(cpu), ranks, names, _n_elsewhere(parts))
 
 
@@ -162,7 +172,7 @@ def _n_elsewhere(parts: Sequence[Part]) -> int:
     first = parts[0]
     if isinstance(first, Joining):
         return len(first.missing) if first.spans_hosts else 0
-    return first.n_elsewhere
+    return first.n_elsewhere if isinstance(first, Observed) else 0
 
 
 def _ranks(segment: Observed) -> range:
@@ -252,6 +262,23 @@ def _meeting_looks(meeting: Joining, place: int) -> Iterator[RankLook]:
     )
     for number, pid in meeting.absent.items():
         yield RankLook(place, number, pid, text, False)
+
+
+def _wait_looks(wait: Wait, place: int, known: set[int]) -> Iterator[RankLook]:
+    """Yield where a rank stands that waits in a table, and those for which it waits."""
+    yield RankLook(
+        place,
+        wait.rank,
+        wait.pid,
+        wait.text,
+        True,
+        [*wait.awaited.values()],
+        wait.awaits_other_hosts,
+        since_s=max(time.monotonic_ns() - wait.since_ns, 0) / 1e9,
+    )
+    for rank, pid in wait.awaited.items():
+        if pid not in known:
+            yield RankLook(place, rank, pid, "in no call of gpucoll that is known", False)
 
 
 def _since_s(segment: Observed, rank: int, sequence: int | None) -> float | None:

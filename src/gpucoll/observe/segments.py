@@ -15,7 +15,7 @@ from gpucoll.errors import SharedMemoryError
 from gpucoll.group.host.facts import UnreadableError, read_facts
 from gpucoll.group.host.segment_view import SegmentView, words_at
 from gpucoll.observe.joining import Joining, joining_of, launched_of
-from gpucoll.rendezvous.marks import MARK_LINK, Mark, read_mark
+from gpucoll.rendezvous.marks import MARK_LINK, WAIT_LINK, Mark, Wait, read_mark, read_wait
 from gpucoll.transport.shared import mapping
 
 __all__ = ["Found", "Observed", "find"]
@@ -61,11 +61,13 @@ class Found:
     """By process, why a segment of it cannot be read."""
     joining: list[Joining] = field(default_factory=list)
     """Ranks that wait for others before they have a communicator."""
+    waits: list[Wait] = field(default_factory=list)
+    """Ranks that wait in tables."""
 
     @property
-    def parts(self) -> list[Observed | Joining]:
+    def parts(self) -> list[Observed | Joining | Wait]:
         """Everything that jobs consist of."""
-        return [*self.segments, *self.joining]
+        return [*self.segments, *self.joining, *self.waits]
 
     def close(self) -> None:
         """Unmap everything."""
@@ -81,6 +83,9 @@ def find(pids: Sequence[int]) -> Found:
             try:
                 if link.startswith(_LINK):
                     _map(path, known, found)
+                elif link.startswith(WAIT_LINK):
+                    if (wait := read_wait(path)) is not None and wait.pid == pid:
+                        found.waits.append(wait)
                 elif (mark := read_mark(path)) is not None and mark.pid == pid:
                     marks.append(mark)  # a forked child has its parent's descriptors
             except FileNotFoundError:  # closed meanwhile
@@ -98,7 +103,7 @@ def _paths(pid: int) -> Iterator[tuple[str, str]]:
         for name in os.listdir(folder):
             path = f"{folder}/{name}"
             with contextlib.suppress(OSError):
-                if (link := os.readlink(path)).startswith((_LINK, MARK_LINK)):
+                if (link := os.readlink(path)).startswith((_LINK, MARK_LINK, WAIT_LINK)):
                     yield path, link
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from gpucoll.api.host_memory import HostMemory
 from gpucoll.errors import DeadlineError, PeerLostError, StateError
+from gpucoll.rendezvous.marks import WaitMark
 from gpucoll.tables.loops import MEMBER_BYTES, Member, advance_clock, note_clock, wait_for_clocks
 from gpucoll.topology.processes import start_time
 from gpucoll.transport.shared import ordering
@@ -68,6 +69,10 @@ class Members:
     def _member(self, rank: int) -> Member:
         return Member(self._lines + rank * MEMBER_BYTES)
 
+    def pid_of(self, rank: int) -> int:
+        """Return the process of a rank of this host; 0: there is none."""
+        return self._member(rank).pid if 0 <= rank < self.world_size else 0
+
     def is_gone(self, rank: int) -> bool:
         """Return whether the process of a rank of this host has ended."""
         member = self._member(rank)
@@ -115,9 +120,24 @@ class Members:
         PeerLostError, DeadlineError
             A rank has ended, late or not, or one stays late for longer than the deadline.
         """
-        start_s = looked_s = time.monotonic()
         words = self._lines, self.world_size, target, self._bell, self._slice.ctypes.data
-        while (late := wait_for_clocks.ctypes(*words)) >= 0:
+        if (late := wait_for_clocks.ctypes(*words)) >= 0:
+            mark = WaitMark(self.rank)
+            try:
+                self._wait_for(late, words, check, mark)
+            finally:
+                mark.close()
+
+    def _wait_for(
+        self, late: int, words: tuple[int, ...], check: Callable[[], object] | None, mark: WaitMark
+    ) -> None:
+        """Go on with a wait for a rank that was late at the first look."""
+        start_s = looked_s = time.monotonic()
+        target = words[2]
+        while late >= 0:
+            pid = self.pid_of(late)
+            what = f"waiting in clock() of a table for clock {target}"
+            mark.note(what, {late: pid} if pid else {}, awaits_other_hosts=not pid)
             clock = ordering.load(self._member(late).at.clock)
             text = (
                 f"{rank_of(self.rank, self.world_size)}: clock: rank {late} is at clock {clock}, "
@@ -139,6 +159,7 @@ class Members:
                 check()
             if now_s - start_s > self.timeout_s:
                 raise DeadlineError(f"{text} since {self.timeout_s:g} s (timeout_s)")
+            late = wait_for_clocks.ctypes(*words)
 
     def _check_epoch(self) -> None:
         """Raise if the lines of the memory have come to other members."""

@@ -26,6 +26,7 @@ from gpucoll import (
 from gpucoll.api.agreement import agree, check_communicator
 from gpucoll.config import check_timeout_s
 from gpucoll.finalizers import leave
+from gpucoll.rendezvous.marks import WaitMark
 from gpucoll.tables.board import (
     CLOSED,
     GONE,
@@ -297,8 +298,25 @@ class Published:
                 self._board.unpin(self._place)
 
     def _wait(self, version: int, timeout_s: float) -> None:
+        if version_of(self._load()) > version:
+            return
         until_s = time.monotonic() + timeout_s
-        if not wait_newer(lambda: self._load(), self._board.latest, version, until_s, self._look):
+        mark = WaitMark(self._rank)
+        is_here = self._writer == self.source
+
+        def look(word: int) -> None:
+            self._look(word)
+            mark.note(
+                f"waiting in latest() for a version newer than {version}",
+                {self.source: self._writer_process[0]} if is_here else {},
+                awaits_other_hosts=not is_here,
+            )
+
+        try:
+            found = wait_newer(lambda: self._load(), self._board.latest, version, until_s, look)
+        finally:
+            mark.close()
+        if not found:
             raise DeadlineError(
                 f"latest on {self._who}: no version newer than {version} came within "
                 f"{timeout_s:g} s (timeout_s). The source, rank {self.source}, has published none, "

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gpucoll.api.host_memory import HostMemory
 from gpucoll.arrays.numpy_arrays import address_of, array_at
 from gpucoll.errors import ArgumentError, DeadlineError, StateError
+from gpucoll.rendezvous.marks import WaitMark
 from gpucoll.tables import members
 from gpucoll.tables.loops import TORN, Outcome, Push, push_rows, take_rows
 from gpucoll.tables.members import Members
@@ -168,18 +169,33 @@ class Rows:
         words[Push.places], words[Push.values] = address_of(places), address_of(values)
         words[Push.count] = len(places)
         address = address_of(words)
-        outcome, since_s, locked = push_rows.ctypes(address), 0.0, -1
-        while outcome == Outcome.LOCKED:
-            place, now_s = int(places[words[Push.done]]), time.monotonic()
-            if place != locked:
-                locked, since_s = place, now_s
-            self._look_at(place, int(words[Push.holder]), now_s - since_s, words)
-            outcome = push_rows.ctypes(address)
+        outcome = push_rows.ctypes(address)
+        if outcome == Outcome.LOCKED:
+            mark = WaitMark(self.members.rank)
+            try:
+                outcome = self._push_locked(places, words, mark)
+            finally:
+                mark.close()
         if outcome == Outcome.LEFT_BEHIND:
             raise StateError(
                 f"{self._who}: push: the other ranks have continued without this one; "
                 f"{words[Push.done]} of {len(places)} rows were updated"
             )
+
+    def _push_locked(self, places: Places, words: npt.NDArray[np.int64], mark: WaitMark) -> int:
+        """Go on with a push that has come to a locked row."""
+        outcome, since_s, locked = int(Outcome.LOCKED), 0.0, -1
+        while outcome == Outcome.LOCKED:
+            place, now_s = int(places[words[Push.done]]), time.monotonic()
+            if place != locked:
+                locked, since_s = place, now_s
+            holder = int(words[Push.holder])
+            self._look_at(place, holder, now_s - since_s, words)
+            rank = (holder & ((1 << _RANK_BITS) - 1)) - 1
+            if pid := self.members.pid_of(rank):
+                mark.note(f"waiting in push() of a table for the lock of row {place}", {rank: pid})
+            outcome = push_rows.ctypes(address_of(words))
+        return outcome
 
     def _look_at(
         self, place: int, holder: int, waited_s: float, words: npt.NDArray[np.int64]
