@@ -165,7 +165,7 @@ def verdict_on_marks(*given):
 def test_ranks_of_other_hosts():
     found = verdict_on_marks(mark_of(0, (0, 1, 2), os.getpid(), spans_hosts=True))
     assert found.kind == "elsewhere"
-    assert found.text.endswith("in init for ranks of other hosts. Run gpucoll why there.")
+    assert "in init for ranks of other hosts. Run gpucoll why --json there" in found.text
 
 
 def test_the_inner_one_of_two_meetings_counts():

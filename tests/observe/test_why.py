@@ -226,11 +226,12 @@ def test_the_command_as_json(hanging, capsys):
     pids = hanging("outside", 2)
     verdict_of_kind(pids, "outside")
     code, out, _ = run(capsys, pids[1], "--json")
-    (job,) = json.loads(out)
+    (job,) = json.loads(out)["jobs"]
+    (host,) = job["hosts"]
     assert code == why.EXIT_HEALTHY
     assert job["verdict"]["kind"] == "outside"
-    assert [one["pid"] for one in job["ranks"]] == pids
-    assert {*job["processes"]} == {str(pid) for pid in pids}
+    assert [one["pid"] for one in host["ranks"]] == pids
+    assert {*host["processes"]} == {str(pid) for pid in pids}
 
 
 def test_no_job(capsys):

@@ -51,6 +51,8 @@ class Joining:
         Whether these may be on other hosts.
     linked : list of int
         Further processes of the same job.
+    group : str
+        The same on all hosts of a meeting that spans hosts; else empty.
     """
 
     call: str
@@ -61,6 +63,7 @@ class Joining:
     missing: list[int] = field(default_factory=list)
     spans_hosts: bool = False
     linked: list[int] = field(default_factory=list)
+    group: str = ""
 
     @property
     def pids(self) -> list[int]:
@@ -90,6 +93,7 @@ def joining_of(
     found = []
     for group in groups.values():
         meeting = Joining(group[0].call, len(group[0].numbers), spans_hosts=group[0].spans_hosts)
+        meeting.group = group[0].group if meeting.spans_hosts else ""
         meeting.come = {mark.rank: mark.pid for mark in group}
         meeting.waiting = {mark.rank: mark for mark in group if latest[mark.pid] is mark}
         known = _processes_of(group, segments, launched, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import TypeAlias, TypeVar
 from gpucoll.group.host.records import difference
 from gpucoll.group.host.whereabouts import Standing, Whereabouts, last_call, numbered
 from gpucoll.observe.joining import Joining
-from gpucoll.observe.processes import Process, process_of
+from gpucoll.observe.processes import Process, process_of, program_of
 from gpucoll.observe.segments import Observed
 from gpucoll.observe.streams import Pending, is_behind, pending_of, rows_without
 from gpucoll.rendezvous.marks import Wait
@@ -27,6 +28,9 @@ Part: TypeAlias = "Observed | Joining | Wait"
 _PLACES: list[type] = [Observed, Joining, Wait]
 """In this order they stand in a job."""
 
+ABROAD = "waiting for other hosts"
+HOST_SHIFT = 32
+"""Kernels number processes below 2**22."""
 MOMENT_S = 0.2
 """The time between the two looks: CPU shares are measured over it."""
 
@@ -48,7 +52,14 @@ class RankLook:
     awaited : list of int
         The processes for which it waits there.
     awaits_other_hosts : bool
-        Whether it also waits for ranks of other hosts.
+        Whether it also waits for ranks of other hosts that were not looked at.
+    abroad : list of int
+        The ranks of other hosts that can be the other end of its message.
+    is_in_collective : bool
+        Whether it stands in a collective, alone or besides a message.
+    unheard : list of int
+        The hosts whose ranks are all in its collective, and whose data it still waits for; only
+        known if they were looked at, too.
     missing : list of int
         The numbers of ranks for which it also waits, and of which no process is known.
     since_s : float or None
@@ -71,6 +82,9 @@ class RankLook:
     is_in_call: bool
     awaited: list[int] = field(default_factory=list)
     awaits_other_hosts: bool = False
+    abroad: list[int] = field(default_factory=list)
+    is_in_collective: bool = False
+    unheard: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     since_s: float | None = None
     calls: int = 0
@@ -94,7 +108,20 @@ class Job:
     names : list of str or None
         The name of each communicator, or empty; None for ranks that have no communicator yet.
     elsewhere : int
-        The number of ranks of the largest communicator that are on other hosts.
+        The number of ranks of the largest communicator that are on other hosts and were not looked
+        at.
+    groups, totals : list
+        For each communicator what is the same on all of its hosts (empty: it is on one), and the
+        number of its ranks on all of them.
+    program : str
+        The program that they run.
+    taken_s : float
+        When they were looked at, by the wall clock.
+    hosts : list of str
+        The hosts' names. If there are several, processes have numbers of their own, with the
+        host's place in this list above the lowest 32 bits.
+    silent : dict
+        The ranks of each host that was asked and has not answered, by its name.
     """
 
     processes: dict[int, Process | None]
@@ -102,6 +129,17 @@ class Job:
     ranks: list[RankLook]
     names: list[str | None]
     elsewhere: int
+    groups: list[str] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
+    program: str = ""
+    taken_s: float = 0.0
+    hosts: list[str] = field(default_factory=list)
+    silent: dict[str, list[int]] = field(default_factory=dict)
+
+    def spelled(self, pid: int) -> str:
+        """Return the kernel's number of a process, and its host if there are several."""
+        where = f" on {self.hosts[pid >> HOST_SHIFT]}" if len(self.hosts) > 1 else ""
+        return f"{pid & (1 << HOST_SHIFT) - 1}{where}"
 
     def number(self, pid: int) -> int:
         """Return the rank of a process in the first communicator that has it."""
@@ -156,13 +194,29 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
         ranks += _meeting_looks(meeting, place)
     for wait in (part for part in parts if isinstance(part, Wait)):
         ranks += _wait_looks(wait, len(segments) + len(meetings), {one.pid for one in ranks})
+    _name_calls_abroad(ranks)
     cpu = defaultdict[int, float](float)
     for pid, process in after.items():
         earlier = before[pid]
         if process is not None and earlier is not None:
             cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
-    names = [segment.job.name for segment in segments] + [None] * (len(meetings) + 1)
-    return Job(after, dict(cpu), ranks, names, _n_elsewhere(parts))
+    jobs = [segment.job for segment in segments]
+    return Job(
+        after,
+        dict(cpu),
+        ranks,
+        [*(job.name for job in jobs), *(None for _ in meetings), None],
+        _n_elsewhere(parts),
+        [*(job.group for job in jobs), *(meeting.group for meeting in meetings), ""],
+        [
+            *(job.total or job.world_size for job in jobs),
+            *(each.world_size for each in meetings),
+            0,
+        ],
+        next(filter(None, map(program_of, pids)), ""),
+        time.time(),
+        [next((job.host for job in jobs if job.host), socket.gethostname())],
+    )
 
 
 def _n_elsewhere(parts: Sequence[Part]) -> int:
@@ -201,11 +255,14 @@ def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]
     for standing in found:
         one.text, one.is_in_call = standing.text, standing.is_in_call
         one.awaited = [segment.pids[each] for each in standing.awaited if each < segment.world_size]
-        one.awaits_other_hosts = len(one.awaited) < len(standing.awaited)
+        others = [each for each in standing.awaited if each >= segment.world_size]
+        one.abroad = [segment.number(each) for each in others]
+        one.awaits_other_hosts = bool(others)
+        one.is_in_collective = last_call(segment, rank)[1]
     abroad_ns = segment.load(segment.status_offset(rank) + layout.STATUS_ABROAD)
     if abroad_ns and not one.is_in_call:
-        one.is_in_call = one.awaits_other_hosts = True
-        one.text = f"waiting for other hosts, {one.text.partition('; ')[2]}"
+        one.is_in_call = one.is_in_collective = one.awaits_other_hosts = True
+        one.text = f"{ABROAD}, {one.text.partition('; ')[2]}"
     one.has_moved = _progress(segment, rank) != before
     if one.is_in_call:
         one.since_s = _since_s(segment, rank, last)
@@ -248,7 +305,7 @@ def _meeting_looks(meeting: Joining, place: int) -> Iterator[RankLook]:
     for number, mark in meeting.waiting.items():
         one = RankLook(place, number, mark.pid, f"waiting in {meeting.call}", True)
         one.since_s = max(time.monotonic_ns() - mark.since_ns, 0) / 1e9
-        one.awaits_other_hosts = is_elsewhere
+        one.awaits_other_hosts, one.is_in_collective = is_elsewhere, True
         one.missing = [] if is_elsewhere else meeting.missing
         if not late and not meeting.missing:  # all have come, and none has left yet
             one.awaited = [pid for pid in meeting.come.values() if pid != mark.pid]
@@ -279,6 +336,14 @@ def _wait_looks(wait: Wait, place: int, known: set[int]) -> Iterator[RankLook]:
     for rank, pid in wait.awaited.items():
         if pid not in known:
             yield RankLook(place, rank, pid, "in no call of gpucoll that is known", False)
+
+
+def _name_calls_abroad(ranks: list[RankLook]) -> None:
+    """Show leaders that wait for other hosts in the call in which their own hosts' ranks wait."""
+    calls = {one.communicator: one.text for one in ranks if one.is_in_collective and one.awaited}
+    for one in ranks:
+        if one.text.startswith(ABROAD):
+            one.text = calls.get(one.communicator, one.text)
 
 
 def _since_s(segment: Observed, rank: int, sequence: int | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoll.topology import processes
 
-__all__ = ["Process", "ancestors_of", "pids_here", "process_of"]
+__all__ = ["Process", "ancestors_of", "pids_here", "process_of", "program_of"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -62,6 +62,18 @@ def _place_of(pid: int) -> str:
     except OSError:
         return ""
     return "" if place == "0" else place
+
+
+def program_of(pid: int) -> str:
+    """Return the program that a process runs, without the interpreter; empty if it is gone."""
+    try:
+        words = (
+            (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        )
+    except OSError:
+        return ""
+    program = words[1:] if words and Path(words[0]).name.startswith("python") else words
+    return " ".join(program)[:60]
 
 
 def pids_here() -> list[int]:

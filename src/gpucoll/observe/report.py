@@ -23,9 +23,10 @@ from gpucoll.version import __version__
 __all__ = ["main", "report_on"]
 
 _WAITING, _RAISING = "/gpucoll/group/host/report.py:", "/gpucoll/group/"
+_ADVICE = "un gpucoll why --json there, and gpucoll why --merge here"
 _LATER = {
-    "run gpucoll why there": "the reports of their hosts show them",
-    "Run gpucoll why there": "Their hosts' reports show why",
+    f"r{_ADVICE}": "the reports of their hosts show them",
+    f"R{_ADVICE}": "Their hosts' reports show why",
 }
 """What a report says instead of an advice that it comes too late for."""
 _CALM = "No rank had been waiting before: the error above is the cause."

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from gpucoll.observe.look import Job, RankLook
 from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.verdict import Verdict
 from gpucoll.wording import range_of_ranks
 
-__all__ = ["as_json", "lines_of"]
+__all__ = ["lines_of"]
 
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for the kernel", "T": "stopped", "t": "debugged"}
 _MOST_GROUPS = 16
@@ -42,8 +38,14 @@ def lines_of(job: Job, verdict: Verdict, stacks: dict[int, Stack], tree: bool) -
         yield from _group_lines(job, ranks, stacks)
     if len(groups) > _MOST_GROUPS:
         yield f"  and {len(groups) - _MOST_GROUPS} more groups (--json shows all)"
-    if job.elsewhere:
-        yield f"  {job.elsewhere} more ranks are on other hosts: run gpucoll why there"
+    for name, silent in job.silent.items():
+        yield (
+            f"  {range_of_ranks(silent)}: {name} did not answer. Run gpucoll why --json there, and "
+            "gpucoll why --merge here."
+        )
+    if job.elsewhere and not job.silent:
+        more = "1 more rank is" if job.elsewhere == 1 else f"{job.elsewhere} more ranks are"
+        yield f"  {more} on other hosts: run gpucoll why --json there, and gpucoll why --merge here"
     if tree:
         yield ""
         yield from tree_of({job.number(pid): stacks[pid] for pid in job.pids if pid in stacks})
@@ -63,19 +65,9 @@ def _places(job: Job, verdict: Verdict, stacks: dict[int, Stack]) -> Iterator[st
 
 def _title(job: Job) -> str:
     count = len(job.processes)
-    program = next(filter(None, map(_program_of, job.pids)), "")
     ranks = "1 rank" if count == 1 else f"{count} ranks"
-    return f"{ranks} of {program}" if program else ranks
-
-
-def _program_of(pid: int) -> str:
-    """Return the program that a process runs, without the interpreter."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return ""
-    program = words[1:] if words and Path(words[0]).name.startswith("python") else words
-    return " ".join(program)[:60]
+    hosts = f" on {len(job.hosts)} hosts" if len(job.hosts) > 1 else ""
+    return f"{ranks} of {job.program}{hosts}" if job.program else f"{ranks}{hosts}"
 
 
 def _groups_of(job: Job) -> list[list[RankLook]]:
@@ -113,29 +105,11 @@ def _processes_text(job: Job, ranks: list[RankLook]) -> str:
     for one in ranks[:4]:
         process = job.processes[one.pid]
         if process is None or process.has_ended:
-            shown.append(f"process {one.pid} has ended")
+            shown.append(f"process {job.spelled(one.pid)} has ended")
             continue
         swap = f", {process.swap_bytes >> 20} MiB swapped" if process.swap_bytes >> 20 else ""
         state = _STATES.get(process.state, process.state)
         share, memory = job.cpu.get(one.pid, 0.0), process.rss_bytes >> 20
-        shown.append(f"process {one.pid} {state}, {share:.0%} CPU, {memory} MiB{swap}")
+        shown.append(f"process {job.spelled(one.pid)} {state}, {share:.0%} CPU, {memory} MiB{swap}")
     more = [f"{len(ranks) - 4} more"] if len(ranks) > 4 else []
     return "; ".join(shown + more)
-
-
-def as_json(jobs: list[tuple[Job, Verdict, dict[int, Stack]]]) -> str:
-    """Return everything that was found, as JSON."""
-    found: list[dict[str, Any]] = [
-        {
-            "verdict": asdict(verdict) | {"is_healthy": verdict.is_healthy},
-            "ranks": [asdict(one) for one in job.ranks],
-            "processes": {
-                pid: None if process is None else asdict(process) | {"cpu": job.cpu.get(pid, 0.0)}
-                for pid, process in job.processes.items()
-            },
-            "stacks": {pid: asdict(stack) for pid, stack in stacks.items()},
-            "ranks_elsewhere": job.elsewhere,
-        }
-        for job, verdict, stacks in jobs
-    ]
-    return json.dumps(found, indent=2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpucoll.observe.look import Job, RankLook
+from gpucoll.observe.look import HOST_SHIFT, Job, RankLook
 from gpucoll.observe.processes import Process
 from gpucoll.wording import range_of_ranks
 
@@ -33,8 +33,9 @@ class Verdict:
         ``"moving"``, ``"outside"`` (no rank is in a call), ``"waiting"`` (for ranks that do
         something else), ``"circle"``, ``"ended"``, ``"stopped"``, ``"swapping"``, ``"closed"``,
         ``"stream"`` (a GPU has other work that does not end), ``"elsewhere"`` (other hosts are
-        awaited), ``"missing"`` (ranks are awaited of which no process is known), ``"still"`` (all
-        are in one call, and nothing moves).
+        awaited), ``"missing"`` (ranks are awaited of which no process is known), ``"link"`` (all
+        hosts are in one call, and their data does not arrive), ``"still"`` (all are in one call,
+        and nothing moves).
     text : str
         One or two sentences.
     ranks : list of int
@@ -70,9 +71,9 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     if missing := sorted({number for one in still for number in one.missing}):
         return _missing(still, missing)
     if any(one.awaits_other_hosts for one in still):
-        text = f"{_waits(still)} for ranks of other hosts. Run gpucoll why there."
-        return Verdict("elsewhere", text)
-    return _among_themselves(job, still)
+        return _elsewhere(job, still)
+    cut = [one for one in still if one.unheard]
+    return _cut(job, still, cut) if cut else _among_themselves(job, still)
 
 
 def _where(one: RankLook) -> tuple[int, bool]:
@@ -87,7 +88,7 @@ def _waiting_of(job: Job) -> dict[int, list[RankLook]]:
     """Return the calls in which each process waits for others."""
     found: dict[int, list[RankLook]] = {}
     for one in job.ranks:
-        if one.is_in_call and (one.awaited or one.awaits_other_hosts or one.missing):
+        if one.is_in_call and (one.awaited or one.awaits_other_hosts or one.missing or one.unheard):
             found.setdefault(one.pid, []).append(one)
     return found
 
@@ -143,34 +144,35 @@ def _condition(job: Job, pid: int) -> tuple[str, str]:
     awaited = {one.communicator for one in job.ranks if pid in one.awaited}
     own = [one for one in job.ranks if one.pid == pid]
     own = [one for one in own if one.communicator in awaited] or own
+    number = job.spelled(pid)
     closed = [one for one in own if one.closed is not None]
     if process is None or process.has_ended:
         return (
             "ended",
-            f"has ended (process {pid}): its output, or the kernel's log if it was killed, "
+            f"has ended (process {number}): its output, or the kernel's log if it was killed, "
             "says why",
         )
     if process.is_stopped:
         by = "a debugger" if process.state == "t" else "a signal"
-        return "stopped", f"is stopped by {by}; kill -CONT {pid} lets it go on"
+        return "stopped", f"is stopped by {by}; kill -CONT {number} lets it go on"
     if process.swap_bytes > _SWAPPED_BYTES and process.state == "D":
         return (
             "swapping",
-            f"is swapping (process {pid}, {process.swap_bytes >> 20} MiB on the swap device): the "
-            "host lacks memory",
+            f"is swapping (process {number}, {process.swap_bytes >> 20} MiB on the swap device): "
+            "the host lacks memory",
         )
     if closed:
         why = f", because it raised {closed[0].closed}" if closed[0].closed else ""
         return (
             "closed",
-            f"has closed the communicator{why}, or is at its end already (process {pid})",
+            f"has closed the communicator{why}, or is at its end already (process {number})",
         )
     for one in own:
         if one.stream == "before" and not one.awaited:
             call = one.text.partition(" before ")[2]
             return "stream", (
                 f"has other work on the stream before {call}, which has not ended for "
-                f"{one.since_s or 0:.1f} s (process {pid})"
+                f"{one.since_s or 0:.1f} s (process {number})"
             )
     share = job.cpu.get(pid, 0.0)
     doing = (
@@ -179,7 +181,7 @@ def _condition(job: Job, pid: int) -> tuple[str, str]:
         else "sleeps" + (f" in {process.where}" if process.where else "")
     )
     last = next((one.text for one in own if not one.is_in_call), "")
-    return "waiting", f"is {last or 'in its part of that call'}; process {pid} {doing}"
+    return "waiting", f"is {last or 'in its part of that call'}; process {number} {doing}"
 
 
 # --- other verdicts -------------------------------------------------------------------------------
@@ -213,6 +215,32 @@ def _missing(late: list[RankLook], numbers: list[int]) -> Verdict:
 
 def _is_at_its_end(job: Job, pid: int) -> bool:
     return all(one.closed is not None for one in job.ranks if one.pid == pid)
+
+
+def _elsewhere(job: Job, late: list[RankLook]) -> Verdict:
+    start = f"{_waits(late)} for ranks of other hosts."
+    if not job.silent:
+        text = "Run gpucoll why --json there, and gpucoll why --merge here."
+        return Verdict("elsewhere", f"{start} {text}")
+    told = [f"{name} ({range_of_ranks(ranks)})" for name, ranks in job.silent.items()]
+    text = (
+        f"Nothing is heard of {', '.join(told)}: its first rank is stopped or has ended, or the "
+        "connection to it does not carry data."
+    )
+    ranks = sorted(rank for ranks in job.silent.values() for rank in ranks)
+    return Verdict("elsewhere", f"{start} {text}", tuple(ranks))
+
+
+def _cut(job: Job, late: list[RankLook], cut: list[RankLook]) -> Verdict:
+    """Return the verdict on hosts that are all in one call and do not hear of each other."""
+    found = sorted({host for one in cut for host in (one.pid >> HOST_SHIFT, *one.unheard)})
+    names = " and ".join(job.hosts[host] for host in found[:2])
+    between = names if len(found) == 2 else "two of " + ", ".join(job.hosts[h] for h in found)
+    text = (
+        f"{_waits(late)}, which all ranks have entered, and nothing moves: the connection between "
+        f"{between} does not carry data."
+    )
+    return Verdict("link", text, tuple(sorted({one.rank for one in cut})))
 
 
 def _among_themselves(job: Job, late: list[RankLook]) -> Verdict:

@@ -6,14 +6,18 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpucoll.command_line import OneLineParser
 from gpucoll.observe import stacks
+from gpucoll.observe.ask import ask
+from gpucoll.observe.json_report import Report, ReportError, as_json, from_json
 from gpucoll.observe.look import Job, Part, jobs_of, look
+from gpucoll.observe.merge import merge, related
 from gpucoll.observe.processes import ancestors_of, pids_here
-from gpucoll.observe.segments import Found, find
-from gpucoll.observe.stacks import Stack, read_stacks
-from gpucoll.observe.text import as_json, lines_of
+from gpucoll.observe.segments import Found, Observed, find
+from gpucoll.observe.stacks import read_stacks
+from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import PATIENCE_S, Verdict, judge
 
 __all__ = ["main", "make_parser"]
@@ -30,8 +34,6 @@ EPILOG = """\
 exit code: 0 if the jobs move, 1 if ranks of one wait for longer than --patience, 2 if there is no
 job or the command line is wrong.
 """
-
-Report = tuple[Job, Verdict, dict[int, Stack]]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -53,7 +55,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--stacks", action="store_true", help="show the Python stacks of all ranks, as one tree"
     )
     parser.add_argument("--watch", action="store_true", help="look again and again, until Ctrl-C")
+    parser.add_argument(
+        "--local", action="store_true", help="look at this host alone: ask no other host of a job"
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        metavar="FILE",
+        help="look at no process, but judge as one what --json has printed on several hosts; "
+        "-: standard input",
+    )
     parser.add_argument(
         "--patience",
         type=float,
@@ -68,11 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     given = make_parser().parse_args(arguments)
     try:
+        if given.merge:
+            return _merge_files(given)
         code = _once(given)
         while given.watch and code != EXIT_NONE:
             time.sleep(WATCH_S)
             print()
             code = _once(given)
+    except ReportError as error:
+        print(f"gpucoll why: {error}", file=sys.stderr)
+        return EXIT_NONE
     except KeyboardInterrupt:
         return 130
     return code
@@ -81,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _once(given: argparse.Namespace) -> int:
     found = find(pids_here())
     try:
-        reports = [_report(job, given) for job in jobs_of(found.parts) if _is_meant(job, given.pid)]
+        jobs = [job for job in jobs_of(found.parts) if _is_meant(job, given.pid)]
+        reports = [_report(job, given) for job in jobs]
     finally:
         found.close()
     _tell_unreadable(found, given.pid)
@@ -89,14 +107,74 @@ def _once(given: argparse.Namespace) -> int:
         what = f"process {given.pid} belongs to no job" if given.pid else "there is no job"
         print(f"gpucoll why: {what} that this user may look at on this host", file=sys.stderr)
         return EXIT_NONE
+    merged = merge(reports) if given.local else _with_other_hosts(jobs, reports)
+    code = _tell(merged, given)
+    if not given.json and code == EXIT_STUCK and stacks.missing():
+        print(f"  ({stacks.missing()})")
+    return code
+
+
+def _with_other_hosts(jobs: list[list[Part]], reports: list[Report]) -> list[Report]:
+    """Ask the other hosts of each job; return one report for each job."""
+    here = {id(report): job for report, job in zip(reports, jobs, strict=True)}
+    found, silent = [*reports], dict[str, dict[str, list[int]]]()
+    for report in merge(reports):
+        parts = [part for own in report.parts or [report] for part in here[id(own)]]
+        spanning = [part for part in parts if isinstance(part, Observed) and part.job.group]
+        if report.job.elsewhere and spanning:
+            answers, silent[spanning[0].job.group] = ask(spanning[0])
+            group = spanning[0].job.group
+            found += [one for one in answers if group in one.job.groups]
+    merged = merge(found)
+    for report in merged:
+        for group, hosts in silent.items():
+            if group in report.job.groups:
+                report.job.silent = hosts
+    return merged
+
+
+def _tell(reports: list[Report], given: argparse.Namespace) -> int:
+    """Print the verdicts on some jobs; return the exit code."""
+    judged = [(report, judge(report.job, given.patience)) for report in reports]
     if given.json:
-        print(as_json(reports))
+        print(as_json(judged))
     else:
-        texts = ["\n".join(lines_of(*report, given.stacks)) for report in reports]
+        texts = [
+            "\n".join(lines_of(report.job, verdict, report.stacks, given.stacks))
+            for report, verdict in judged
+        ]
         print("\n\n".join(texts))
-        if stacks.missing() and any(not verdict.is_healthy for _, verdict, _ in reports):
-            print(f"  ({stacks.missing()})")
-    return max(EXIT_HEALTHY if verdict.is_healthy else EXIT_STUCK for _, verdict, _ in reports)
+    return max(EXIT_HEALTHY if verdict.is_healthy else EXIT_STUCK for _, verdict in judged)
+
+
+def _merge_files(given: argparse.Namespace) -> int:
+    """Judge what `--json` has printed on several hosts."""
+    by_file = [(name, _read(name)) for name in given.merge]
+    reports = [report for _, found in by_file for report in found]
+    jobs = related(reports)
+    for name, found in by_file:
+        others = [one for other, more in by_file if other != name for one in more]
+        mine = [job for job in jobs if any(one is report for one in job for report in found)]
+        if others and not any(one is other for job in mine for one in job for other in others):
+            hosts = ", ".join(sorted({one.job.hosts[0] for one in found})) or "no host"
+            raise ReportError(
+                f"{name} (of {hosts}) is of another job than the other files: merge files that "
+                "gpucoll why --json has printed on the hosts of one job"
+            )
+    if not reports:
+        raise ReportError("the files have no job")
+    return _tell(merge(reports), given)
+
+
+def _read(name: str) -> list[Report]:
+    """Return the reports in a file; ReportError names the file."""
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        return from_json(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{name} cannot be read: {error}") from None
+    except ReportError as error:
+        raise ReportError(f"{name} {error}") from None
 
 
 def told(pids: Sequence[int]) -> str:
@@ -118,15 +196,15 @@ def _is_meant(job: list[Part], pid: int | None) -> bool:
 
 def _report(parts: list[Part], given: argparse.Namespace) -> Report:
     job = look(parts)
-    verdict = judge(job, given.patience)
-    wanted = job.pids if given.stacks else _speakers(job, verdict)
+    wanted = job.pids if given.stacks else _speakers(job, judge(job, given.patience))
     there = [pid for pid in wanted if job.processes[pid] is not None]
-    return job, verdict, read_stacks(there)
+    return Report(job, read_stacks(there))
 
 
 def _speakers(job: Job, verdict: Verdict) -> list[int]:
     """Return the processes whose callers are shown: one of each group of ranks that stand alike."""
-    if verdict.kind == "moving":
+    # A host whose ranks all wait, or do not wait, may have the one that other hosts wait for.
+    if verdict.kind == "moving" and not job.elsewhere:
         return []
     if verdict.kind == "outside":
         return job.pids[:MOST_CALLERS]

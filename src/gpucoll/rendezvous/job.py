@@ -50,6 +50,10 @@ class Job(NamedTuple):
     """
     total: int = 0
     """The number of ranks of that larger group."""
+    host: str = ""
+    """What errors call the host of this part of it."""
+    group: str = ""
+    """Tells that group from all others: the same on all of its hosts, and no secret."""
 
     def number(self, rank: int) -> int:
         """Return the number by which errors name a rank."""

@@ -37,6 +37,8 @@ def write_facts(fd: int, job: Job, place: SegmentLayout, pids: list[int]) -> Non
         "pids": pids,
         "numbers": [job.number(rank) for rank in range(place.ends)],
         "name": job.name,
+        "host": job.host,
+        "group": job.group,
     }
     text = json.dumps(facts, separators=(",", ":")).encode()
     if len(text) > place.facts_bytes:  # a long name of the user's
@@ -81,6 +83,7 @@ def _checked(facts: dict[str, Any], size_bytes: int) -> tuple[Job, SegmentLayout
         raise ValueError("the number of ranks")
     if place.size_bytes != size_bytes:
         raise ValueError("the size")
-    name = str(facts["name"])
-    job = Job(0, ranks, "", "", name=name, numbers=tuple(numbers), total=total)
+    name, host, group = (str(facts[key]) for key in ("name", "host", "group"))
+    part = Job(0, ranks, "", "", name=name, numbers=tuple(numbers), total=total)
+    job = part._replace(host=host, group=group)
     return job, place, pids

@@ -27,6 +27,7 @@ from gpucoll.group.world.failures import failure_of
 from gpucoll.group.world.gpu_calls import INQUIRED, GpuCalls
 from gpucoll.group.world.inquiry import said_by
 from gpucoll.group.world.news import WorldNews
+from gpucoll.group.world.observers import Observers
 from gpucoll.group.world.reunion import MeetingPlaces
 from gpucoll.group.world.state import WorldState
 from gpucoll.rendezvous.addresses import join_address
@@ -115,7 +116,9 @@ class WorldGroup:
         if self.pairs is not None:
             self.pairs.answer = lambda: Whereabouts(members).standing_of(members.rank).text
         if self.links is not None:
-            self.links.serve(self.news, members.life_fds())
+            names, ranks, tell = self.state.names, self.hosts.ranks, self.links.tell_all
+            observers = Observers(members.job.group, self.here, names, ranks, tell)
+            self.links.serve(self.news, members.life_fds(), observers)
 
     # --- as the protocol has it -------------------------------------------------------------------
 

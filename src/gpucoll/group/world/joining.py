@@ -24,6 +24,7 @@ from gpucoll.group.world.hosts import Hosts, neighbours, partners
 from gpucoll.group.world.links import Links
 from gpucoll.group.world.listeners import Listeners
 from gpucoll.group.world.pairs import Pairs
+from gpucoll.hashing import blake2b
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.addresses import is_place
 from gpucoll.rendezvous.job import Job
@@ -240,6 +241,11 @@ def _names(introductions: list[dict[str, Any]], hosts: Hosts) -> tuple[str, ...]
     return tuple(names)
 
 
+def _identity(group: str) -> str:
+    """Return what observers know a group by: its secret name does not follow from that."""
+    return blake2b(group.encode(), digest_size=8, person=b"gpucoll why").hexdigest()
+
+
 def _settle(
     meeting: Meeting,
     tune: Callable[[list[dict[str, Any]]], Tuning],
@@ -258,6 +264,7 @@ def _settle(
     here = hosts.host_of(rank)
     ranks = hosts.ranks[here]
     spans = hosts.count > 1
+    names = _names(introductions, hosts)
     local = meeting.job._replace(
         rank=hosts.place_of(rank),
         world_size=len(ranks),
@@ -265,9 +272,10 @@ def _settle(
         meet=None,
         numbers=(*ranks, *hosts.elsewhere(here)) if spans else (),
         total=hosts.world_size if spans else 0,
+        host=names[here],
+        group=_identity(group) if spans else "",
     )
     address = str(listeners.first.getsockname()[0])
-    names = _names(introductions, hosts)
     credentials = endpoint.credentials
     members = join(
         local,

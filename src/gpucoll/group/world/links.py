@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from gpucoll.errors import AuthenticationError
 from gpucoll.group.world.hosts import further_hosts, neighbours
 from gpucoll.group.world.messages import Kind, Message, pack, unpack
+from gpucoll.group.world.observers import Observers
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.transport.tcp.connection import SealedConnection
 
@@ -31,6 +32,8 @@ _YIELDS = 50
 8 bytes between two hosts take 120 us, and 350 us if the exchange sleeps at once (best of 200,
 loopback on 2 cores, 2026-11-22).
 """
+_MOST_UNSENT_BYTES = 1 << 20
+"""Observers' answers are not kept for a link on which more waits to be sent: it may be cut."""
 _LEAVING_S = 5.0
 """How long a leader that closes waits until its last messages are on their way."""
 _all: weakref.WeakSet[Links] = weakref.WeakSet()
@@ -77,6 +80,7 @@ class Links:
         self._bell_fd = bell_fd
         self._listening: Callable[[], Listener | None] = _nobody
         self._life_fds: set[int] = set()
+        self._observers: Observers | None = None
         self._parts: dict[tuple[int, int, int], bytes] = {}
         self._receiving = threading.Lock()
         """Held by the thread that receives from a link: one at a time."""
@@ -94,8 +98,12 @@ class Links:
         self._thread: threading.Thread | None = None
         _all.add(self)
 
-    def serve(self, listener: Listener, life_fds: Sequence[int]) -> None:
-        """Start the thread; `life_fds` show when processes of this host's other ranks end."""
+    def serve(self, listener: Listener, life_fds: Sequence[int], observers: Observers) -> None:
+        """Start the thread; `life_fds` show when processes of this host's other ranks end.
+
+        `observers` belong to this object from here on.
+        """
+        self._observers = observers
         self._listening = weakref.ref(listener)  # a strong one would keep it alive for ever
         self._life_fds = {fd for fd in life_fds if fd >= 0}
         self._thread = threading.Thread(target=self._run, name=LINKS_THREAD, daemon=True)
@@ -108,11 +116,11 @@ class Links:
 
     # --- saying -----------------------------------------------------------------------------------
 
-    def tell_all(self, kind: Kind, facts: Mapping[str, Any]) -> None:
+    def tell_all(self, kind: Kind, facts: Mapping[str, Any], data: bytes = b"") -> None:
         """Send a message to every host, without waiting for any."""
         with held_signals(), self._lock:
             self._n_told += 1
-            message = Message(kind, {**facts, "from": self.host, "n": self._n_told})
+            message = Message(kind, {**facts, "from": self.host, "n": self._n_told}, data)
             self._heard.add((self.host, self._n_told))
             self._spread(message, but=-1)
 
@@ -135,8 +143,9 @@ class Links:
 
     def _spread(self, message: Message, but: int) -> None:
         encoded = message.encode()
-        for host in list(self._connections):
-            if host != but:
+        for host, connection in list(self._connections.items()):
+            may_wait = message.kind != Kind.SEEN or connection.unsent_bytes < _MOST_UNSENT_BYTES
+            if host != but and may_wait:
                 self._send(host, encoded)
 
     def _send(self, host: int, encoded: bytes) -> None:
@@ -277,12 +286,34 @@ class Links:
         for fd in self._life_fds:
             poll.register(fd, select.POLLIN)
         limits_s = [*([] if is_watching else [_SLICE_S]), *([rest_s] if rest_s > 0 else [])]
+        observed = self._register_observers(poll, limits_s)
         for fd, _ in poll.poll(1000 * min(limits_s) if limits_s else None):
-            self._take(fd, by_fd.get(fd))
+            if fd not in observed:
+                self._take(fd, by_fd.get(fd))
+        self._serve_observers()
         if not self._is_exchanging and self._n_exchanges == n_exchanges:
             self._is_taken_by_caller = False
         with self._lock:
             self._changed.notify_all()
+
+    def _register_observers(self, poll: select.poll, limits_s: list[float]) -> set[int]:
+        """Poll what observers need, and add to the limits of the wait; return the descriptors."""
+        if (observers := self._observers) is None:
+            return set()
+        events = dict(observers.events())
+        for fd, wanted in events.items():
+            poll.register(fd, wanted)
+        if (rest_s := observers.rest_s) is not None:
+            limits_s.append(rest_s)
+        return {*events}
+
+    def _serve_observers(self) -> None:
+        if (observers := self._observers) is not None:
+            try:
+                observers.work()
+            except Exception:  # a job does not end because somebody has looked at it
+                self._observers = None
+                observers.close()
 
     def _take(self, fd: int, host: int | None) -> None:
         listener = self._listening()
@@ -347,7 +378,12 @@ class Links:
             self._heard.add(key)
             with self._lock:
                 self._spread(message, but=host)
-            listener.hear(message)
+            if message.kind not in (Kind.LOOK, Kind.SEEN):
+                listener.hear(message)
+            elif (observers := self._observers) is not None:
+                observers.hear(message)
+                if threading.current_thread() is not self._thread:
+                    self.ring()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -377,6 +413,9 @@ class Links:
         for connection in self._connections.values():
             connection.close()
         self._connections = {}
+        observers, self._observers = self._observers, None
+        if observers is not None:
+            observers.close()
 
 
 def _nobody() -> None:

@@ -25,6 +25,9 @@ class Kind(enum.IntEnum):
     WHERE = 4  # a question: where are your ranks?
     HERE = 5  # the answer
     LEAVING = 6  # the link ends here, as it should
+    # Of observers (`gpucoll.group.world.observers`).
+    LOOK = 7  # a question: what does `gpucoll why` print on your host?
+    SEEN = 8  # the answer
     # Of calls on GPU arrays (`gpucoll.group.world.enqueued`).
     CALLS = 20  # what a host's ranks have called: each host receives it once
     ASK_CALL = 21  # a question: what have your ranks called, and where are they?

@@ -107,6 +107,11 @@ class SealedConnection:
         return bool(self._sending or self._waiting or self._securing)
 
     @property
+    def unsent_bytes(self) -> int:
+        """How much data the system has not taken yet."""
+        return len(self._sending)
+
+    @property
     def events(self) -> int:
         """The events to poll for while it `is_sending`."""
         if self._securing is not None:
