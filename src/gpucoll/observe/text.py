@@ -6,10 +6,10 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from gpucoll.observe.look import Job, RankLook
+from gpucoll.observe.processes import program_of
 from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.verdict import Verdict
 from gpucoll.wording import range_of_ranks
@@ -63,19 +63,9 @@ def _places(job: Job, verdict: Verdict, stacks: dict[int, Stack]) -> Iterator[st
 
 def _title(job: Job) -> str:
     count = len(job.processes)
-    program = next(filter(None, map(_program_of, job.pids)), "")
+    program = next(filter(None, map(program_of, job.pids)), "")
     ranks = "1 rank" if count == 1 else f"{count} ranks"
-    return f"{ranks} of {program}" if program else ranks
-
-
-def _program_of(pid: int) -> str:
-    """Return the program that a process runs, without the interpreter."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return ""
-    program = words[1:] if words and Path(words[0]).name.startswith("python") else words
-    return " ".join(program)[:60]
+    return f"{ranks} of {program[:60]}" if program else ranks
 
 
 def _groups_of(job: Job) -> list[list[RankLook]]:
