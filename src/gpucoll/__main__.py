@@ -53,6 +53,12 @@ COMMANDS: Final = {
         "say who makes a running job wait, and where",
         has_program=False,
     ),
+    "metrics": Command(
+        "gpucoll.observe.metrics",
+        "gpucoll.observe.metrics:make_parser",
+        "export the numbers of running jobs to Prometheus",
+        has_program=False,
+    ),
     "precompile": Command(
         "gpucoll.launcher.precompile",
         "gpucoll.launcher.precompile:make_parser",
