@@ -14,7 +14,7 @@ from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.verdict import Verdict
 from gpucoll.wording import range_of_ranks
 
-__all__ = ["as_json", "lines_of"]
+__all__ = ["as_json", "lines_of", "program_of"]
 
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for the kernel", "T": "stopped", "t": "debugged"}
 _MOST_GROUPS = 16
@@ -63,12 +63,12 @@ def _places(job: Job, verdict: Verdict, stacks: dict[int, Stack]) -> Iterator[st
 
 def _title(job: Job) -> str:
     count = len(job.processes)
-    program = next(filter(None, map(_program_of, job.pids)), "")
+    program = next(filter(None, map(program_of, job.pids)), "")
     ranks = "1 rank" if count == 1 else f"{count} ranks"
     return f"{ranks} of {program}" if program else ranks
 
 
-def _program_of(pid: int) -> str:
+def program_of(pid: int) -> str:
     """Return the program that a process runs, without the interpreter."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
