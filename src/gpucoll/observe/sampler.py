@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpucoll.errors import SharedMemoryError
 from gpucoll.observe.gpus import Gpus, GpuUse
 from gpucoll.observe.look import Job, RankLook, jobs_of, look_once
-from gpucoll.observe.processes import Process, pids_here
+from gpucoll.observe.processes import Process, pids_here, process_of
 from gpucoll.observe.rates import KEPT_S, Pending, Rates, Sample, called, mean_of
 from gpucoll.observe.segments import Found, Observed, find
 from gpucoll.observe.text import program_of
@@ -155,6 +155,8 @@ class Sampler:
         except SharedMemoryError as error:
             self.trouble = str(error)
             segment.segment.unmap()
+        for pid in {*segment.pids} - {*self._processes}:
+            self._keep(pid, process_of(pid), time.monotonic_ns())
 
     @property
     def has_ended(self) -> bool:
@@ -176,12 +178,16 @@ class Sampler:
         for each, own in zip(watched, pending, strict=True):
             each.rates.add(each.watch.read()[0], own, now_ns, self._kept_s)
         for pid, process in job.processes.items():
-            if process is not None:
-                kept = self._processes.setdefault(pid, [])
-                kept.append((now_ns, process))
-                while len(kept) > 2 and kept[1][0] < now_ns - self._kept_s * 1e9:
-                    kept.pop(0)
+            self._keep(pid, process, now_ns)
         self._gpus.read()
+
+    def _keep(self, pid: int, process: Process | None, now_ns: int) -> None:
+        """Keep what a process was at a moment: the use of a CPU is a difference."""
+        if process is not None:
+            kept = self._processes.setdefault(pid, [])
+            kept.append((now_ns, process))
+            while len(kept) > 2 and kept[1][0] < now_ns - self._kept_s * 1e9:
+                kept.pop(0)
 
     def snapshot(self, over_s: float = 1.0) -> Snapshot:
         """Return the means over the last seconds; `sample` must have been called."""

@@ -283,14 +283,10 @@ class View:
         for key, meaning in keys:
             if len(text) + len(key) + len(meaning) + 3 <= width:
                 text.append(key, "bold").append(f" {meaning}  ", _DIM)
-        if self._hidden and not is_one and len(text) + 16 <= width:
-            last = self._first + self._page
-            text.append(f"{self._first + 1}-{last} of {len(self._rows)}", _DIM)
+        visible = f"{self._first + 1}-{self._first + self._page} of {len(self._rows)}"
+        if self._page < len(self._rows) and not is_one and len(text) + len(visible) <= width:
+            text.append(visible, _DIM)
         return text
-
-    @property
-    def _hidden(self) -> int:
-        return max(len(self._rows) - self._page, 0)
 
     # --- one rank ---------------------------------------------------------------------------------
 

@@ -218,16 +218,18 @@ class Table:
 
     def communicators(self, most: int | None = None) -> list[str]:
         """Return a heading and a line for each communicator; at most so many lines, if given."""
-        every = self.shown.communicators
-        chosen = every if most is None or len(every) < most else every[: max(most - 2, 1)]
+        every = chosen = self.shown.communicators
+        if most is not None and len(every) >= most:  # the largest, and those that wait the longest
+            late = sorted(every[1:], key=lambda each: -each.held_up)
+            chosen = [*every[:1], *late[: max(most - 3, 0)]]
         rows = [("communicator", "slowest of the last 10 s", "calls/s", "ranks", "last call")]
         for each in chosen:
-            late = f"rank {each.slowest} made others wait {each.held_up:.0%}"
+            slowest = f"rank {each.slowest} made others wait {each.held_up:.0%}"
             size = f", {of_bytes(each.last_bytes)}" if each.last_bytes else ""
             rows.append(
                 (
                     each.name,
-                    "-" if each.slowest is None else late,
+                    "-" if each.slowest is None else slowest,
                     of_number(each.calls_per_s),
                     str(each.n_ranks),
                     each.last + size,
