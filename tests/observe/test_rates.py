@@ -109,6 +109,15 @@ def test_calls_on_gpus_block_nobody():
     assert found.in_calls.tolist() == found.waiting.tolist() == [0, 0]
 
 
+def test_messages_are_calls_whose_bytes_count_once():
+    calls = calls_of((0, 0, 0.0, 0.2), (1, 0, 0.0, 0.2))
+    calls["kind"], calls["collective"] = (SpanKind.SEND, SpanKind.RECV), 0
+    found = sample_of(calls)
+    assert found.calls.tolist() == [1, 1]
+    assert found.size_bytes.tolist() == [1000, 0]
+    assert [each.name for each in times_by_call(calls)] == ["send", "recv"]
+
+
 def test_more_calls_than_are_put_together():
     n = MOST_CALLS
     step_s = 1 / n

@@ -165,9 +165,10 @@ class Rates:
         Of calls that are only counted, as many are parts of others as among those that are seen.
         """
         rank, is_whole = found.calls["rank"], found.calls["kind"] != SpanKind.PART
+        is_input = is_whole & (found.calls["kind"] != SpanKind.RECV)
         seen, whole, size_bytes = (
             np.bincount(rank, weights, self.n_ranks)
-            for weights in (np.ones(len(rank)), is_whole, is_whole * found.calls["size_bytes"])
+            for weights in (np.ones(len(rank)), is_whole, is_input * found.calls["size_bytes"])
         )
         scale = (seen + found.missed) / np.maximum(seen, 1)
         return whole * scale, size_bytes * scale
@@ -243,20 +244,22 @@ class CallTimes:
 def times_by_call(calls: npt.NDArray[np.void]) -> list[CallTimes]:
     """Return how long calls took, by collective and size; those that took the most time first."""
     calls = calls[calls["kind"] != SpanKind.PART]
-    kinds, group = np.unique(calls[["collective", "size_bytes"]], return_inverse=True)
+    kinds, group = np.unique(calls[["kind", "collective", "size_bytes"]], return_inverse=True)
     seconds = (calls["ended_ns"] - calls["begun_ns"]) / 1e9
     found = []
-    for place, (collective, size_bytes) in enumerate(kinds.tolist()):
+    for place, (kind, collective, size_bytes) in enumerate(kinds.tolist()):
         times = seconds[group == place]
         p50_s, p99_s = np.percentile(times, [50, 99])
         found.append(
-            (times.sum(), CallTimes(called(collective), size_bytes, len(times), p50_s, p99_s))
+            (times.sum(), CallTimes(called(kind, collective), size_bytes, len(times), p50_s, p99_s))
         )
     return [each for _, each in sorted(found, key=lambda item: -item[0])]
 
 
-def called(collective: int) -> str:
-    """Return the name of a collective, as the method is spelled."""
+def called(kind: int, collective: int) -> str:
+    """Return the name of a call, as the method is spelled."""
+    if kind in (SpanKind.SEND, SpanKind.RECV):
+        return SpanKind(kind).name.lower()
     try:
         return Collective(collective).spelled
     except ValueError:
