@@ -245,11 +245,9 @@ class View:
         return title.append(self._table.title())
 
     def _headings(self, lines: list[str]) -> Iterator[Text]:
-        start, end = self._table.place(self.sort)
-        for line in lines:
-            text = Text(line, "bold")
-            text.stylize("underline", start, end)
-            yield text
+        texts = [Text(line, "bold") for line in lines]
+        texts[-1].stylize("underline", *self._table.place(self.sort))
+        yield from texts
 
     def _visible_rows(self) -> Iterator[Text]:
         pids = [row.pid for row in self._rows]
