@@ -8,12 +8,15 @@
 The first figure is the time to find and map the ranks' memory and to look at it twice, without the
 pause between the looks. For the second one, four ranks call all_reduce of 4 bytes all the time, and
 count how many calls they make in windows of 2 s. In every other window this process looks at them
-once, as `gpucoll why --watch` does.
+once, as `gpucoll why --watch` does. The last figures are the share of a CPU that `gpucoll top` uses
+at an interval of 1 s, with a screen of 120 x 40: beside ranks that wait for one of them, and beside
+ranks that call all the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import statistics
 import subprocess
 import sys
@@ -21,8 +24,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from rich.console import Console
+
 from gpucoll.observe.look import jobs_of, look
 from gpucoll.observe.processes import pids_here
+from gpucoll.observe.sampler import Sampler
+from gpucoll.observe.screen import View
 from gpucoll.observe.segments import find
 from gpucoll.observe.verdict import judge
 
@@ -103,12 +110,43 @@ def slowdown(pairs: int) -> list[float]:
             job.wait()
 
 
+def top_share(program: str, ranks: int, seconds: int = 15) -> float:
+    """Return the share of a CPU that looks and screens take, one each second."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40)
+    with tempfile.TemporaryDirectory() as folder:
+        job = start(program, ranks, folder)
+        try:
+            with Sampler(job.pid) as sampler:
+                while sampler.has_ended:  # it has not begun
+                    time.sleep(0.5)
+                    sampler.find()
+                time.sleep(5)
+                view, begun_s, used_s = View(), time.monotonic(), time.process_time()
+                for _ in range(seconds):
+                    time.sleep(1.0)
+                    sampler.find()
+                    sampler.sample()
+                    shown = sampler.snapshot()
+                    console.print(view.draw(shown, sampler.calls_of, *console.size))
+                assert len(shown.rows) == ranks
+                return (time.process_time() - used_s) / (time.monotonic() - begun_s)
+        finally:
+            job.terminate()
+            job.communicate()
+
+
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--top", action="store_true", help="measure only `gpucoll top`")
     given = parser.parse_args()
+    for what, program in (("wait", STANDS), ("call", CALLS.replace("WINDOW", str(WINDOW_S)))):
+        share = top_share(program, given.ranks)
+        print(f"gpucoll top, {given.ranks} ranks that {what}: {share:.1%} of a CPU", flush=True)
+    if given.top:
+        return
     print(
         f"{given.ranks} ranks found, mapped and looked at: {1000 * observer_s(given.ranks):.0f} ms"
     )

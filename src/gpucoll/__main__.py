@@ -53,6 +53,12 @@ COMMANDS: Final = {
         "say who makes a running job wait, and where",
         has_program=False,
     ),
+    "top": Command(
+        "gpucoll.observe.top",
+        "gpucoll.observe.top:make_parser",
+        "show what the ranks of a running job do, live",
+        has_program=False,
+    ),
     "metrics": Command(
         "gpucoll.observe.metrics",
         "gpucoll.observe.metrics:make_parser",

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def verdict_from(pids):
 
 
 def test_another_host_is_asked(waiting):
-    seen = []
+    seen: list[Any] = []
 
     def is_found():
         seen[:] = verdict_from(waiting[:2])

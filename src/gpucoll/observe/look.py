@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -19,7 +18,7 @@ from gpucoll.rendezvous.marks import Wait
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing
 
-__all__ = ["Job", "Part", "RankLook", "jobs_of", "look"]
+__all__ = ["Job", "Part", "RankLook", "jobs_of", "look", "look_once"]
 
 T = TypeVar("T")
 Part: TypeAlias = "Observed | Joining | Wait"
@@ -174,7 +173,7 @@ def _linked(part: Part) -> set[int]:
 def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     """Look twice at the communicators of a job."""
     segments = [part for part in parts if isinstance(part, Observed)]
-    pids = list(dict.fromkeys(pid for part in parts for pid in part.pids))
+    pids = _pids_of(parts)
     before = {pid: process_of(pid) for pid in pids}
     begun_s = time.monotonic()
     first = [[_progress(segment, rank) for rank in _ranks(segment)] for segment in segments]
@@ -182,28 +181,50 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     time.sleep(moment_s)
     after = {pid: process_of(pid) for pid in pids}
     passed_s = time.monotonic() - begun_s
-    ranks = [
-        _rank_look(segment, place, rank, first[place][rank])
-        for place, segment in enumerate(segments)
-        for rank in _ranks(segment)
-    ]
+    job = _job_of(parts, after, first, pending)
+    for pid, process in after.items():
+        earlier = before[pid]
+        if process is not None and earlier is not None:
+            job.cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
+    return job
+
+
+def look_once(parts: Sequence[Part]) -> Job:
+    """Look once, without a pause: neither what moves nor the use of CPUs is known then."""
+    return _job_of(parts, {pid: process_of(pid) for pid in _pids_of(parts)}, None, None)
+
+
+def _pids_of(parts: Sequence[Part]) -> list[int]:
+    return list(dict.fromkeys(pid for part in parts for pid in part.pids))
+
+
+def _job_of(
+    parts: Sequence[Part],
+    processes: dict[int, Process | None],
+    first: list[list[tuple[int, ...]]] | None,
+    pending: list[list[Pending | None]] | None,
+) -> Job:
+    ranks = []
+    segments = [part for part in parts if isinstance(part, Observed)]
     for place, segment in enumerate(segments):
-        ranks += _stream_looks(segment, place, pending[place])
+        whereabouts = Whereabouts(segment)
+        for rank in _ranks(segment):
+            one = _rank_look(segment, place, rank, whereabouts)
+            if first is not None and one.closed is None:
+                one.has_moved = _progress(segment, rank) != first[place][rank]
+            ranks.append(one)
+    for place, segment in enumerate(segments):
+        ranks += _stream_looks(segment, place, None if pending is None else pending[place])
     meetings = [part for part in parts if isinstance(part, Joining)]
     for place, meeting in enumerate(meetings, len(segments)):
         ranks += _meeting_looks(meeting, place)
     for wait in (part for part in parts if isinstance(part, Wait)):
         ranks += _wait_looks(wait, len(segments) + len(meetings), {one.pid for one in ranks})
     _name_calls_abroad(ranks)
-    cpu = defaultdict[int, float](float)
-    for pid, process in after.items():
-        earlier = before[pid]
-        if process is not None and earlier is not None:
-            cpu[pid] = (process.cpu_s - earlier.cpu_s) / passed_s
     jobs = [segment.job for segment in segments]
     return Job(
-        after,
-        dict(cpu),
+        processes,
+        {},
         ranks,
         [*(job.name for job in jobs), *(None for _ in meetings), None],
         _n_elsewhere(parts),
@@ -213,7 +234,7 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
             *(each.world_size for each in meetings),
             0,
         ],
-        next(filter(None, map(program_of, pids)), ""),
+        next(filter(None, map(program_of, processes)), ""),
         time.time(),
         [next((job.host for job in jobs if job.host), socket.gethostname())],
     )
@@ -243,7 +264,7 @@ def _progress(segment: Observed, rank: int) -> tuple[int, ...]:
     return (*words, last or 0, is_in_it, segment.load(segment.status_offset(rank)))
 
 
-def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]) -> RankLook:
+def _rank_look(segment: Observed, place: int, rank: int, whereabouts: Whereabouts) -> RankLook:
     pid, number = segment.pids[rank], segment.number(rank)
     last = _tried(lambda: last_call(segment, rank)[0], None)
     one = RankLook(place, number, pid, "in a call that cannot be read", False, calls=last or 0)
@@ -251,7 +272,7 @@ def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]
         one.closed = segment.read_reason(rank)
         one.text = "no longer in this communicator: it has closed it"
         return one
-    found: list[Standing] = _tried(lambda: [Whereabouts(segment).standing_of(rank)], [])
+    found: list[Standing] = _tried(lambda: [whereabouts.standing_of(rank)], [])
     for standing in found:
         one.text, one.is_in_call = standing.text, standing.is_in_call
         one.awaited = [segment.pids[each] for each in standing.awaited if each < segment.world_size]
@@ -263,14 +284,13 @@ def _rank_look(segment: Observed, place: int, rank: int, before: tuple[int, ...]
     if abroad_ns and not one.is_in_call:
         one.is_in_call = one.is_in_collective = one.awaits_other_hosts = True
         one.text = f"{ABROAD}, {one.text.partition('; ')[2]}"
-    one.has_moved = _progress(segment, rank) != before
     if one.is_in_call:
         one.since_s = _since_s(segment, rank, last)
     return one
 
 
 def _stream_looks(
-    segment: Observed, place: int, before: list[Pending | None]
+    segment: Observed, place: int, before: list[Pending | None] | None
 ) -> Iterator[RankLook]:
     """Yield the ranks whose GPU has not ended a call for long."""
     everyone = [pending_of(segment, rank) for rank in _ranks(segment)]
@@ -286,7 +306,7 @@ def _stream_looks(
             f"waiting {where} {numbered(pending.called, pending.sequence)}",
             True,
             since_s=max(time.monotonic_ns() - pending.since_ns, 0) / 1e9,
-            has_moved=before[rank] != pending,
+            has_moved=before is not None and before[rank] != pending,
             stream="in" if pending.has_begun else "before",
         )
         if late or not pending.has_begun:

@@ -98,15 +98,3 @@ def ancestors_of(pid: int) -> list[int]:
         process = processes.process_of(pid)
         pid = process.parent if process is not None else 0
     return found
-
-
-def program_of(pid: int) -> str:
-    """Return the program that a process runs, without the interpreter; empty if it is gone."""
-    try:
-        words = (
-            (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        )
-    except OSError:
-        return ""
-    program = words[1:] if words and Path(words[0]).name.startswith("python") else words
-    return " ".join(program)

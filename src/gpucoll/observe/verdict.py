@@ -14,7 +14,7 @@ from gpucoll.observe.look import HOST_SHIFT, Job, RankLook
 from gpucoll.observe.processes import Process
 from gpucoll.wording import range_of_ranks
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "ends_of", "judge"]
 
 PATIENCE_S = 2.0
 """A wait shorter than this is nothing to report."""
@@ -65,7 +65,7 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
             f"{_who(late)} {_verb(late, 'waits', 'wait')} for data that is on its way: slow, not "
             "stuck.",
         )
-    ends = _ends_of(job, still)
+    ends = ends_of(job, still)
     if ends:
         return _blamed(job, still, ends)
     if missing := sorted({number for one in still for number in one.missing}):
@@ -93,7 +93,7 @@ def _waiting_of(job: Job) -> dict[int, list[RankLook]]:
     return found
 
 
-def _ends_of(job: Job, late: Iterable[RankLook]) -> list[int]:
+def ends_of(job: Job, late: Iterable[RankLook]) -> list[int]:
     """Return the processes that others wait for, directly or not, and that wait for nobody."""
     waiting, ends, seen = _waiting_of(job), list[int](), set[int]()
     pending = [pid for one in late for pid in one.awaited]

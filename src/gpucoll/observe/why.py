@@ -98,14 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _once(given: argparse.Namespace) -> int:
     found = find(pids_here())
     try:
-        jobs = [job for job in jobs_of(found.parts) if _is_meant(job, given.pid)]
+        jobs = [job for job in jobs_of(found.parts) if is_meant(job, given.pid)]
         reports = [_report(job, given) for job in jobs]
     finally:
         found.close()
-    _tell_unreadable(found, given.pid)
+    tell_unreadable("gpucoll why", found, given.pid)
     if not reports:
-        what = f"process {given.pid} belongs to no job" if given.pid else "there is no job"
-        print(f"gpucoll why: {what} that this user may look at on this host", file=sys.stderr)
+        print(f"gpucoll why: {none_text(given.pid)}", file=sys.stderr)
         return EXIT_NONE
     merged = merge(reports) if given.local else _with_other_hosts(jobs, reports)
     code = _tell(merged, given)
@@ -187,7 +186,13 @@ def told(pids: Sequence[int]) -> str:
     return "\n\n".join("\n".join(lines_of(job, judge(job), {}, False)) for job in jobs)
 
 
-def _is_meant(job: list[Part], pid: int | None) -> bool:
+def none_text(pid: int | None) -> str:
+    """Return that there is no job, or none with this process."""
+    what = f"process {pid} belongs to no job" if pid else "there is no job"
+    return f"{what} that this user may look at on this host"
+
+
+def is_meant(job: Sequence[Part], pid: int | None) -> bool:
     """Return whether the command is about this job."""
     if pid is None:
         return True
@@ -214,8 +219,8 @@ def _speakers(job: Job, verdict: Verdict) -> list[int]:
     return list(dict.fromkeys(by_text.values()))[:MOST_CALLERS]
 
 
-def _tell_unreadable(found: Found, pid: int | None) -> None:
+def tell_unreadable(command: str, found: Found, pid: int | None) -> None:
     """Tell of segments that cannot be read, if nothing else was found or one of them is meant."""
     for process, text in found.unreadable.items():
         if pid == process or (pid is None and not found.segments):
-            print(f"gpucoll why: process {process} cannot be read: {text}", file=sys.stderr)
+            print(f"{command}: process {process} cannot be read: {text}", file=sys.stderr)

@@ -1,0 +1,336 @@
+"""`gpucoll top` on ranks of which one makes the others wait: in a terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.waiting import until
+
+from gpucoll.observe import gpus, table, top
+from gpucoll.observe.sampler import Communicator, RankRow, Sampler, Snapshot
+from gpucoll.observe.segments import find
+
+COMMAND = [sys.executable, "-m", "gpucoll", "top"]
+NO_PID = 1 << 30
+SHORT = np.ones(4, np.float32)
+
+
+def wait_elsewhere(comm, go):
+    """Let rank 1 come when the file `go` is there, the others wait for it."""
+    comm.all_reduce(SHORT)
+    if comm.rank == 1:
+        until(go.exists)
+    comm.barrier()
+
+
+def train(comm, go):
+    """Rank 1 is a little late to each call."""
+    with comm.split(comm.rank // 2) as half:
+        while not comm.all_reduce(int(go.exists()), "max"):
+            if comm.rank == 1:
+                time.sleep(0.02)  # its part of the work
+            half.barrier()
+
+
+def has_communicator(pid):
+    """Return whether a process has got its first communicator."""
+    found = find([pid])
+    found.close()
+    return bool(found.segments)
+
+
+@pytest.fixture
+def job(rank_server, tmp_path):
+    """Ranks in a function that ends when the file `go` is there; their processes."""
+    go, pools = tmp_path / "go", list[Any]()
+
+    def start(function, count=4):
+        pool = rank_server.fork(count)
+        pools.append(pool)
+        pool.start(function, go)
+        pids = [rank.pid for rank in pool.ranks]
+        until(lambda: all(map(has_communicator, pids)))
+        return pids
+
+    yield start
+    go.touch()
+    for pool in pools:
+        with pool:
+            pool.collect()
+
+
+def sampled_until(sampler, condition):
+    """Look until the snapshot is as expected; return it."""
+    found: list[Snapshot] = []
+
+    def is_there():
+        sampler.find()
+        sampler.sample()
+        found[:] = [sampler.snapshot(30.0)]
+        return condition(found[0])
+
+    until(is_there)
+    return found[0]
+
+
+def test_a_rank_that_is_elsewhere(job):
+    pids = job(wait_elsewhere)
+    with Sampler(pids[2]) as sampler:
+        shown = sampled_until(sampler, lambda one: sum(row.waiting > 0.5 for row in one.rows) == 3)
+    assert [row.rank for row in shown.rows] == [0, 1, 2, 3]
+    assert [row.pid for row in shown.rows] == pids
+    assert [row.held_up > 0.5 for row in shown.rows] == [False, True, False, False]
+    assert shown.rows[0].state.startswith("in barrier")
+    assert shown.rows[1].state in ("sleeps", "computes")
+    assert all(row.rss_bytes > 1 << 20 for row in shown.rows)
+    assert shown.communicators[0].slowest == 1
+
+
+def is_late_in_all(shown):
+    """Return whether rank 1 is seen to be late, and all communicators are there."""
+    late = max(shown.rows, key=lambda row: row.held_up)
+    return len(shown.communicators) == 3 and late.rank == 1 and late.held_up > 0.1
+
+
+def test_a_rank_that_is_late_each_time(job):
+    pids = job(train)
+    with Sampler(pids[0]) as sampler:
+        shown = sampled_until(sampler, is_late_in_all)
+    assert all(row.calls_per_s > 0 and row.bytes_per_s > 0 for row in shown.rows)
+    assert shown.communicators[0].last in ("all_reduce", "split")
+    assert sorted(one.n_ranks for one in shown.communicators) == [2, 2, 4]
+    assert [one.slowest for one in shown.communicators].count(1) >= 1
+    assert sampler.calls_of(pids[0]).size == 0  # closed
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+ROW = RankRow(1, 4711, "in all_reduce, 12.3 s", 123456.0, 2.5e9, 0.9, 0.5, 0.123, 1.5, 130 << 20)
+SHOWN = Snapshot(
+    "train.py",
+    [ROW, RankRow(0, 9, "computes", 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)],
+    [
+        Communicator("all ranks", 2, 123456.0, 1, 0.123, "all_reduce", 4096),
+        Communicator("half", 2, 0.0, None, 0.0, "", 0),
+    ],
+    True,
+    6,
+    1,
+)
+PLAIN = """\
+NOW  2 ranks of train.py, 6 more on other hosts (1 more job: gpucoll top PID)
+                                                         in         makes
+rank  process  state                  calls/s   GB/s  calls  waits   wait    CPU       RSS
+   1     4711  in all_reduce, 12.3 s     123k   2.50    90%    50%    12%   150%   130 MiB
+   0        9  computes                   2.0      -      -      -      -     0%       0 B
+communicator  slowest of the last 10 s     calls/s  ranks  last call
+all ranks     rank 1 made others wait 12%     123k      2  all_reduce, 4.0 KiB
+half          -                                  0      2
+More calls than ranks note: calls/s is exact, all else is of the newest calls."""
+
+
+def test_plain_text():
+    assert "\n".join(table.plain_lines(SHOWN, "makes-wait", "NOW")) == PLAIN
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_every_line_fits(width):
+    made = table.Table(SHOWN, width)
+    lines = [*made.headings(), *map(made.row, SHOWN.rows)]
+    assert all(len(line) <= max(width, 30) for line in lines)
+    assert made.place("rank") == (0, 4)
+
+
+def test_sorting():
+    def sorted_by(*how):
+        return [row.rank for row in table.sort_rows(SHOWN.rows, *how)]
+
+    assert sorted_by("rank") == sorted_by("calls", True) == sorted_by("state") == [0, 1]
+    assert sorted_by("calls") == sorted_by("rank", True) == sorted_by("cpu") == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (table.of_number, 0, "0"),
+        (table.of_number, 2.34, "2.3"),
+        (table.of_number, 999, "999"),
+        (table.of_number, 1234, "1.2k"),
+        (table.of_number, 1.5e7, "15.0M"),
+        (table.of_bytes, 4, "4 B"),
+        (table.of_bytes, 1 << 20, "1.0 MiB"),
+        (table.of_bytes, 130 << 20, "130 MiB"),
+        (table.of_time, 1.5e-6, "1.5 us"),
+        (table.of_time, 0.25, "250 ms"),
+        (table.of_time, 2.5, "2.50 s"),
+        (table.of_share, 0.004, "-"),
+        (table.of_share, 1.0, "100%"),
+    ],
+)
+def test_numbers(function, value, text):
+    assert function(value) == text
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    """What pynvml raises."""
+
+
+def library(**changed):
+    """Return what stands for pynvml: two GPUs, of which process 7 uses both."""
+    one = SimpleNamespace(pid=7, usedGpuMemory=1 << 30)
+    functions = {
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda place: place,
+        "nvmlDeviceGetUtilizationRates": lambda place: SimpleNamespace(gpu=40 + place),
+        "nvmlDeviceGetComputeRunningProcesses": lambda place: [one],
+    }
+    return SimpleNamespace(**functions | changed)
+
+
+def fails(*_):
+    raise NVMLError
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, gpus.GpuUse(0.41, 2 << 30)),
+        ({"nvmlInit": fails}, None),
+        ({"nvmlDeviceGetCount": fails}, None),
+        ({"nvmlDeviceGetUtilizationRates": fails}, None),
+    ],
+)
+def test_gpus(monkeypatch, changed, expected):
+    monkeypatch.setitem(sys.modules, "pynvml", library(**changed))
+    seen = gpus.Gpus()
+    seen.read()
+    assert seen.used_by(7) == expected
+    assert seen.used_by(8) is None
+    seen.close()
+
+
+def test_without_nvml(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    seen = gpus.Gpus()
+    seen.read()
+    assert seen.used_by(7) is None
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_in_a_pipe(job):
+    pids = job(wait_elsewhere, 2)
+    ended = subprocess.run(
+        [*COMMAND, str(pids[0]), "--count", "2", "--interval", "0.3", "--sort", "makes-wait"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    first, second = ended.stdout.split("\n\n")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  2 ranks of ", first)
+    lines = second.splitlines()
+    assert lines[2].split()[:2] == ["rank", "process"]
+    assert lines[3].split()[:2] == ["1", str(pids[1])]
+    assert "\x1b" not in ended.stdout
+
+
+def test_no_job(capsys):
+    assert top.main([str(NO_PID)]) == 2
+    expected = (
+        f"gpucoll top: process {NO_PID} belongs to no job that this user may look at on this host\n"
+    )
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_bad_interval(capsys):
+    with pytest.raises(SystemExit) as ended:
+        top.main(["--interval", "0"])
+    assert ended.value.code == 2
+    assert "argument --interval: 0 is not between 0.1 and 3600 seconds" in capsys.readouterr().err
+
+
+@pytest.fixture
+def waiting(job):
+    """Four processes, of which three wait for rank 1."""
+    return job(wait_elsewhere)
+
+
+@pytest.fixture
+def terminal(waiting):
+    """A terminal that shows them."""
+    pytest.importorskip("rich", reason="the screen needs rich")
+    pytest.importorskip("pyte", reason="a terminal in a test needs pyte")
+    from tests.observe.terminals import Terminal
+
+    shown = Terminal([*COMMAND, str(waiting[0]), "--interval", "0.3"])
+    yield shown
+    shown.close()
+
+
+def row_of(lines, rank):
+    """Return the words of a rank's line."""
+    return next(line.split() for line in lines if re.match(rf" *{rank} +\d+ ", line))
+
+
+def test_the_screen(terminal, waiting):
+    lines = terminal.until("100%", "q quit", "rank 1 made others wait")
+    assert lines[0].startswith("gpucoll top  4 ranks of ")
+    assert lines[3].split()[:4] == ["rank", "process", "state", "calls/s"]
+    assert [row_of(lines, rank)[1] for rank in range(4)] == list(map(str, waiting))
+    at = next(place for place, line in enumerate(lines) if row_of(lines, 1) == line.split())
+    cells = terminal.screen.buffer[at].values()
+    assert {each.fg for each in cells if each.data != " "} == {"brown"}  # as pyte names yellow
+    assert terminal.screen.buffer[at + 1][3].fg == "default"
+
+    terminal.press("sssssssr")  # by "makes wait", upwards
+    terminal.until("q quit")
+    terminal.press("p")
+    terminal.until("paused", "p go on")
+    terminal.press("p")
+    terminal.resize(40, 10)
+    terminal.until("q quit  s sort", "rank state")
+    assert all(len(line) <= 40 for line in terminal.lines)
+    terminal.resize(80, 24)
+    terminal.press("r")
+    terminal.until("process state")
+
+    terminal.press("\x1b[B\r")
+    terminal.until("its stack", "Esc all ranks", f"process {waiting[1]}")
+    terminal.press("\x1b")
+    terminal.until("Enter details")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert terminal.is_restored
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_the_terminal_is_restored(terminal, sent, code):
+    terminal.until("q quit")
+    assert terminal.end(sent) == code
+    assert terminal.is_restored
+
+
+def test_the_end_of_the_job(terminal, tmp_path):
+    terminal.until("q quit")
+    (tmp_path / "go").touch()
+    assert terminal.end() == 0
+    assert "gpucoll top: the job has ended" in "\n".join(terminal.lines)
+    assert terminal.is_restored
