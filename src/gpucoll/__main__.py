@@ -53,6 +53,12 @@ COMMANDS: Final = {
         "say who makes a running job wait, and where",
         has_program=False,
     ),
+    "trace": Command(
+        "gpucoll.observe.trace",
+        "gpucoll.observe.trace:make_parser",
+        "record the calls of a running job for Perfetto",
+        has_program=False,
+    ),
     "precompile": Command(
         "gpucoll.launcher.precompile",
         "gpucoll.launcher.precompile:make_parser",

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _once(given: argparse.Namespace) -> int:
     found = find(pids_here())
     try:
-        reports = [_report(job, given) for job in jobs_of(found.parts) if _is_meant(job, given.pid)]
+        reports = [_report(job, given) for job in jobs_of(found.parts) if is_meant(job, given.pid)]
     finally:
         found.close()
     _tell_unreadable(found, given.pid)
@@ -109,7 +109,7 @@ def told(pids: Sequence[int]) -> str:
     return "\n\n".join("\n".join(lines_of(job, judge(job), {}, False)) for job in jobs)
 
 
-def _is_meant(job: list[Part], pid: int | None) -> bool:
+def is_meant(job: list[Part], pid: int | None) -> bool:
     """Return whether the command is about this job."""
     if pid is None:
         return True
