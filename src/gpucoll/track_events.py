@@ -16,7 +16,7 @@ import json
 import secrets
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -29,6 +29,9 @@ __all__ = [
     "Lanes",
     "TrackEvents",
     "clocks_now",
+    "fields",
+    "packet",
+    "replaced",
 ]
 
 PERFETTO_SUFFIXES: Final = (".pftrace", ".perfetto-trace")
@@ -127,6 +130,64 @@ def _flow(field: int, flow: int) -> bytes:
     return _varint(field << 3 | _FIXED64) + struct.pack("<Q", flow)
 
 
+def packet(*parts: bytes) -> bytes:
+    """Return a packet as it stands in a file."""
+    return _message(1, *parts)
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """Yield each field of an encoded message: its number, its value, and all of its bytes.
+
+    Raises
+    ------
+    ValueError
+        These bytes are no message.
+    """
+    at = 0
+    while at < len(message):
+        start = at
+        key, at = _read_varint(message, at)
+        value: int | bytes
+        if key & 7 == _VARINT:
+            value, at = _read_varint(message, at)
+        else:
+            length = 8
+            if key & 7 == _BYTES:
+                length, at = _read_varint(message, at)
+            elif key & 7 != _FIXED64:
+                raise ValueError(f"a field has the wire type {key & 7}")
+            value, at = message[at : at + length], at + length
+        if at > len(message):
+            raise ValueError("a field is cut off")
+        yield key >> 3, value, message[start:at]
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return a number and where it ends."""
+    value = 0
+    for place in range(10):
+        if at + place >= len(message):
+            raise ValueError("a number is cut off")
+        byte = message[at + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ValueError("a number is too long")
+
+
+def replaced(message: bytes, path: Sequence[int], change: Callable[[int], int]) -> bytes:
+    """Return a message in which the numbers at a path of fields are changed."""
+    parts = []
+    for field, value, raw in fields(message):
+        if field != path[0]:
+            parts.append(raw)
+        elif isinstance(value, bytes) and len(path) > 1:
+            parts.append(_message(field, replaced(value, path[1:], change)))
+        elif isinstance(value, int) and len(path) == 1:
+            parts.append(_number(field, change(value)))
+    return b"".join(parts)
+
+
 class TrackEvents:
     """Encodes Perfetto's TrackEvent protobuf, as one sequence of packets.
 
@@ -159,7 +220,7 @@ class TrackEvents:
         ]
         defaults = _message(59, _number(58, _MONOTONIC))
         sequence = self._sequence + _number(13, _STATE_CLEARED)
-        return _message(1, _message(6, *shown, _number(2, _MONOTONIC)), sequence, defaults)
+        return packet(_message(6, *shown, _number(2, _MONOTONIC)), sequence, defaults)
 
     def track(self, name: str, parent: int = 0, pid: int = 0) -> tuple[int, bytes]:
         """Return a new track and its description.
@@ -214,13 +275,12 @@ class TrackEvents:
         track = next(self._tracks)
         above = [_number(5, parent)] if parent else []
         described = _message(60, _number(1, track), *above, _string(2, name), *more)
-        return track, _message(1, described, self._sequence)
+        return track, packet(described, self._sequence)
 
     def _event(self, kind: int, track: int, time_ns: int, *fields: bytes) -> bytes:
         """Return a packet, with the names that no earlier packet had."""
         news, self._news = self._news, b""
-        return _message(
-            1,
+        return packet(
             _number(8, time_ns),
             self._in_sequence,
             _message(12, news) if news else b"",

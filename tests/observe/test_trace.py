@@ -19,7 +19,6 @@ from gpucoll.observe.recording import LeftOut, Recording, record
 from gpucoll.observe.segments import find
 from gpucoll.observe.tracks import encode
 from gpucoll.observe.watch import CALL, Calls
-from gpucoll.track_events import TrackEvents
 from gpucoll.transport.shared.spans import SpanKind
 
 SHORT = np.ones(4, np.float32)
@@ -58,10 +57,14 @@ def call(rank, sequence, begun_ns, ended_ns, **more):
     return {"rank": rank, "sequence": sequence, **times, **more}
 
 
-def trace_of(*rows, left_out=()):
+def file_of(*rows, left_out=()):
     segment: Any = Segment()
     recorded = Recording([segment], [calls_of(*rows)], list(left_out))
-    return read_trace(b"".join(encode(recorded, TrackEvents(identity=0))))
+    return b"".join(encode(recorded))
+
+
+def trace_of(*rows, left_out=()):
+    return read_trace(file_of(*rows, left_out=left_out))
 
 
 def test_a_call_that_waits():

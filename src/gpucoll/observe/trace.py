@@ -13,6 +13,7 @@ from gpucoll.observe.look import jobs_of
 from gpucoll.observe.processes import pids_here
 from gpucoll.observe.recording import Recording, record
 from gpucoll.observe.segments import Found, Observed, find
+from gpucoll.observe.trace_merge import MergeError, merge
 from gpucoll.observe.tracks import encode
 from gpucoll.observe.why import is_meant
 
@@ -69,6 +70,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="record at most N calls: 88 bytes of memory and 200 of the file each "
         "(default: %(default)d)",
     )
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="record nothing, but put files of several hosts into one, with their clocks aligned",
+    )
     return parser
 
 
@@ -82,13 +90,31 @@ def _positive(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     given = make_parser().parse_args(arguments)
+    return _record(given) if given.merge is None else _merge(given)
+
+
+def _merge(given: argparse.Namespace) -> int:
+    try:
+        aligned = merge(given.merge, given.out)
+    except (OSError, MergeError) as error:
+        return _fail(str(error), EXIT_FAILED)
+    print(f"{given.out}: in the time of {given.merge[0]}")
+    for each in aligned:
+        print(
+            f"  {each.path}: {each.offset_ns / 1e9:+.6f} s, with an error of at most "
+            f"{each.error_ns / 1e3:.1f} us ({each.n_calls} calls in common)"
+        )
+    return EXIT_WRITTEN
+
+
+def _record(given: argparse.Namespace) -> int:
     found = find(pids_here())
     try:
         jobs = [job for job in jobs_of(found.segments) if is_meant(job, given.pid)]
         if len(jobs) != 1:
             return _fail(_trouble(jobs, found, given.pid), EXIT_NONE)
         with given.out.open("wb") as file:
-            recording = record(jobs[0], given.seconds, given.most)
+            recording = record(_in_order(jobs[0]), given.seconds, given.most)
             for part in encode(recording):
                 file.write(part)
     except (OSError, SharedMemoryError) as error:
@@ -97,6 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found.close()
     print(_summary(recording, given.out))
     return EXIT_WRITTEN
+
+
+def _in_order(job: list[Observed]) -> list[Observed]:
+    """Return the communicators as all hosts number them: large ones first, then the older ones."""
+    return sorted(job, key=lambda each: (-each.world_size, int(Path(each.path).name)))
 
 
 def _fail(text: str, code: int) -> int:

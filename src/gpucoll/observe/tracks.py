@@ -23,8 +23,10 @@ from gpucoll.track_events import Lanes, TrackEvents
 from gpucoll.transport.shared.spans import SpanKind
 from gpucoll.types import dtype_name, operation_name
 
-__all__ = ["SHOWN_WAIT_NS", "encode"]
+__all__ = ["SEVERAL_HOSTS", "SHOWN_WAIT_NS", "encode"]
 
+SEVERAL_HOSTS = "several hosts"
+"""The argument that calls of several hosts have: their numbers are the same on all."""
 SHOWN_WAIT_NS = 1000
 """Shorter waits are not drawn."""
 _SUFFIXES: Final[dict[int, str]] = {
@@ -163,6 +165,8 @@ class _Communicator:
             found["other rank"] = self._numbered(int(call["root"]))
             return found | {"tag": int(call["count"])}
         found |= {"sequence": int(call["sequence"]), "elements": int(call["count"])}
+        if what == SpanKind.SEVERAL_HOSTS:
+            found[SEVERAL_HOSTS] = True
         if operation := operation_name(int(call["operation"])):
             found["op"] = operation
         if int(call["root"]) >= 0:
