@@ -53,5 +53,5 @@ def test_no_such_command():
     code, out, err = said("launch")
 
     assert (code, out) == (2, "")
-    known = "run, bench, doctor, why, top, metrics, precompile, completion"
+    known = "run, bench, doctor, why, top, trace, metrics, precompile, completion"
     assert err == f"gpucoll: no command 'launch'; commands: {known} (see --help)\n"

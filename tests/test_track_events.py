@@ -44,7 +44,7 @@ def encoded(encoder):
 
 
 def test_what_perfetto_reads():
-    trace = read_trace(encoded(TrackEvents(CLOCKS)))
+    trace = read_trace(encoded(TrackEvents(CLOCKS, 0)))
     assert (trace.clocks, trace.clock) == (CLOCKS, 3)
     assert [(one.name, one.parent, one.pid) for one in trace.tracks.values()] == [
         ("rank 1", 0, 77),
@@ -66,7 +66,7 @@ def test_what_perfetto_reads():
 
 
 def test_counters():
-    encoder = TrackEvents(CLOCKS)
+    encoder = TrackEvents(CLOCKS, 0)
     data = encoder.start()
     track, described = encoder.counter("left out", unit="calls")
     data += described + encoder.count(track, 7, 12) + encoder.count(track, 8, -1.5)
@@ -78,8 +78,15 @@ def test_counters():
     ]
 
 
+def test_files_may_be_put_behind_each_other():
+    first, second = (encoded(TrackEvents(CLOCKS)) for _ in range(2))
+    trace = read_trace(first + second)
+    assert len(trace.tracks) == 6
+    assert len(trace.slices()) == 4
+
+
 def test_names_are_written_once():
-    encoder = TrackEvents(CLOCKS)
+    encoder = TrackEvents(CLOCKS, 0)
     track, _ = encoder.track("t")
     first, *others = (encoder.begin(track, 1, "a_long_name", {"argument": 1}) for _ in range(3))
     assert (first.count(b"a_long_name"), first.count(b"argument")) == (1, 1)
@@ -92,7 +99,7 @@ def test_perfettos_own_descriptors():
         "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
         reason="needs Perfetto's descriptors: pip install perfetto",
     )
-    data = encoded(TrackEvents(CLOCKS))
+    data = encoded(TrackEvents(CLOCKS, 0))
     packets = protos.Trace.FromString(data).packet
     ours: Trace = read_trace(data)
     clocks = {each.clock_id: each.timestamp for each in packets[0].clock_snapshot.clocks}

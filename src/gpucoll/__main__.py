@@ -59,6 +59,12 @@ COMMANDS: Final = {
         "show what the ranks of a running job do, live",
         has_program=False,
     ),
+    "trace": Command(
+        "gpucoll.observe.trace",
+        "gpucoll.observe.trace:make_parser",
+        "record the calls of a running job for Perfetto",
+        has_program=False,
+    ),
     "metrics": Command(
         "gpucoll.observe.metrics",
         "gpucoll.observe.metrics:make_parser",

@@ -11,10 +11,12 @@ Field numbers are those of ``protos/perfetto/trace/trace_packet.proto`` and of t
 
 from __future__ import annotations
 
+import functools
 import json
+import secrets
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -27,6 +29,9 @@ __all__ = [
     "Lanes",
     "TrackEvents",
     "clocks_now",
+    "fields",
+    "packet",
+    "replaced",
 ]
 
 PERFETTO_SUFFIXES: Final = (".pftrace", ".perfetto-trace")
@@ -79,14 +84,18 @@ class Encoder(Protocol):
 # --- Perfetto -------------------------------------------------------------------------------------
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
-_SEQUENCE = 1
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _REALTIME, _MONOTONIC, _BOOTTIME = 1, 3, 6
 _EVENT_NAMES, _ARGUMENT_NAMES = 2, 3
 
 
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
+
+
 def _varint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return _ONE_BYTE[value]
     value &= (1 << 64) - 1
     encoded = bytearray()
     while value > 0x7F:
@@ -98,6 +107,10 @@ def _varint(value: int) -> bytes:
 
 def _number(field: int, value: int) -> bytes:
     return _varint(field << 3 | _VARINT) + _varint(value)
+
+
+_often = functools.lru_cache(4096)(_number)
+"""`_number` for fields whose values are few."""
 
 
 def _message(field: int, *parts: bytes) -> bytes:
@@ -117,6 +130,64 @@ def _flow(field: int, flow: int) -> bytes:
     return _varint(field << 3 | _FIXED64) + struct.pack("<Q", flow)
 
 
+def packet(*parts: bytes) -> bytes:
+    """Return a packet as it stands in a file."""
+    return _message(1, *parts)
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
+    """Yield each field of an encoded message: its number, its value, and all of its bytes.
+
+    Raises
+    ------
+    ValueError
+        These bytes are no message.
+    """
+    at = 0
+    while at < len(message):
+        start = at
+        key, at = _read_varint(message, at)
+        value: int | bytes
+        if key & 7 == _VARINT:
+            value, at = _read_varint(message, at)
+        else:
+            length = 8
+            if key & 7 == _BYTES:
+                length, at = _read_varint(message, at)
+            elif key & 7 != _FIXED64:
+                raise ValueError(f"a field has the wire type {key & 7}")
+            value, at = message[at : at + length], at + length
+        if at > len(message):
+            raise ValueError("a field is cut off")
+        yield key >> 3, value, message[start:at]
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return a number and where it ends."""
+    value = 0
+    for place in range(10):
+        if at + place >= len(message):
+            raise ValueError("a number is cut off")
+        byte = message[at + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ValueError("a number is too long")
+
+
+def replaced(message: bytes, path: Sequence[int], change: Callable[[int], int]) -> bytes:
+    """Return a message in which the numbers at a path of fields are changed."""
+    parts = []
+    for field, value, raw in fields(message):
+        if field != path[0]:
+            parts.append(raw)
+        elif isinstance(value, bytes) and len(path) > 1:
+            parts.append(_message(field, replaced(value, path[1:], change)))
+        elif isinstance(value, int) and len(path) == 1:
+            parts.append(_number(field, change(value)))
+    return b"".join(parts)
+
+
 class TrackEvents:
     """Encodes Perfetto's TrackEvent protobuf, as one sequence of packets.
 
@@ -125,11 +196,19 @@ class TrackEvents:
     clocks : dict of int to int, optional
         What Perfetto's clocks (1: realtime, 3: monotonic, 6: boottime) show at one moment, in
         nanoseconds. Default: `clocks_now`.
+    identity : int, optional
+        Less than 2**31. Files with different ones may be put behind each other: they have
+        different tracks and flows. Default: random.
     """
 
-    def __init__(self, clocks: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, clocks: Mapping[int, int] | None = None, identity: int | None = None
+    ) -> None:
+        identity = secrets.randbits(31) if identity is None else identity
         self._clocks = clocks
-        self._tracks = count(1)
+        self._sequence = _number(10, identity + 1)
+        self._in_sequence = self._sequence + _number(13, _NEEDS_STATE)
+        self._tracks, self._flows = (count((identity << 32) + 1) for _ in range(2))
         self._names: dict[tuple[int, str], int] = {}
         self._news = b""
 
@@ -140,8 +219,8 @@ class TrackEvents:
             _message(1, _number(1, clock), _number(2, time_ns)) for clock, time_ns in clocks.items()
         ]
         defaults = _message(59, _number(58, _MONOTONIC))
-        sequence = _number(10, _SEQUENCE) + _number(13, _STATE_CLEARED)
-        return _message(1, _message(6, *shown, _number(2, _MONOTONIC)), sequence, defaults)
+        sequence = self._sequence + _number(13, _STATE_CLEARED)
+        return packet(_message(6, *shown, _number(2, _MONOTONIC)), sequence, defaults)
 
     def track(self, name: str, parent: int = 0, pid: int = 0) -> tuple[int, bytes]:
         """Return a new track and its description.
@@ -184,6 +263,10 @@ class TrackEvents:
         shown = _number(30, value) if isinstance(value, int) else _double(44, value)
         return self._event(_COUNTER, track, time_ns, shown)
 
+    def flow(self) -> int:
+        """Return a new flow."""
+        return next(self._flows)
+
     def finish(self) -> bytes:
         """Return nothing: a trace is a sequence of packets."""
         return b""
@@ -192,25 +275,24 @@ class TrackEvents:
         track = next(self._tracks)
         above = [_number(5, parent)] if parent else []
         described = _message(60, _number(1, track), *above, _string(2, name), *more)
-        return track, _message(1, described, _number(10, _SEQUENCE))
+        return track, packet(described, self._sequence)
 
     def _event(self, kind: int, track: int, time_ns: int, *fields: bytes) -> bytes:
         """Return a packet, with the names that no earlier packet had."""
         news, self._news = self._news, b""
-        return _message(
-            1,
+        return packet(
             _number(8, time_ns),
-            _number(10, _SEQUENCE) + _number(13, _NEEDS_STATE),
+            self._in_sequence,
             _message(12, news) if news else b"",
-            _message(11, _number(9, kind), _number(11, track), *fields),
+            _message(11, _often(9, kind), _often(11, track), *fields),
         )
 
     def _named(self, name: str) -> bytes:
-        return _number(10, self._interned(_EVENT_NAMES, name))
+        return _often(10, self._interned(_EVENT_NAMES, name))
 
     def _shown(self, arguments: Arguments) -> list[bytes]:
         return [
-            _message(4, _number(1, self._interned(_ARGUMENT_NAMES, name)), _value(value))
+            _message(4, _often(1, self._interned(_ARGUMENT_NAMES, name)), _value(value))
             for name, value in arguments.items()
         ]
 

@@ -23,6 +23,7 @@ __all__ = ["Job", "Part", "RankLook", "jobs_of", "look", "look_once"]
 T = TypeVar("T")
 Part: TypeAlias = "Observed | Joining | Wait"
 """What a job consists of: communicators, ranks that have none yet, and waits in tables."""
+P = TypeVar("P", bound=Part)
 
 _PLACES: list[type] = [Observed, Joining, Wait]
 """In this order they stand in a job."""
@@ -150,9 +151,9 @@ class Job:
         return sorted(self.processes, key=self.number)
 
 
-def jobs_of(parts: Iterable[Part]) -> list[list[Part]]:
+def jobs_of(parts: Iterable[P]) -> list[list[P]]:
     """Return the parts of each job: those that have processes in common belong together."""
-    jobs: list[list[Part]] = []
+    jobs: list[list[P]] = []
     for part in parts:
         near = [job for job in jobs if any(_linked(part) & _linked(one) for one in job)]
         jobs = [job for job in jobs if not any(job is one for one in near)]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpucoll.errors import SharedMemoryError
 from gpucoll.observe.gpus import Gpus, GpuUse
-from gpucoll.observe.look import Job, Part, RankLook, jobs_of, look_once
+from gpucoll.observe.look import Job, RankLook, jobs_of, look_once
 from gpucoll.observe.processes import Process, pids_here, process_of, program_of
 from gpucoll.observe.rates import KEPT_S, Pending, Rates, Sample, called, mean_of
 from gpucoll.observe.segments import Found, Observed, find
@@ -128,11 +128,7 @@ class Sampler:
     def find(self) -> Found:
         """Look for communicators of the job that are new, or gone."""
         found = find(pids_here())
-        jobs = [
-            [part for part in job if isinstance(part, Observed)]
-            for job in jobs_of(found.segments)
-            if self._is_ours(job)
-        ]
+        jobs = [job for job in jobs_of(found.segments) if self._is_ours(job)]
         jobs.sort(key=lambda job: -len({pid for segment in job for pid in segment.pids}))
         chosen = jobs[0] if jobs else []
         self._other_jobs = max(len(jobs) - 1, 0) if not self._pids else self._other_jobs
@@ -147,7 +143,7 @@ class Sampler:
         self._pids |= {pid for each in self._watched.values() for pid in each.segment.pids}
         return found
 
-    def _is_ours(self, job: list[Part]) -> bool:
+    def _is_ours(self, job: list[Observed]) -> bool:
         if self._pids:
             return any(self._pids & {*segment.pids} for segment in job)
         return is_meant(job, self._pid)

@@ -1,0 +1,162 @@
+"""``gpucoll trace``: the calls of a running job, as a file for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpucoll.command_line import OneLineParser
+from gpucoll.errors import SharedMemoryError
+from gpucoll.observe.look import jobs_of
+from gpucoll.observe.processes import pids_here
+from gpucoll.observe.recording import Recording, record
+from gpucoll.observe.segments import Found, Observed, find
+from gpucoll.observe.trace_merge import MergeError, merge
+from gpucoll.observe.tracks import encode
+from gpucoll.observe.why import is_meant
+
+__all__ = ["main", "make_parser"]
+
+EXIT_WRITTEN, EXIT_FAILED, EXIT_NONE = 0, 1, 2
+MOST_CALLS = 200_000
+
+DESCRIPTION = """\
+Record the calls of a running job for some seconds, and write them as a file that
+https://ui.perfetto.dev opens. The job goes on meanwhile.
+"""
+EPILOG = """\
+Ctrl-C ends the recording and writes what there is.
+exit code: 0 if the file was written, 1 if that failed, 2 if there is no job, if PID is needed, or
+if the command line is wrong.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of this command's arguments."""
+    parser = OneLineParser(
+        prog="gpucoll trace",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "pid",
+        nargs="?",
+        type=int,
+        metavar="PID",
+        help="a process of the job, or of its launcher (needed if there are several jobs)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_positive,
+        default=5.0,
+        metavar="S",
+        help="how long to record (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("gpucoll.pftrace"),
+        metavar="FILE",
+        help="the file to write (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=MOST_CALLS,
+        metavar="N",
+        help="record at most N calls: 88 bytes of memory and 200 of the file each "
+        "(default: %(default)d)",
+    )
+    parser.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="record nothing, but put files of several hosts into one, with their clocks aligned",
+    )
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return the exit code."""
+    given = make_parser().parse_args(arguments)
+    return _record(given) if given.merge is None else _merge(given)
+
+
+def _merge(given: argparse.Namespace) -> int:
+    try:
+        aligned = merge(given.merge, given.out)
+    except (OSError, MergeError) as error:
+        return _fail(str(error), EXIT_FAILED)
+    print(f"{given.out}: in the time of {given.merge[0]}")
+    for each in aligned:
+        print(
+            f"  {each.path}: {each.offset_ns / 1e9:+.6f} s, with an error of at most "
+            f"{each.error_ns / 1e3:.1f} us ({each.n_calls} calls in common)"
+        )
+    return EXIT_WRITTEN
+
+
+def _record(given: argparse.Namespace) -> int:
+    found = find(pids_here())
+    try:
+        jobs = [job for job in jobs_of(found.segments) if is_meant(job, given.pid)]
+        if len(jobs) != 1:
+            return _fail(_trouble(jobs, found, given.pid), EXIT_NONE)
+        with given.out.open("wb") as file:
+            recording = record(_in_order(jobs[0]), given.seconds, given.most)
+            for part in encode(recording):
+                file.write(part)
+    except (OSError, SharedMemoryError) as error:
+        return _fail(str(error), EXIT_FAILED)
+    finally:
+        found.close()
+    print(_summary(recording, given.out))
+    return EXIT_WRITTEN
+
+
+def _in_order(job: list[Observed]) -> list[Observed]:
+    """Return the communicators as all hosts number them: large ones first, then the older ones."""
+    return sorted(job, key=lambda each: (-each.world_size, int(Path(each.path).name)))
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"gpucoll trace: {text}", file=sys.stderr)
+    return code
+
+
+def _trouble(jobs: list[list[Observed]], found: Found, pid: int | None) -> str:
+    """Say why there is no job, or which ones there are."""
+    if jobs:
+        several = ", ".join(f"{job[0].pids[0]} ({job[0].world_size} ranks)" for job in jobs)
+        return f"there are {len(jobs)} jobs: give a process of one, such as {several}"
+    unreadable = [f"; process {each}: {text}" for each, text in found.unreadable.items()]
+    what = "there is no job" if pid is None else f"process {pid} belongs to no job"
+    return f"{what} that this user may look at on this host{''.join(unreadable[:1])}"
+
+
+def _summary(recording: Recording, path: Path) -> str:
+    first = recording.segments[0]
+    seconds = (recording.ended_ns - recording.begun_ns) / 1e9
+    ranks = len({pid for segment in recording.segments for pid in segment.pids})
+    lines = [f"{path}: {recording.n_calls:,} calls of {ranks} ranks in {seconds:.1f} s"]
+    if left_out := recording.n_left_out:
+        lines.append(
+            f"  {left_out:,} more calls were left out, as the tracks 'calls left out' show: there "
+            "was no room for them, or they came faster than this command could read them"
+        )
+    if first.n_elsewhere:
+        lines.append(
+            f"  {first.n_elsewhere} ranks are on other hosts: run gpucoll trace there as well"
+        )
+    return "\n".join(lines)
