@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.observe.test_why import MOMENT_S, PATIENCE_S, run, verdict_of_kind
 from tests.waiting import is_stopped, until
 
 from gpucoll import config
+from gpucoll.group.host import joining as host_joining
 from gpucoll.observe import joining, segments
 from gpucoll.observe.look import jobs_of, look
 from gpucoll.observe.verdict import judge
 from gpucoll.rendezvous import marks
 from gpucoll.rendezvous.environments import launched_as
+from gpucoll.rendezvous.meet import meet
 
 PROGRAM = """
 import os, sys, time
@@ -110,6 +113,31 @@ def test_a_rank_whose_process_nobody_knows(rank_server, tmp_path, late):
         finally:
             go.touch()
             pool.collect()
+
+
+def duplicate_late(comm, go):
+    def meet_late(*args, **options):
+        until(go.exists)
+        return meet(*args, **options)
+
+    with mock.patch.object(host_joining, "meet", meet_late if comm.rank == 1 else meet):
+        comm.duplicate().close()
+
+
+def test_a_rank_that_is_late_within_duplicate(rank_server, tmp_path):
+    go = tmp_path / "go"
+    with rank_server.fork(3) as pool:
+        pool.start(duplicate_late, go)
+        try:
+            pids = [rank.pid for rank in pool.ranks]
+            found, seen = verdict_of_kind(
+                pids, "waiting", " s in duplicate for rank 1. It is not in duplicate yet; "
+            )
+            assert found.text.startswith("Ranks 0, 2 have been waiting for ")
+            assert (found.ranks, seen.pids) == ((1,), pids)
+        finally:
+            go.touch()
+            pool.results()
 
 
 def test_marks_end_with_the_meeting(ranks):
