@@ -85,6 +85,7 @@ def test_a_lost_rank(ranks, tmp_path):
     said = the_file(tmp_path, [replies[rank].result for rank in (0, 2)])
     assert "  rank 1: in no call of this communicator; the last collective: " in said
     assert " has ended\n" in said
+    assert "no stack" not in said
 
 
 def test_an_abort_is_reported_by_the_others(ranks, tmp_path):

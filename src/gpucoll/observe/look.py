@@ -150,6 +150,13 @@ class Job:
         """The processes, by rank."""
         return sorted(self.processes, key=self.number)
 
+    @property
+    def living(self) -> list[int]:
+        """The processes that have not ended, by rank."""
+        there = self.processes.items()
+        living = {pid for pid, each in there if each is not None and not each.has_ended}
+        return [pid for pid in self.pids if pid in living]
+
 
 def jobs_of(parts: Iterable[P]) -> list[list[P]]:
     """Return the parts of each job: those that have processes in common belong together."""

@@ -76,8 +76,7 @@ def report_on(pid: int, error: str, until: float) -> str:
         verdict = judge(job, 0.0)
         if verdict.is_healthy:
             verdict = replace(verdict, text=_CALM)
-        there = [each for each in job.pids if job.processes[each] is not None]
-        seen = stacks.read_stacks(there, (until - time.monotonic()) / 2)
+        seen = stacks.read_stacks(job.living, (until - time.monotonic()) / 2)
         seen = {each: _without_report(stack) for each, stack in seen.items()}
         lines += lines_of(job, verdict, seen, tree=bool(seen))
     if missing := stacks.missing():

@@ -202,8 +202,7 @@ def is_meant(job: Sequence[Part], pid: int | None) -> bool:
 def _report(parts: list[Part], given: argparse.Namespace) -> Report:
     job = look(parts)
     wanted = job.pids if given.stacks else _speakers(job, judge(job, given.patience))
-    there = [pid for pid in wanted if job.processes[pid] is not None]
-    return Report(job, read_stacks(there))
+    return Report(job, read_stacks([pid for pid in job.living if pid in wanted]))
 
 
 def _speakers(job: Job, verdict: Verdict) -> list[int]:
