@@ -18,6 +18,7 @@ from gpucoll.observe.look import Job, RankLook, jobs_of, look
 from gpucoll.observe.merge import merge
 from gpucoll.observe.processes import Process
 from gpucoll.observe.stacks import Stack
+from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import Verdict, judge
 
 SHORT = np.ones(4, np.float32)
@@ -101,6 +102,35 @@ def test_hosts_that_do_not_hear_of_each_other():
     assert verdict.text.endswith(
         "which all ranks have entered, and nothing moves: the connection between a and b does not "
         "carry data."
+    )
+
+
+def test_hosts_whose_data_moves_are_slow():
+    verdict, _ = verdict_on(pair([leader(2, has_traffic=True), waits(3, 101, awaited=[100])]))
+    assert verdict.kind == "moving"
+    assert "for data that is on its way: slow, not stuck." in verdict.text
+
+
+def test_data_that_is_not_acknowledged_is_evidence():
+    reports = pair([leader(2, unacknowledged=["10.0.0.1"]), waits(3, 101, awaited=[100])])
+    verdict, _ = verdict_on(reports)
+    assert verdict.kind == "link"
+    assert verdict.text.endswith(" What rank 2 has sent to 10.0.0.1 is not acknowledged.")
+
+
+def test_a_host_that_was_asked_in_vain():
+    (here,) = pair([])[:1]
+    here.job.silent["b"] = [2, 3]
+    verdict = judge(here.job)
+    assert verdict.text.endswith(
+        "Nothing is heard of b (ranks 2, 3): its first rank is stopped or has ended, or the "
+        "connection to it does not carry data."
+    )
+    assert verdict.ranks == (2, 3)
+    lines = [*lines_of(here.job, verdict, {}, False)]
+    assert lines[-1] == (
+        "  ranks 2, 3: b did not answer. Run gpucoll why --json there, and gpucoll why --merge "
+        "here."
     )
 
 
