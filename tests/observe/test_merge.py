@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.group.world.test_namespaces import ENVIRONMENT, made_namespaces, on_namespaces
 from tests.waiting import until
 
 from gpucoll.observe import segments, why
@@ -261,6 +262,58 @@ def test_damage_is_an_error_or_another_report(seed):
 
 
 # --- real ranks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def namespaces():
+    yield from made_namespaces()
+
+
+def reduce_until(comm, go):
+    while not comm.all_reduce(int(go.exists()), "max"):
+        pass
+
+
+@pytest.mark.soak
+def test_a_link_that_is_cut(hosts, rank_server, namespaces, tmp_path):
+    go = tmp_path / "go"
+    with rank_server.fork(3) as pool:
+        hosts.start(
+            pool,
+            "aab",
+            on_namespaces,
+            namespaces.names,
+            reduce_until,
+            go,
+            gives="seat",
+            environment=ENVIRONMENT,
+            timeout_s=60.0,
+        )
+        pids = [rank.pid for rank in pool.ranks]
+        until(lambda: [one.kind for one in verdicts_on(pids)] == ["moving"])
+        namespaces.cut_off(1)
+        seen: list[Verdict] = []
+
+        def is_cut():
+            seen[:] = verdicts_on(pids)
+            return seen[0].kind == "link" and "has sent to 10.78.0." in seen[0].text
+
+        try:
+            until(is_cut)
+        finally:
+            namespaces.restore(1)
+            go.touch()
+            pool.results()
+    assert "the connection between " in seen[0].text
+
+
+def verdicts_on(pids):
+    found = segments.find(pids)
+    try:
+        parts = [Report(look(job, 0.1), {}) for job in jobs_of(found.parts)]
+    finally:
+        found.close()
+    return [judge(one.job, 0.1) for one in merge([read for part in parts for read in again(part)])]
 
 
 def receive(comm, source, go):

@@ -8,7 +8,7 @@ ranks wait for each other.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucoll.observe.look import HOST_SHIFT, Job, RankLook
 from gpucoll.observe.processes import Process
@@ -250,6 +250,8 @@ def _cut(job: Job, late: list[RankLook], cut: list[RankLook]) -> Verdict:
     """Return the verdict on hosts that are all in one call and do not hear of each other."""
     found = sorted({host for one in cut for host in (one.pid >> HOST_SHIFT, *one.unheard)})
     names = " and ".join(job.hosts[host] for host in found[:2])
+    # Each host counts its calls by itself.
+    late = [replace(one, text=one.text.partition(" (#")[0]) for one in late]
     between = names if len(found) == 2 else "two of " + ", ".join(job.hosts[h] for h in found)
     text = (
         f"{_waits(late)}, which all ranks have entered, and nothing moves: the connection between "
