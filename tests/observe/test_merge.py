@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.group.world.test_namespaces import ENVIRONMENT, made_namespaces, on_namespaces
 from tests.waiting import until
 
 from gpucoll.observe import segments, why
@@ -18,6 +19,7 @@ from gpucoll.observe.look import Job, RankLook, jobs_of, look
 from gpucoll.observe.merge import merge
 from gpucoll.observe.processes import Process
 from gpucoll.observe.stacks import Stack
+from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import Verdict, judge
 
 SHORT = np.ones(4, np.float32)
@@ -101,6 +103,35 @@ def test_hosts_that_do_not_hear_of_each_other():
     assert verdict.text.endswith(
         "which all ranks have entered, and nothing moves: the connection between a and b does not "
         "carry data."
+    )
+
+
+def test_hosts_whose_data_moves_are_slow():
+    verdict, _ = verdict_on(pair([leader(2, has_traffic=True), waits(3, 101, awaited=[100])]))
+    assert verdict.kind == "moving"
+    assert "for data that is on its way: slow, not stuck." in verdict.text
+
+
+def test_data_that_is_not_acknowledged_is_evidence():
+    reports = pair([leader(2, unacknowledged=["10.0.0.1"]), waits(3, 101, awaited=[100])])
+    verdict, _ = verdict_on(reports)
+    assert verdict.kind == "link"
+    assert verdict.text.endswith(" What rank 2 has sent to 10.0.0.1 is not acknowledged.")
+
+
+def test_a_host_that_was_asked_in_vain():
+    (here,) = pair([])[:1]
+    here.job.silent["b"] = [2, 3]
+    verdict = judge(here.job)
+    assert verdict.text.endswith(
+        "Nothing is heard of b (ranks 2, 3): its first rank is stopped or has ended, or the "
+        "connection to it does not carry data."
+    )
+    assert verdict.ranks == (2, 3)
+    lines = [*lines_of(here.job, verdict, {}, False)]
+    assert lines[-1] == (
+        "  ranks 2, 3: b did not answer. Run gpucoll why --json there, and gpucoll why --merge "
+        "here."
     )
 
 
@@ -231,6 +262,58 @@ def test_damage_is_an_error_or_another_report(seed):
 
 
 # --- real ranks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def namespaces():
+    yield from made_namespaces()
+
+
+def reduce_until(comm, go):
+    while not comm.all_reduce(int(go.exists()), "max"):
+        pass
+
+
+@pytest.mark.soak
+def test_a_link_that_is_cut(hosts, rank_server, namespaces, tmp_path):
+    go = tmp_path / "go"
+    with rank_server.fork(3) as pool:
+        hosts.start(
+            pool,
+            "aab",
+            on_namespaces,
+            namespaces.names,
+            reduce_until,
+            go,
+            gives="seat",
+            environment=ENVIRONMENT,
+            timeout_s=60.0,
+        )
+        pids = [rank.pid for rank in pool.ranks]
+        until(lambda: [one.kind for one in verdicts_on(pids)] == ["moving"])
+        namespaces.cut_off(1)
+        seen: list[Verdict] = []
+
+        def is_cut():
+            seen[:] = verdicts_on(pids)
+            return seen[0].kind == "link" and "has sent to 10.78.0." in seen[0].text
+
+        try:
+            until(is_cut)
+        finally:
+            namespaces.restore(1)
+            go.touch()
+            pool.results()
+    assert "the connection between " in seen[0].text
+
+
+def verdicts_on(pids):
+    found = segments.find(pids)
+    try:
+        parts = [Report(look(job, 0.1), {}) for job in jobs_of(found.parts)]
+    finally:
+        found.close()
+    return [judge(one.job, 0.1) for one in merge([read for part in parts for read in again(part)])]
 
 
 def receive(comm, source, go):

@@ -7,28 +7,29 @@ import select
 import socket
 import time
 
-from gpucoll.group.world.observers import ANSWERING_S, MOST_TEXT_BYTES, observers_address, user_of
+from gpucoll.group.world import observers
 from gpucoll.observe.json_report import Report, ReportError, from_json
 from gpucoll.observe.segments import Observed
 from gpucoll.rendezvous import frames
 
 __all__ = ["ask"]
 
-_MOST_BYTES = 8 * MOST_TEXT_BYTES  # JSON within JSON
+_MOST_BYTES = 8 * observers.MOST_TEXT_BYTES  # JSON within JSON
 
 
-def ask(part: Observed, limit_s: float = ANSWERING_S) -> tuple[list[Report], dict[str, list[int]]]:
+def ask(part: Observed, limit_s: float | None = None) -> tuple[list[Report], dict[str, list[int]]]:
     """Return what other hosts report, and the ranks of each host that has not answered.
 
     Returns
     -------
     reports : list of Report
-        Of the hosts that have answered within `limit_s`.
+        Of the hosts that have answered within `limit_s`; default: while the leader waits for them.
     silent : dict
         By name, the ranks of the other hosts; empty if the leader of this host does not answer.
     """
     try:
         with _connected(part) as end:
+            limit_s = observers.ANSWERING_S if limit_s is None else limit_s
             return _answers(frames.Connection(end, _MOST_BYTES, 0), limit_s)
     except (OSError, frames.BadMessageError):
         return [], {}
@@ -39,8 +40,8 @@ def _connected(part: Observed) -> socket.socket:
     leader = part.pids[0]
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        end.connect(observers_address(part.job.group, leader))
-        if user_of(end) != os.stat(f"/proc/{leader}").st_uid:
+        end.connect(observers.observers_address(part.job.group, leader))
+        if observers.user_of(end) != os.stat(f"/proc/{leader}").st_uid:
             raise ConnectionError("another user has taken the address")
     except BaseException:
         end.close()

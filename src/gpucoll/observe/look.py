@@ -13,6 +13,7 @@ from gpucoll.group.host.whereabouts import Standing, Whereabouts, last_call, num
 from gpucoll.observe.joining import Joining
 from gpucoll.observe.processes import Process, process_of, program_of
 from gpucoll.observe.segments import Observed
+from gpucoll.observe.sockets import Traffic, traffic_of
 from gpucoll.observe.streams import Pending, is_behind, pending_of, rows_without
 from gpucoll.rendezvous.marks import Wait
 from gpucoll.transport.shared import layout
@@ -60,6 +61,10 @@ class RankLook:
     unheard : list of int
         The hosts whose ranks are all in its collective, and whose data it still waits for; only
         known if they were looked at, too.
+    has_traffic : bool
+        Whether data moves on TCP connections of its process, its program's own among them.
+    unacknowledged : list of str
+        The addresses of hosts that do not acknowledge what its process has sent them.
     missing : list of int
         The numbers of ranks for which it also waits, and of which no process is known.
     since_s : float or None
@@ -85,6 +90,8 @@ class RankLook:
     abroad: list[int] = field(default_factory=list)
     is_in_collective: bool = False
     unheard: list[int] = field(default_factory=list)
+    has_traffic: bool = False
+    unacknowledged: list[str] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     since_s: float | None = None
     calls: int = 0
@@ -186,10 +193,13 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     begun_s = time.monotonic()
     first = [[_progress(segment, rank) for rank in _ranks(segment)] for segment in segments]
     pending = [[pending_of(segment, rank) for rank in _ranks(segment)] for segment in segments]
+    spanning = {pid: None for each in segments if each.n_elsewhere for pid in each.pids}
+    traffic = traffic_of(spanning)
     time.sleep(moment_s)
     after = {pid: process_of(pid) for pid in pids}
     passed_s = time.monotonic() - begun_s
     job = _job_of(parts, after, first, pending)
+    _note_traffic(job.ranks, traffic, traffic_of(spanning))
     for pid, process in after.items():
         earlier = before[pid]
         if process is not None and earlier is not None:
@@ -364,6 +374,15 @@ def _wait_looks(wait: Wait, place: int, known: set[int]) -> Iterator[RankLook]:
     for rank, pid in wait.awaited.items():
         if pid not in known:
             yield RankLook(place, rank, pid, "in no call of gpucoll that is known", False)
+
+
+def _note_traffic(
+    ranks: list[RankLook], before: dict[int, Traffic], after: dict[int, Traffic]
+) -> None:
+    for one in ranks:
+        if one.awaits_other_hosts and one.pid in after:
+            one.has_traffic = before[one.pid].queues != after[one.pid].queues
+            one.unacknowledged = [*after[one.pid].unacknowledged]
 
 
 def _name_calls_abroad(ranks: list[RankLook]) -> None:

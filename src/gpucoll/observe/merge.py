@@ -145,7 +145,7 @@ def _resolve(job: Job) -> None:
         else:
             streams[one.communicator].add(one.rank)
     for one in job.ranks:
-        if one.awaits_other_hosts:
+        if one.awaits_other_hosts and job.groups[one.communicator]:
             _resolve_rank(job, one, members[one.communicator], streams[one.communicator])
 
 

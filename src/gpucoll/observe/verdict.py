@@ -8,7 +8,7 @@ ranks wait for each other.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucoll.observe.look import HOST_SHIFT, Job, RankLook
 from gpucoll.observe.processes import Process
@@ -60,11 +60,7 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     moved = {_where(one) for one in job.ranks if one.has_moved}
     still = [one for one in late if _where(one) not in moved]
     if not still:
-        return Verdict(
-            "moving",
-            f"{_who(late)} {_verb(late, 'waits', 'wait')} for data that is on its way: slow, not "
-            "stuck.",
-        )
+        return _slow(late)
     ends = ends_of(job, still)
     if ends:
         return _blamed(job, still, ends)
@@ -73,7 +69,14 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     if any(one.awaits_other_hosts for one in still):
         return _elsewhere(job, still)
     cut = [one for one in still if one.unheard]
+    if any(one.has_traffic for one in cut):
+        return _slow(still)
     return _cut(job, still, cut) if cut else _among_themselves(job, still)
+
+
+def _slow(late: list[RankLook]) -> Verdict:
+    waits = f"{_who(late)} {_verb(late, 'waits', 'wait')}"
+    return Verdict("moving", f"{waits} for data that is on its way: slow, not stuck.")
 
 
 def _where(one: RankLook) -> tuple[int, bool]:
@@ -227,18 +230,32 @@ def _elsewhere(job: Job, late: list[RankLook]) -> Verdict:
         f"Nothing is heard of {', '.join(told)}: its first rank is stopped or has ended, or the "
         "connection to it does not carry data."
     )
+    text += _unacknowledged(job, late)
     ranks = sorted(rank for ranks in job.silent.values() for rank in ranks)
     return Verdict("elsewhere", f"{start} {text}", tuple(ranks))
+
+
+def _unacknowledged(job: Job, late: list[RankLook]) -> str:
+    """Return a sentence on the connections that are known to be cut; empty: none is."""
+    told = [
+        f"What rank {job.number(one.pid)} has sent to {', '.join(one.unacknowledged)} is not "
+        "acknowledged."
+        for one in late
+        if one.unacknowledged
+    ]
+    return "".join(f" {sentence}" for sentence in told[:_MOST_TOLD])
 
 
 def _cut(job: Job, late: list[RankLook], cut: list[RankLook]) -> Verdict:
     """Return the verdict on hosts that are all in one call and do not hear of each other."""
     found = sorted({host for one in cut for host in (one.pid >> HOST_SHIFT, *one.unheard)})
     names = " and ".join(job.hosts[host] for host in found[:2])
+    # Each host counts its calls by itself.
+    late = [replace(one, text=one.text.partition(" (#")[0]) for one in late]
     between = names if len(found) == 2 else "two of " + ", ".join(job.hosts[h] for h in found)
     text = (
         f"{_waits(late)}, which all ranks have entered, and nothing moves: the connection between "
-        f"{between} does not carry data."
+        f"{between} does not carry data.{_unacknowledged(job, cut)}"
     )
     return Verdict("link", text, tuple(sorted({one.rank for one in cut})))
 

@@ -16,7 +16,7 @@ from gpucoll.observe.look import Job, Part, jobs_of, look
 from gpucoll.observe.merge import merge, related
 from gpucoll.observe.processes import ancestors_of, pids_here
 from gpucoll.observe.segments import Found, Observed, find
-from gpucoll.observe.stacks import read_stacks
+from gpucoll.observe.stacks import LIMIT_S, read_stacks
 from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import PATIENCE_S, Verdict, judge
 
@@ -25,6 +25,8 @@ __all__ = ["main", "make_parser"]
 EXIT_HEALTHY, EXIT_STUCK, EXIT_NONE = 0, 1, 2
 MOST_CALLERS = 8
 WATCH_S = 2.0
+ASKED_STACKS_S = 2.0
+"""For stacks with `--local`: another host may wait, for 4 s at most, and rather lacks a stack."""
 
 DESCRIPTION = """\
 Say who makes a running job wait. Looks at the jobs of this user on this host, without stopping
@@ -202,7 +204,12 @@ def is_meant(job: Sequence[Part], pid: int | None) -> bool:
 def _report(parts: list[Part], given: argparse.Namespace) -> Report:
     job = look(parts)
     wanted = job.pids if given.stacks else _speakers(job, judge(job, given.patience))
+<<<<<<< HEAD
     return Report(job, read_stacks([pid for pid in job.living if pid in wanted]))
+=======
+    there = [pid for pid in wanted if job.processes[pid] is not None]
+    return Report(job, read_stacks(there, ASKED_STACKS_S if given.local else LIMIT_S))
+>>>>>>> 73f2729548e02cfb1b38a66cac834a8bb33129cc
 
 
 def _speakers(job: Job, verdict: Verdict) -> list[int]:

@@ -25,9 +25,9 @@ from gpucoll.group.world.messages import Kind, Message
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.notices import address
 
-CHILD_S: Final = 4.0
+CHILD_S = 4.0
 """How long `gpucoll why` may take on another host; 0.5 s on an idle one."""
-ANSWERING_S: Final = 5.0
+ANSWERING_S = 5.0
 """How long an observer gets answers."""
 MOST_TEXT_BYTES: Final = 8 << 20
 MOST_SENT_BYTES: Final = 256 << 10
