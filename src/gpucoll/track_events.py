@@ -208,7 +208,8 @@ class TrackEvents:
         self._clocks = clocks
         self._sequence = _number(10, identity + 1)
         self._in_sequence = self._sequence + _number(13, _NEEDS_STATE)
-        self._tracks, self._flows = (count((identity << 32) + 1) for _ in range(2))
+        self._next_flow = (identity << 32) + 1
+        self._tracks = count(self._next_flow)
         self._names: dict[tuple[int, str], int] = {}
         self._news = b""
 
@@ -263,9 +264,10 @@ class TrackEvents:
         shown = _number(30, value) if isinstance(value, int) else _double(44, value)
         return self._event(_COUNTER, track, time_ns, shown)
 
-    def flow(self) -> int:
-        """Return a new flow."""
-        return next(self._flows)
+    def flows(self, n: int) -> int:
+        """Return the first of n new flows, which have consecutive numbers."""
+        first, self._next_flow = self._next_flow, self._next_flow + n
+        return first
 
     def finish(self) -> bytes:
         """Return nothing: a trace is a sequence of packets."""

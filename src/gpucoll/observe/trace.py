@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpucoll.command_line import OneLineParser
 from gpucoll.errors import SharedMemoryError
-from gpucoll.observe.look import jobs_of
+from gpucoll.observe.look import Part, jobs_of
 from gpucoll.observe.processes import pids_here
 from gpucoll.observe.recording import Recording, record
 from gpucoll.observe.segments import Found, Observed, find
@@ -20,6 +20,7 @@ from gpucoll.observe.why import is_meant
 __all__ = ["main", "make_parser"]
 
 EXIT_WRITTEN, EXIT_FAILED, EXIT_NONE = 0, 1, 2
+EXIT_INTERRUPTED = 130
 MOST_CALLS = 200_000
 
 DESCRIPTION = """\
@@ -67,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=MOST_CALLS,
         metavar="N",
-        help="record at most N calls: 88 bytes of memory and 200 of the file each "
+        help="record at most N calls: 400 bytes of memory and 200 of the file each "
         "(default: %(default)d)",
     )
     parser.add_argument(
@@ -110,24 +111,31 @@ def _merge(given: argparse.Namespace) -> int:
 def _record(given: argparse.Namespace) -> int:
     found = find(pids_here())
     try:
-        jobs = [job for job in jobs_of(found.segments) if is_meant(job, given.pid)]
+        jobs = [_in_order(job) for job in jobs_of(found.parts) if is_meant(job, given.pid)]
+        jobs = [job for job in jobs if job]
         if len(jobs) != 1:
             return _fail(_trouble(jobs, found, given.pid), EXIT_NONE)
         with given.out.open("wb") as file:
-            recording = record(_in_order(jobs[0]), given.seconds, given.most)
+            recording = record(jobs[0], given.seconds, given.most)
             for part in encode(recording):
                 file.write(part)
-    except (OSError, SharedMemoryError) as error:
+    except SharedMemoryError as error:
+        given.out.unlink()
         return _fail(str(error), EXIT_FAILED)
+    except OSError as error:
+        return _fail(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _fail(f"{given.out} has only a part of the calls", EXIT_INTERRUPTED)
     finally:
         found.close()
     print(_summary(recording, given.out))
     return EXIT_WRITTEN
 
 
-def _in_order(job: list[Observed]) -> list[Observed]:
+def _in_order(job: list[Part]) -> list[Observed]:
     """Return the communicators as all hosts number them: large ones first, then the older ones."""
-    return sorted(job, key=lambda each: (-each.world_size, int(Path(each.path).name)))
+    segments = [each for each in job if isinstance(each, Observed)]
+    return sorted(segments, key=lambda each: (-each.world_size, int(Path(each.path).name)))
 
 
 def _fail(text: str, code: int) -> int:

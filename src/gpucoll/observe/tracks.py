@@ -8,7 +8,6 @@ from the call of that rank to where the data begins to move.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -77,15 +76,45 @@ def _left_out(
             yield events.count(counters[pid], each.time_ns, sums[pid])
 
 
-@dataclass
-class _Wait:
-    """What is drawn of a call in which all ranks of the host have been."""
+class _Waits:
+    """The calls in which all ranks of the host have been: who came last, and who waited for it.
 
-    last: int
-    waited_ns: int
-    all_there_ns: int
-    flows: list[int] = field(default_factory=list)
-    """The arrows that lead to this call, or for the last rank those that lead away."""
+    Attributes
+    ----------
+    last : array of int64, shape (n,)
+        By call, the rank that came last.
+    waited_ns, has_arrow : array, shape (n, P)
+        By call and rank, how long it waited, and whether an arrow leads to it.
+    """
+
+    def __init__(self, segment: Observed, calls: npt.NDArray[np.void], events: TrackEvents) -> None:
+        size = segment.world_size
+        meetings = Register(size).add(Calls(segment, calls, np.zeros(size, np.int64)))
+        self.last, self.waited_ns = meetings.last, meetings.waited_ns
+        all_there_ns = meetings.calls["begun_ns"].max(axis=1, keepdims=True)
+        stayed = meetings.calls["ended_ns"] > all_there_ns + 1
+        self.has_arrow = (self.waited_ns >= SHOWN_WAIT_NS) & stayed
+        self._sequences = meetings.calls["sequence"][:, 0]
+        self._size, self._first_flow = size, events.flows(self.waited_ns.size)
+
+    def meeting_of(self, calls: npt.NDArray[np.void]) -> list[int]:
+        """Return the place of each call here; -1: it has none."""
+        if not len(self._sequences):
+            return [-1] * len(calls)
+        places = np.searchsorted(self._sequences, calls["sequence"])
+        places = np.minimum(places, len(self._sequences) - 1)
+        is_here = np.isin(calls["kind"], _MEETING) & (self._sequences[places] == calls["sequence"])
+        found: list[int] = np.where(is_here, places, -1).tolist()
+        return found
+
+    def arrow(self, meeting: int, rank: int) -> int:
+        """Return the flow that leads to a rank's call."""
+        return self._first_flow + meeting * self._size + rank
+
+    def leaving(self, meeting: int) -> list[int]:
+        """Return the flows that lead away from the last rank's call."""
+        ranks = np.flatnonzero(self.has_arrow[meeting]).tolist()
+        return [self.arrow(meeting, rank) for rank in ranks]
 
 
 class _Communicator:
@@ -101,47 +130,31 @@ class _Communicator:
 
     def encode(self, calls: npt.NDArray[np.void]) -> Iterator[bytes]:
         """Yield the calls, in the order of their beginnings."""
-        waits = self._waits(calls)
-        for call in calls[np.argsort(calls["begun_ns"], kind="stable")]:
-            wait = waits.get((int(call["sequence"]), int(call["rank"])))
-            yield self._call(call, wait if int(call["kind"]) in _MEETING else None)
+        calls = calls[np.argsort(calls["begun_ns"], kind="stable")]
+        waits = _Waits(self._segment, calls, self._events)
+        for call, meeting in zip(calls, waits.meeting_of(calls), strict=True):
+            yield self._call(call, waits, meeting)
 
-    def _waits(self, calls: npt.NDArray[np.void]) -> dict[tuple[int, int], _Wait]:
-        size = self._segment.world_size
-        nothing_missed = np.zeros(size, np.int64)
-        meetings = Register(size).add(Calls(self._segment, calls, nothing_missed))
-        waits = {}
-        for row, last, waited in zip(
-            meetings.calls, meetings.last, meetings.waited_ns, strict=True
-        ):
-            all_there_ns, sequence = int(row["begun_ns"].max()), int(row["sequence"][0])
-            mine = waits[sequence, int(last)] = _Wait(int(last), 0, all_there_ns)
-            for rank in np.flatnonzero(waited > 0):
-                wait = waits[sequence, int(rank)] = _Wait(
-                    int(last), int(waited[rank]), all_there_ns
-                )
-                if waited[rank] >= SHOWN_WAIT_NS and row["ended_ns"][rank] > all_there_ns + 1:
-                    wait.flows.append(self._events.flow())
-                    mine.flows += wait.flows
-        return waits
-
-    def _call(self, call: npt.NDArray[np.void], wait: _Wait | None) -> bytes:
+    def _call(self, call: npt.NDArray[np.void], waits: _Waits, meeting: int) -> bytes:
         begun_ns, ended_ns = int(call["begun_ns"]), int(call["ended_ns"])
         track, described = self._track(call)
         events, arguments = self._events, self._arguments(call)
-        if wait is None:
+        if meeting < 0:
             begin = events.begin(track, begun_ns, _name_of(call), arguments)
             return described + begin + events.end(track, ended_ns)
-        rank = self._segment.number(wait.last)
-        arguments |= {"last rank": rank, "waited_us": wait.waited_ns / 1000}
-        leaving = wait.flows if wait.last == call["rank"] else ()
+        place, last = int(call["rank"]), int(waits.last[meeting])
+        waited_ns, rank = int(waits.waited_ns[meeting, place]), self._segment.number(last)
+        arguments |= {"last rank": rank, "waited_us": waited_ns / 1000}
+        leaving = waits.leaving(meeting) if place == last else ()
         parts = [described, events.begin(track, begun_ns, _name_of(call), arguments, leaving)]
-        if wait.waited_ns >= SHOWN_WAIT_NS:
-            until_ns = begun_ns + wait.waited_ns
+        if waited_ns >= SHOWN_WAIT_NS:
+            until_ns = begun_ns + waited_ns
             parts += [events.begin(track, begun_ns, f"waits for rank {rank}")]
             parts += [events.end(track, until_ns)]
-            if wait.flows:  # 1 ns later, because the earlier end of an arrow is its beginning
-                moves = events.begin(track, until_ns + 1, "moves data", ended_flows=wait.flows)
+            if waits.has_arrow[meeting, place]:
+                # 1 ns later, because the earlier end of an arrow is its beginning.
+                arriving = [waits.arrow(meeting, place)]
+                moves = events.begin(track, until_ns + 1, "moves data", ended_flows=arriving)
                 parts += [moves, events.end(track, ended_ns)]
         return b"".join([*parts, events.end(track, ended_ns)])
 

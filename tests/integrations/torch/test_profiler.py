@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.waiting import until
 
 
 def profiled(call, **options):
@@ -98,31 +99,30 @@ def test_shapes_bytes_and_group(groups):
         assert "Group size" not in without
 
 
-def start_and_wait():
-    import threading
-
+def start_and_wait(go):
     import torch
     from torch import distributed as dist
 
     x = torch.ones(1)
-    may_go = threading.Event()
 
     def call():
         if dist.get_rank():
-            may_go.wait(0.05)
+            until(go.exists)
             dist.all_reduce(x)
         else:
             work = dist.all_reduce(x, async_op=True)
+            with torch.profiler.record_function("gpucoll: rank 1 may come"):
+                go.touch()
             work.wait()
 
-    return [event["dur"] for event in profiled(call)]
+    return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in profiled(call)]
 
 
-def test_a_range_ends_when_its_work_ends(groups):
-    """Rank 0 starts the call and waits 50 ms for rank 1."""
-    started, work = groups.call(2, start_and_wait)[0]
-    assert work >= 40_000
-    assert started < work
+def test_a_range_ends_when_its_work_ends(groups, tmp_path):
+    """It cannot end before rank 1 has come; that of torch ends when the call has been started."""
+    started, work, told = groups.call(2, start_and_wait, tmp_path / "go")[0]
+    assert [started[0], work[0]] == ["c10d::allreduce_", "gpucoll:all_reduce"]
+    assert started[2] <= told[1] <= work[2]
 
 
 def stop_first():
