@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from tests.waiting import until
 
 from gpucoll.observe import gpus, table, top
-from gpucoll.observe.sampler import Communicator, RankRow, Sampler, Snapshot
+from gpucoll.observe.look import RankLook
+from gpucoll.observe.processes import Process
+from gpucoll.observe.sampler import Communicator, RankRow, Sampler, Snapshot, state_of
 from gpucoll.observe.segments import find
 
 COMMAND = [sys.executable, "-m", "gpucoll", "top"]
@@ -109,6 +112,43 @@ def test_a_rank_that_is_late_each_time(job):
     assert sorted(one.n_ranks for one in shown.communicators) == [2, 2, 4]
     assert [one.slowest for one in shown.communicators].count(1) >= 1
     assert sampler.calls_of(pids[0]).size == 0  # closed
+
+
+ALIVE = Process(1, "python", "S", 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "expected"),
+    [
+        ("waiting in all_reduce(op=sum) (#3)", {"since_s": 12.34}, "in all_reduce, 12.3 s"),
+        ("in all_reduce(op=sum) (#3)", {"since_s": 0.1}, "in all_reduce"),
+        ("waiting in recv or probe(source=1, tag=2)", {}, "in recv or probe"),
+        ("waiting in a call (#3)", {}, "in a call"),
+        ("in a call that cannot be read", {}, "in a call"),
+        (
+            "waiting for other hosts, barrier()",
+            {"awaits_other_hosts": True},
+            "waits for other hosts",
+        ),
+        ("waiting on the GPU in all_reduce() (#3)", {"stream": "in"}, "GPU: in all_reduce"),
+        (
+            "waiting on the GPU for work before all_reduce() (#3)",
+            {"stream": "before"},
+            "GPU: before all_reduce",
+        ),
+        ("in no call of this communicator", {"is_in_call": False}, "sleeps"),
+        ("no longer in it", {"is_in_call": False, "closed": ""}, "has closed"),
+    ],
+)
+def test_states(text, changed, expected):
+    look = replace(RankLook(0, 1, 1, text, True), **changed)
+    assert state_of([look], ALIVE, 0.0) == expected
+
+
+def test_states_of_processes():
+    assert state_of([], None, 0.0) == state_of([], replace(ALIVE, state="Z"), 0.0) == "has ended"
+    assert state_of([], replace(ALIVE, state="T"), 0.0) == "stopped"
+    assert state_of([], ALIVE, 0.9) == "computes"
 
 
 # --- text -----------------------------------------------------------------------------------------
