@@ -127,11 +127,15 @@ class Sampler:
 
     def find(self) -> Found:
         """Look for communicators of the job that are new, or gone."""
-        found = find(pids_here())
+        # A communicator that comes later has one of the processes that are known.
+        found = find(sorted(self._pids) or pids_here())
         jobs = [job for job in jobs_of(found.segments) if self._is_ours(job)]
         jobs.sort(key=lambda job: -len({pid for segment in job for pid in segment.pids}))
-        chosen = jobs[0] if jobs else []
-        self._other_jobs = max(len(jobs) - 1, 0) if not self._pids else self._other_jobs
+        if self._pids:  # all that is left of it, in however many parts
+            chosen = [segment for job in jobs for segment in job]
+        else:
+            chosen = jobs[0] if jobs else []
+            self._other_jobs = max(len(jobs) - 1, 0)
         here = {segment.identity for segment in chosen}
         for identity in [each for each in self._watched if each not in here]:
             self._watched.pop(identity).close()
@@ -140,7 +144,9 @@ class Sampler:
                 self._take(segment)
             else:
                 segment.segment.unmap()
-        self._pids |= {pid for each in self._watched.values() for pid in each.segment.pids}
+        if self._watched:
+            self._pids = {pid for each in self._watched.values() for pid in each.segment.pids}
+        self._processes = {pid: self._processes[pid] for pid in self._pids & {*self._processes}}
         return found
 
     def _is_ours(self, job: list[Observed]) -> bool:
