@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import until
+from tests.waiting import is_stopped, until
 
 from gpucoll.observe import gpus, table, top
 from gpucoll.observe.look import RankLook
@@ -312,15 +312,28 @@ def waiting(job):
 
 
 @pytest.fixture
-def terminal(waiting):
-    """A terminal that shows them."""
+def terminals():
+    """Start a command in a terminal that shows a job."""
     pytest.importorskip("rich", reason="the screen needs rich")
     pytest.importorskip("pyte", reason="a terminal in a test needs pyte")
     from tests.observe.terminals import Terminal
 
-    shown = Terminal([*COMMAND, str(waiting[0]), "--interval", "0.3"])
-    yield shown
-    shown.close()
+    started: list[Terminal] = []
+
+    def start(pids, **environment):
+        command = [*COMMAND, str(pids[0]), "--interval", "0.3"]
+        started.append(Terminal(command, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def terminal(waiting, terminals):
+    """A terminal that shows the ranks that wait."""
+    return terminals(waiting)
 
 
 def row_of(lines, rank):
@@ -366,6 +379,28 @@ def test_the_terminal_is_restored(terminal, sent, code):
     terminal.until("q quit")
     assert terminal.end(sent) == code
     assert terminal.is_restored
+
+
+def test_it_can_be_stopped(terminal):
+    terminal.until("q quit")
+    terminal.press("\x1a")  # Ctrl-Z
+    until(lambda: is_stopped(terminal.process.pid))
+    terminal.read()
+    assert terminal.is_restored
+    terminal.screen.reset()
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.until("gpucoll top", "q quit")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert terminal.is_restored
+
+
+def test_without_colours(waiting, terminals):
+    shown = terminals(waiting, NO_COLOR="1")
+    shown.until("rank 1 made others wait", "q quit")
+    assert {cell.fg for line in shown.screen.buffer.values() for cell in line.values()} == {
+        "default"
+    }
 
 
 def test_the_end_of_the_job(terminal, tmp_path):
