@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from gpucoll.observe.look import RankLook
 from gpucoll.observe.processes import Process
 from gpucoll.observe.sampler import Communicator, RankRow, Sampler, Snapshot, state_of
 from gpucoll.observe.segments import find
+from gpucoll.observe.watch import CALL
 
 COMMAND = [sys.executable, "-m", "gpucoll", "top"]
 NO_PID = 1 << 30
@@ -217,6 +219,65 @@ def test_sorting():
 )
 def test_numbers(function, value, text):
     assert function(value) == text
+
+
+# --- the screen, drawn without a terminal ---------------------------------------------------------
+
+MANY = replace(SHOWN, rows=[replace(ROW, rank=rank, pid=1000 + rank) for rank in range(64)])
+
+
+@pytest.fixture
+def drawn():
+    """Draw a view; return its lines."""
+    console = pytest.importorskip("rich.console", reason="the screen needs rich")
+
+    def draw(view, shown, width, height):
+        text = io.StringIO()
+        group = view.draw(shown, lambda pid: np.zeros(0, CALL), width, height)
+        console.Console(file=text, width=width, height=height).print(group)
+        lines = text.getvalue().splitlines()
+        assert len(lines) == height
+        assert all(len(line) <= width for line in lines)
+        return lines
+
+    return draw
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 10), (80, 24), (120, 40), (200, 100)])
+def test_every_rank_can_be_reached(drawn, size):
+    from gpucoll.observe.screen import View
+
+    view, seen = View(), set()
+    view.press("down")  # nothing is drawn yet
+    drawn(view, MANY, *size)
+    for key in ["home", *["page down"] * 64, "up", "end"]:
+        assert view.press(key)
+        rows = [line.split() for line in drawn(view, MANY, *size)]
+        seen |= {int(row[0]) for row in rows if row and row[0].isdecimal()}
+    assert seen == {*range(64)}
+    if size == (80, 24):
+        assert drawn(view, MANY, *size)[-1].endswith("-64 of 64")
+
+
+def test_keys_of_the_screen(drawn):
+    from gpucoll.observe.screen import View
+
+    view, size = View(), (80, 24)
+    drawn(view, SHOWN, *size)
+    for key, sort in [("s", "process"), ("<", "rank"), ("<", "rss"), ("s", "rank")]:
+        view.press(key)
+        assert view.sort == sort
+    view.press("r")
+    assert [line.split()[0] for line in drawn(view, SHOWN, *size)[4:6]] == ["1", "0"]
+    view.press("?")  # means nothing
+    view.press("p")
+    assert "paused" in drawn(view, SHOWN, *size)[0]
+    view.press("home")
+    view.press("enter")
+    assert view.pid == 4711
+    assert drawn(view, replace(SHOWN, rows=SHOWN.rows[1:]), *size)  # that rank has ended
+    assert view.pid is None
+    assert not view.press("q")
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
