@@ -181,7 +181,8 @@ class Sampler:
         now_ns = time.monotonic_ns()
         pending = _pending_of(job, [each.segment for each in watched], now_ns)
         for each, own in zip(watched, pending, strict=True):
-            each.rates.add(each.watch.read()[0], own, now_ns, self._kept_s)
+            calls = each.watch.read()[0]
+            each.rates.add(calls, own, time.monotonic_ns(), self._kept_s)
         for pid, process in job.processes.items():
             self._keep(pid, process, now_ns)
         self._gpus.read()
