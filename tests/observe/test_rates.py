@@ -89,7 +89,15 @@ def test_calls_that_were_missed_are_counted():
     assert found.is_sampled
     assert found.calls.tolist() == [100, 50]
     assert found.size_bytes.tolist() == [100_000, 50_000]
-    assert found.in_calls.tolist() == pytest.approx([0.5, 0.5])  # of the 0.2 s that are known
+    assert found.in_calls.tolist() == pytest.approx([0.5, 0.5], abs=0.05)  # of what is known
+    blocked = sample_of(calls, missed=[90, 40], in_call={0: 0.99})
+    assert blocked.in_calls.tolist() == pytest.approx([0.51, 0.5], abs=0.05)
+
+
+def test_a_rank_that_stopped_to_make_calls():
+    messages = [(0, 0, 0.8 + 0.02 * k, 0.81 + 0.02 * k) for k in range(10)]
+    found = sample_of(calls_of(*messages, (1, 1, 0.0, 0.1)), missed=[90, 0])
+    assert found.in_calls.tolist() == pytest.approx([0.5, 0.0], abs=0.05)
 
 
 def test_parts_of_calls_are_neither_counted_nor_timed():

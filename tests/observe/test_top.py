@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.waiting import until
+from tests.waiting import is_stopped, until
 
 from gpucoll.observe import gpus, table, top
-from gpucoll.observe.sampler import Communicator, RankRow, Sampler, Snapshot
+from gpucoll.observe.look import RankLook
+from gpucoll.observe.processes import Process
+from gpucoll.observe.sampler import Communicator, RankRow, Sampler, Snapshot, state_of
 from gpucoll.observe.segments import find
+from gpucoll.observe.watch import CALL
 
 COMMAND = [sys.executable, "-m", "gpucoll", "top"]
 NO_PID = 1 << 30
@@ -111,6 +116,43 @@ def test_a_rank_that_is_late_each_time(job):
     assert sampler.calls_of(pids[0]).size == 0  # closed
 
 
+ALIVE = Process(1, "python", "S", 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "expected"),
+    [
+        ("waiting in all_reduce(op=sum) (#3)", {"since_s": 12.34}, "in all_reduce, 12.3 s"),
+        ("in all_reduce(op=sum) (#3)", {"since_s": 0.1}, "in all_reduce"),
+        ("waiting in recv or probe(source=1, tag=2)", {}, "in recv or probe"),
+        ("waiting in a call (#3)", {}, "in a call"),
+        ("in a call that cannot be read", {}, "in a call"),
+        (
+            "waiting for other hosts, barrier()",
+            {"awaits_other_hosts": True},
+            "waits for other hosts",
+        ),
+        ("waiting on the GPU in all_reduce() (#3)", {"stream": "in"}, "GPU: in all_reduce"),
+        (
+            "waiting on the GPU for work before all_reduce() (#3)",
+            {"stream": "before"},
+            "GPU: before all_reduce",
+        ),
+        ("in no call of this communicator", {"is_in_call": False}, "sleeps"),
+        ("no longer in it", {"is_in_call": False, "closed": ""}, "has closed"),
+    ],
+)
+def test_states(text, changed, expected):
+    look = replace(RankLook(0, 1, 1, text, True), **changed)
+    assert state_of([look], ALIVE, 0.0) == expected
+
+
+def test_states_of_processes():
+    assert state_of([], None, 0.0) == state_of([], replace(ALIVE, state="Z"), 0.0) == "has ended"
+    assert state_of([], replace(ALIVE, state="T"), 0.0) == "stopped"
+    assert state_of([], ALIVE, 0.9) == "computes"
+
+
 # --- text -----------------------------------------------------------------------------------------
 
 ROW = RankRow(1, 4711, "in all_reduce, 12.3 s", 123456.0, 2.5e9, 0.9, 0.5, 0.123, 1.5, 130 << 20)
@@ -177,6 +219,65 @@ def test_sorting():
 )
 def test_numbers(function, value, text):
     assert function(value) == text
+
+
+# --- the screen, drawn without a terminal ---------------------------------------------------------
+
+MANY = replace(SHOWN, rows=[replace(ROW, rank=rank, pid=1000 + rank) for rank in range(64)])
+
+
+@pytest.fixture
+def drawn():
+    """Draw a view; return its lines."""
+    console = pytest.importorskip("rich.console", reason="the screen needs rich")
+
+    def draw(view, shown, width, height):
+        text = io.StringIO()
+        group = view.draw(shown, lambda pid: np.zeros(0, CALL), width, height)
+        console.Console(file=text, width=width, height=height).print(group)
+        lines = text.getvalue().splitlines()
+        assert len(lines) == height
+        assert all(len(line) <= width for line in lines)
+        return lines
+
+    return draw
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 10), (80, 24), (120, 40), (200, 100)])
+def test_every_rank_can_be_reached(drawn, size):
+    from gpucoll.observe.screen import View
+
+    view, seen = View(), set()
+    view.press("down")  # nothing is drawn yet
+    drawn(view, MANY, *size)
+    for key in ["home", *["page down"] * 64, "up", "end"]:
+        assert view.press(key)
+        rows = [line.split() for line in drawn(view, MANY, *size)]
+        seen |= {int(row[0]) for row in rows if row and row[0].isdecimal()}
+    assert seen == {*range(64)}
+    if size == (80, 24):
+        assert drawn(view, MANY, *size)[-1].endswith("-64 of 64")
+
+
+def test_keys_of_the_screen(drawn):
+    from gpucoll.observe.screen import View
+
+    view, size = View(), (80, 24)
+    drawn(view, SHOWN, *size)
+    for key, sort in [("s", "process"), ("<", "rank"), ("<", "rss"), ("s", "rank")]:
+        view.press(key)
+        assert view.sort == sort
+    view.press("r")
+    assert [line.split()[0] for line in drawn(view, SHOWN, *size)[4:6]] == ["1", "0"]
+    assert view.press("?")  # means nothing
+    assert view.press("p")
+    assert "paused" in drawn(view, SHOWN, *size)[0]
+    view.press("home")
+    view.press("enter")
+    assert view.pid == 4711
+    ended = replace(SHOWN, rows=SHOWN.rows[1:])
+    assert drawn(view, ended, *size)[-1].startswith("q quit  s sort")  # all ranks again
+    assert not view.press("q")
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
@@ -272,15 +373,28 @@ def waiting(job):
 
 
 @pytest.fixture
-def terminal(waiting):
-    """A terminal that shows them."""
+def terminals():
+    """Start a command in a terminal that shows a job."""
     pytest.importorskip("rich", reason="the screen needs rich")
     pytest.importorskip("pyte", reason="a terminal in a test needs pyte")
     from tests.observe.terminals import Terminal
 
-    shown = Terminal([*COMMAND, str(waiting[0]), "--interval", "0.3"])
-    yield shown
-    shown.close()
+    started: list[Terminal] = []
+
+    def start(pids, **environment):
+        command = [*COMMAND, str(pids[0]), "--interval", "0.3"]
+        started.append(Terminal(command, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def terminal(waiting, terminals):
+    """A terminal that shows the ranks that wait."""
+    return terminals(waiting)
 
 
 def row_of(lines, rank):
@@ -326,6 +440,28 @@ def test_the_terminal_is_restored(terminal, sent, code):
     terminal.until("q quit")
     assert terminal.end(sent) == code
     assert terminal.is_restored
+
+
+def test_it_can_be_stopped(terminal):
+    terminal.until("q quit")
+    terminal.press("\x1a")  # Ctrl-Z
+    until(lambda: is_stopped(terminal.process.pid))
+    terminal.read()
+    assert terminal.is_restored
+    terminal.screen.reset()
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.until("gpucoll top", "q quit")
+    terminal.press("q")
+    assert terminal.end() == 0
+    assert terminal.is_restored
+
+
+def test_without_colours(waiting, terminals):
+    shown = terminals(waiting, NO_COLOR="1")
+    shown.until("rank 1 made others wait", "q quit")
+    assert {cell.fg for line in shown.screen.buffer.values() for cell in line.values()} == {
+        "default"
+    }
 
 
 def test_the_end_of_the_job(terminal, tmp_path):

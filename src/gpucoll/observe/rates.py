@@ -124,8 +124,8 @@ class Rates:
 
     def add(self, found: Calls, pending: Pending, now_ns: int, kept_s: float = KEPT_S) -> Sample:
         """Take a look: the calls that ended since the one before, and what ranks are in now."""
-        calls, start_ns = _newest(found, self.looked_ns)
-        sample = self._sample(found, calls, pending, (start_ns, now_ns))
+        calls, window = _newest(found, (self.looked_ns, now_ns))
+        sample = self._sample(found, calls, pending, window, now_ns)
         self.looked_ns = now_ns
         self.samples.append(sample)
         while self.samples[0].ended_ns <= now_ns - kept_s * 1e9:
@@ -134,28 +134,37 @@ class Rates:
         return sample
 
     def _sample(
-        self, found: Calls, calls: npt.NDArray[np.void], pending: Pending, window: tuple[int, int]
+        self,
+        found: Calls,
+        calls: npt.NDArray[np.void],
+        pending: Pending,
+        window: tuple[int, int],
+        now_ns: int,
     ) -> Sample:
-        is_sampled = bool(np.any(found.missed)) or len(calls) < len(found.calls)
+        passed_ns = max(now_ns - self.looked_ns, 1)
+        is_sampled = window != (self.looked_ns, now_ns)
         if is_sampled:  # what the register has kept will never be complete
             self._register = Register(self.n_ranks)
         meetings = self._register.add(Calls(found.segment, calls, found.missed))
+
+        def share(rank: Times, begun: Times, ended: Times, since: Times) -> Floats:
+            if not is_sampled:
+                return self._share(rank, begun, ended, since, window)
+            known = self._share(rank, begun, ended, np.zeros_like(since), window)
+            left = np.where(since, now_ns - np.maximum(since, self.looked_ns), 0) / passed_ns
+            return left + known * (1 - left)  # before, it went on as in the calls that are known
+
         met, held_up = meetings.calls, meetings.held_up_ns
-        last_ns = met["begun_ns"].max(axis=1, keepdims=True, initial=0)
+        begun = met["begun_ns"]
+        last_ns = begun.max(axis=1, keepdims=True, initial=0)
         own = calls[(calls["kind"] != SpanKind.PART) & (calls["kind"] != SpanKind.GPU)]
         return Sample(
-            window[1],
-            max(window[1] - self.looked_ns, 1) / 1e9,
+            now_ns,
+            passed_ns / 1e9,
             *self._counts(found),
-            self._share(own["rank"], own["begun_ns"], own["ended_ns"], pending.in_call, window),
-            self._share(
-                met["rank"],
-                met["begun_ns"],
-                met["begun_ns"] + meetings.waited_ns,
-                pending.waiting,
-                window,
-            ),
-            self._share(met["rank"], last_ns - held_up, last_ns, pending.awaited, window),
+            share(own["rank"], own["begun_ns"], own["ended_ns"], pending.in_call),
+            share(met["rank"], begun, begun + meetings.waited_ns, pending.waiting),
+            share(met["rank"], last_ns - held_up, last_ns, pending.awaited),
             is_sampled,
         )
 
@@ -212,19 +221,28 @@ class Rates:
         return np.concatenate([np.zeros(0, CALL), *kept])
 
 
-def _newest(found: Calls, looked_ns: int) -> tuple[npt.NDArray[np.void], int]:
-    """Return at most `MOST_CALLS`, and from when on they are all calls that there were."""
-    calls, start_ns = found.calls, looked_ns
-    for rank in np.flatnonzero(found.missed):
-        begun = calls["begun_ns"][calls["rank"] == rank]
-        start_ns = max(
-            start_ns, int(begun.min(initial=np.iinfo(np.int64).max if len(begun) else 0))
-        )
+def _newest(found: Calls, window: tuple[int, int]) -> tuple[npt.NDArray[np.void], tuple[int, int]]:
+    """Return at most `MOST_CALLS`, and the time in which they are all calls that there were.
+
+    That is less than the window if ranks have overwritten calls, or if there are more. It then ends
+    when one of the ranks ended its last call: ranks are read one after the other.
+    """
+    calls = found.calls
+    if not np.any(found.missed) and len(calls) <= MOST_CALLS:
+        return calls, window
+    by_rank = [calls[calls["rank"] == rank] for rank in range(len(found.missed))]
+    start_ns, end_ns = window
+    for own, missed in zip(by_rank, found.missed, strict=True):
+        if len(own):
+            start_ns = max(start_ns, int(own["begun_ns"].min()) if missed else 0)
+            end_ns = min(end_ns, int(own["ended_ns"].max()))
     if len(calls) > MOST_CALLS:
         ended = calls["ended_ns"]
         start_ns = max(start_ns, int(np.partition(ended, -MOST_CALLS)[-MOST_CALLS]))
         calls = calls[ended >= start_ns]
-    return calls, start_ns
+    if end_ns <= start_ns:  # one of them has long stopped to make calls
+        end_ns = max(int(calls["ended_ns"].max(initial=0)), start_ns + 1)
+    return calls, (start_ns, end_ns)
 
 
 # --- the calls of one rank ------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gpucoll.observe.verdict import ends_of
 from gpucoll.observe.watch import CALL, Watch
 from gpucoll.observe.why import is_meant
 
-__all__ = ["Communicator", "RankRow", "Sampler", "Snapshot"]
+__all__ = ["Communicator", "RankRow", "Sampler", "Snapshot", "state_of"]
 
 _BUSY = 0.5
 _LONG_S = 0.5
@@ -127,11 +127,15 @@ class Sampler:
 
     def find(self) -> Found:
         """Look for communicators of the job that are new, or gone."""
-        found = find(pids_here())
+        # A communicator that comes later has one of the processes that are known.
+        found = find(sorted(self._pids) or pids_here())
         jobs = [job for job in jobs_of(found.segments) if self._is_ours(job)]
         jobs.sort(key=lambda job: -len({pid for segment in job for pid in segment.pids}))
-        chosen = jobs[0] if jobs else []
-        self._other_jobs = max(len(jobs) - 1, 0) if not self._pids else self._other_jobs
+        if self._pids:  # all that is left of it, in however many parts
+            chosen = [segment for job in jobs for segment in job]
+        else:
+            chosen = jobs[0] if jobs else []
+            self._other_jobs = max(len(jobs) - 1, 0)
         here = {segment.identity for segment in chosen}
         for identity in [each for each in self._watched if each not in here]:
             self._watched.pop(identity).close()
@@ -140,7 +144,9 @@ class Sampler:
                 self._take(segment)
             else:
                 segment.segment.unmap()
-        self._pids |= {pid for each in self._watched.values() for pid in each.segment.pids}
+        if self._watched:
+            self._pids = {pid for each in self._watched.values() for pid in each.segment.pids}
+        self._processes = {pid: self._processes[pid] for pid in self._pids & {*self._processes}}
         return found
 
     def _is_ours(self, job: list[Observed]) -> bool:
@@ -173,9 +179,10 @@ class Sampler:
         self._watched = {each.segment.identity: each for each in watched}
         job = self._job = look_once([each.segment for each in watched])
         now_ns = time.monotonic_ns()
-        pending = _pending_of(job, [each.segment.world_size for each in watched], now_ns)
+        pending = _pending_of(job, [each.segment for each in watched], now_ns)
         for each, own in zip(watched, pending, strict=True):
-            each.rates.add(each.watch.read()[0], own, now_ns, self._kept_s)
+            calls = each.watch.read()[0]
+            each.rates.add(calls, own, time.monotonic_ns(), self._kept_s)
         for pid, process in job.processes.items():
             self._keep(pid, process, now_ns)
         self._gpus.read()
@@ -220,7 +227,7 @@ class Sampler:
         return RankRow(
             job.number(pid),
             pid,
-            _state_of([one for one in job.ranks if one.pid == pid], process, cpu),
+            state_of([one for one in job.ranks if one.pid == pid], process, cpu),
             calls,
             size_bytes,
             in_calls,
@@ -267,28 +274,30 @@ class Sampler:
 # --- what a look tells ----------------------------------------------------------------------------
 
 
-def _pending_of(job: Job, sizes: list[int], now_ns: int) -> list[Pending]:
+def _pending_of(job: Job, segments: list[Observed], now_ns: int) -> list[Pending]:
     """Return, for each communicator, what its ranks are in and whom they wait for."""
-    found, first = [], 0
-    for size in sizes:
-        ranks = job.ranks[first : first + size]
-        first += size
-        in_call, waiting, awaited = np.zeros((3, size), np.int64)
-        late = [one for one in ranks if one.since_s is not None]
+    found = []
+    for communicator, segment in enumerate(segments):
+        places = {pid: place for place, pid in enumerate(segment.pids)}
+        looks = [one for one in job.ranks if one.communicator == communicator]
+        late = [one for one in looks if one.since_s is not None]
         ends = {*ends_of(job, late)} if late else set[int]()
-        texts = {one.pid: _call_text(one) for one in ranks}
-        for place, one in enumerate(ranks):
-            if one.since_s is None:
-                continue
-            in_call[place] = now_ns - int(one.since_s * 1e9)
+        texts = {(one.pid, one.stream): _call_text(one) for one in looks}
+        in_call, waiting, awaited = np.zeros((3, len(places)), np.int64)
+        for one in late:
+            place = places[one.pid]
+            since_ns = now_ns - int((one.since_s or 0.0) * 1e9)
+            if one.stream is None:
+                in_call[place] = since_ns
             # All others may be in the same call as well: then data is on its way.
             if one.awaits_other_hosts or any(
-                pid in ends or texts.get(pid) != texts[one.pid] for pid in one.awaited
+                pid in ends or texts.get((pid, one.stream)) != _call_text(one)
+                for pid in one.awaited
             ):
-                waiting[place] = in_call[place]
+                waiting[place] = min(waiting[place] or since_ns, since_ns)
         if waiting.any():
-            since = waiting[waiting > 0].min()
-            awaited[[place for place, one in enumerate(ranks) if one.pid in ends]] = since
+            since_ns = waiting[waiting > 0].min()
+            awaited[[places[pid] for pid in ends if pid in places]] = since_ns
         found.append(Pending(in_call, waiting, awaited))
     return found
 
@@ -297,10 +306,10 @@ def _call_text(one: RankLook) -> str:
     return one.text.removeprefix("waiting ")
 
 
-_CALL = re.compile(r"(?:waiting )?in (\w+)\(")
+_CALL = re.compile(r"(?:waiting )?(?:on the GPU )?(?:in|for work before) ([\w ]+?) ?\(")
 
 
-def _state_of(looks: list[RankLook], process: Process | None, cpu: float) -> str:
+def state_of(looks: list[RankLook], process: Process | None, cpu: float) -> str:
     """Return where a process stands, in a few words."""
     if process is None or process.has_ended:
         return "has ended"
@@ -310,7 +319,10 @@ def _state_of(looks: list[RankLook], process: Process | None, cpu: float) -> str
     if in_calls:
         one = max(in_calls, key=lambda one: one.since_s or 0.0)
         call = _CALL.match(one.text)
-        where = f"in {call[1]}" if call else "waits for other hosts"
+        where = "waits for other hosts" if one.awaits_other_hosts else "in a call"
+        if call:
+            gpu = "" if one.stream is None else "GPU: "
+            where = f"{gpu}{'before' if one.stream == 'before' else 'in'} {call[1]}"
         return f"{where}, {one.since_s:.1f} s" if (one.since_s or 0.0) >= _LONG_S else where
     if looks and all(one.closed is not None for one in looks):
         return "has closed"

@@ -97,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"gpucoll top: {what}", file=sys.stderr)
                 return EXIT_NONE
             has_ended = (_print if is_plain else _show)(sampler, given)
+            if sampler.trouble:
+                print(f"gpucoll top: {sampler.trouble}", file=sys.stderr)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # as in `gpucoll top | head`
