@@ -264,16 +264,40 @@ def test_a_job_that_shrinks_goes_on_as_the_same(rank_server, tmp_path):
             pool.collect()
 
 
+def mapped_segments():
+    return Path("/proc/self/maps").read_text().count("gpucoll-segment")
+
+
 def test_it_leaves_nothing(job):
     _, pids = job()
     follower = Follower(lambda: pids)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd")), mapped_segments()
     follow(follower, lambda found: value(found, "gpucoll_ranks") == 2)
     for _ in range(3):
         follower.look()
     follower.close()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert "gpucoll-segment" not in Path("/proc/self/maps").read_text()
+    assert (len(os.listdir("/proc/self/fd")), mapped_segments()) == before
+
+
+def see_between_hosts(comm):
+    follower = Follower(lambda: [os.getpid()])
+    follower.look()
+    comm.barrier()
+    comm.all_reduce(SHORT)
+    comm.barrier()
+    follower.read()
+    found = follower.samples
+    follower.close()
+    (group,) = [each.labels[-1] for each in found if "group" in each.label_names]
+    ranks = {each.labels[2] for each in found if each.metric.name == "gpucoll_calls_total"}
+    name = "gpucoll_calls_total"
+    return group, ranks, value(found, name, collective="all_reduce", rank=str(comm.rank))
+
+
+def test_one_of_several_hosts(hosts):
+    here, there = hosts.call("ab", see_between_hosts)
+    assert here[0] == there[0] != ""
+    assert (here[1:], there[1:]) == (({"0"}, 1), ({"1"}, 1))
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -125,8 +125,9 @@ METRICS = {
         Metric(
             "gpucoll_communicator_ranks",
             "gauge",
-            "Ranks of an open communicator, with those of other hosts; its name if it has one.",
-            ("communicator", "name"),
+            "Ranks of an open communicator, with those of other hosts; its name if it has one; its "
+            "group, if it spans hosts: the same on all of them.",
+            ("communicator", "name", "group"),
         ),
         Metric(
             "gpucoll_process_cpu_seconds_total",

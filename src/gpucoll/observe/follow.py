@@ -12,7 +12,7 @@ from gpucoll.group.host.shrinking import Phase
 from gpucoll.observe.counters import Numbers, Sample
 from gpucoll.observe.look import MOMENT_S, look
 from gpucoll.observe.meetings import Register
-from gpucoll.observe.processes import pids_here, program_of
+from gpucoll.observe.processes import pids_here
 from gpucoll.observe.segments import Observed, find
 from gpucoll.observe.verdict import judge
 from gpucoll.observe.watch import Watch
@@ -198,13 +198,13 @@ class _Job:
         """See how the job is now."""
         self.open.sort(key=lambda each: -each.segment.world_size)
         seen = look([each.segment for each in self.open], moment_s)
-        labels = [each.label for each in self.open]
-        self.numbers.set_gauges(seen, labels, not judge(seen).is_healthy)
+        places = [each.label for each in self.open]
+        self.numbers.set_gauges(seen, places, not judge(seen).is_healthy)
         for each in self.open:
-            name, count = each.segment.job.name, each.segment.world_size + each.segment.n_elsewhere
-            self.numbers.set_gauge("gpucoll_communicator_ranks", count, each.label, name)
-        program = next(filter(None, map(_script_of, seen.pids)), "")
-        self.numbers.set_gauge("gpucoll_job_info", 1, program)
+            job, count = each.segment.job, each.segment.world_size + each.segment.n_elsewhere
+            labels = (each.label, job.name, job.group)
+            self.numbers.set_gauge("gpucoll_communicator_ranks", count, *labels)
+        self.numbers.set_gauge("gpucoll_job_info", 1, _script_of(seen.program))
         for pid, process in seen.processes.items():
             if process is not None:
                 more_s = max(process.cpu_s - self.cpu_s.get(pid, 0.0), 0.0)
@@ -214,8 +214,7 @@ class _Job:
         self.cpu_s = {pid: process.cpu_s for pid, process in there if process is not None}
 
 
-def _script_of(pid: int) -> str:
-    """Return the name of the program that a process runs, without its arguments."""
-    words = program_of(pid).split()
-    found = [word for word in words if not word.startswith("-")]
-    return Path(found[0]).name if found else ""
+def _script_of(program: str) -> str:
+    """Return the name of a program without its arguments, which may contain secrets."""
+    words = [word for word in program.split() if not word.startswith("-")]
+    return Path(words[0]).name if words else ""

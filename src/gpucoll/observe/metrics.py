@@ -24,7 +24,7 @@ from gpucoll.version import __version__
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
-__all__ = ["main", "make_parser"]
+__all__ = ["main", "make_parser", "registry_of"]
 
 EXIT_USAGE, EXIT_FAILED, EXIT_INTERRUPTED = 2, 1, 130
 FILE_NAME = "gpucoll.prom"
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _export(given: argparse.Namespace, ends: socket.socket) -> int:
     follower = Follower(lambda: _pids_of(given.pid))
-    registry = _registry(follower)
+    registry = registry_of(follower)
     with contextlib.ExitStack() as stack:
         stack.callback(follower.close)
         write: Callable[[], None] = partial(_print, registry)
@@ -221,7 +221,8 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
     return list(zip(bounds, map(float, durations.counts.cumsum().tolist()), strict=True))
 
 
-def _registry(follower: Follower) -> CollectorRegistry:
+def registry_of(follower: Follower) -> CollectorRegistry:
+    """Return what prometheus-client exports: the values of a follower."""
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)
