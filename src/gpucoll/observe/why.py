@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from gpucoll.observe.ask import ask
 from gpucoll.observe.json_report import Report, ReportError, as_json, from_json
 from gpucoll.observe.look import Job, Part, jobs_of, look
 from gpucoll.observe.merge import merge, related
-from gpucoll.observe.processes import ancestors_of, pids_here
+from gpucoll.observe.processes import ancestors_of, pids_here, user_of
 from gpucoll.observe.segments import Found, Observed, find
 from gpucoll.observe.stacks import read_stacks
 from gpucoll.observe.text import lines_of
@@ -187,7 +188,15 @@ def told(pids: Sequence[int]) -> str:
 
 
 def none_text(pid: int | None) -> str:
-    """Return that there is no job, or none with this process."""
+    """Return that there is no job, or none with this process, and why."""
+    user = user_of(pid) if pid else None
+    if pid and user is None:
+        return f"there is no process {pid} on this host"
+    if user is not None and os.geteuid() not in (0, user):
+        return (
+            f"process {pid} belongs to user {user}: the kernel lets that user and root look at it, "
+            f"and refuses it to user {os.geteuid()}"
+        )
     what = f"process {pid} belongs to no job" if pid else "there is no job"
     return f"{what} that this user may look at on this host"
 
