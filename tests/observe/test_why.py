@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import numpy as np
 import pytest
 from tests.waiting import is_stopped, until
 
-from gpucoll.group.host import facts
 from gpucoll.observe import segments, why
 from gpucoll.observe.look import Job, RankLook, jobs_of, look
 from gpucoll.observe.processes import Process, process_of
 from gpucoll.observe.stacks import Stack, tree_of
 from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import judge
-from gpucoll.rendezvous import job as rendezvous_job
 from gpucoll.transport.shared import layout
 
 PATIENCE_S = 0.1
@@ -263,31 +259,6 @@ def test_another_version_is_named(hanging):
     os.close(fd)
 
 
-@pytest.mark.soak(quick=2)
-@pytest.mark.parametrize("seed", range(40))
-def test_garbage_harms_no_observer(tmp_path, seed):
-    random_ = random.Random(seed)
-    place = layout.SegmentLayout(3, layout.Tuning(*range(1, 9)))
-    fd = os.memfd_create("gpucoll-segment")
-    os.ftruncate(fd, place.size_bytes)
-    job = rendezvous_job.Job(0, 3, "", "")
-    facts.write_facts(fd, job, place, [os.getpid()] * 3)
-    ends = [0, place.facts, place.records, place.first_bytes]
-    part = random_.randrange(3)
-    for _ in range(10):
-        start = random_.randrange(ends[part], ends[part + 1])
-        os.pwrite(fd, random_.randbytes(random_.choice((1, 8, 256))), start)
-    found = segments.Found()
-    try:
-        segments._map(f"/proc/self/fd/{fd}", set(), found)
-        judge(look(found.segments, 0.0), 0.0)
-    except facts.UnreadableError:
-        pass
-    finally:
-        found.close()
-        os.close(fd)
-
-
 def test_it_only_reads_and_leaves_nothing(hanging):
     pids = hanging("outside", 2)
     verdict_of_kind(pids, "outside")
@@ -301,31 +272,6 @@ def test_it_only_reads_and_leaves_nothing(hanging):
     (row,) = [row for row in rows if row.startswith(f"{address:x}-")]
     assert " r--s " in row
     found.close()
-
-
-@pytest.mark.soak
-def test_attaching_at_any_moment_changes_nothing(rank_server):
-    """Ranks start, split and end while they are looked at all the time."""
-
-    def work(comm, turns):
-        total = 0
-        for turn in range(turns):
-            with comm.split(comm.rank % 2, comm.rank) as part, comm.duplicate() as other:
-                total += int(part.all_reduce(turn)) + int(other.all_reduce(1))
-        return total
-
-    with rank_server.fork(6) as pool:
-        pool.start(work, 60)
-        looks, pids = 0, [rank.pid for rank in pool.ranks]
-        until_s = time.monotonic() + 5
-        while time.monotonic() < until_s:
-            found = segments.find(pids)
-            for job in jobs_of(found.parts):
-                judge(look(job, 0.0))
-                looks += 1
-            found.close()
-        assert pool.results() == [sum(3 * turn + 6 for turn in range(60))] * 6
-    assert looks > 20
 
 
 # --- stacks ---------------------------------------------------------------------------------------

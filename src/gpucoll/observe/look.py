@@ -34,6 +34,8 @@ HOST_SHIFT = 32
 """Kernels number processes below 2**22."""
 MOMENT_S = 0.2
 """The time between the two looks: CPU shares are measured over it."""
+BUSY = 0.5
+"""From which share of the moment on a process works all the time, or would if it had a CPU."""
 
 
 @dataclass
@@ -72,7 +74,8 @@ class RankLook:
     calls : int
         The number of its last collective.
     has_moved : bool
-        Whether its call, or what it does in it, changed within the moment.
+        Whether within the moment its call or message changed, or what it has done for it, or it
+        worked for it without a pause.
     closed : str or None
         Why it has closed the communicator; empty: by its program; None: it has not.
     stream : str or None
@@ -111,7 +114,7 @@ class Job:
     cpu : dict
         The share of a CPU that each used within the moment.
     ranks : list of RankLook
-        Of all communicators, the one with the most ranks first.
+        Of all communicators, the one with the most ranks first; of several, the oldest one.
     names : list of str or None
         The name of each communicator, or empty; None for ranks that have no communicator yet.
     elsewhere : int
@@ -152,6 +155,11 @@ class Job:
         """Return the rank of a process in the first communicator that has it."""
         return next(one.rank for one in self.ranks if one.pid == pid)
 
+    def place(self, one: RankLook) -> str:
+        """Return where a rank stands, with its communicator if that is not the first one."""
+        name = self.names[one.communicator] or one.communicator
+        return f"{one.text} of communicator {name}" if one.communicator else one.text
+
     @property
     def pids(self) -> list[int]:
         """The processes, by rank."""
@@ -173,12 +181,16 @@ def jobs_of(parts: Iterable[P]) -> list[list[P]]:
         jobs = [job for job in jobs if not any(job is one for one in near)]
         jobs.append([part, *(each for job in near for each in job)])
     for job in jobs:  # the first communicator of a program has all its ranks
-        job.sort(key=lambda each: (_PLACES.index(type(each)), -_size(each)))
+        job.sort(key=lambda each: (_PLACES.index(type(each)), -_size(each), _made_ns(each)))
     return jobs
 
 
 def _size(part: Part) -> int:
     return 0 if isinstance(part, Wait) else part.world_size
+
+
+def _made_ns(part: Part) -> int:
+    return part.made_ns if isinstance(part, Observed) else 0
 
 
 def _linked(part: Part) -> set[int]:
@@ -198,7 +210,13 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
     time.sleep(moment_s)
     after = {pid: process_of(pid) for pid in pids}
     passed_s = time.monotonic() - begun_s
-    job = _job_of(parts, after, first, pending)
+    busy = set[int]()
+    for pid, process in after.items():
+        earlier = before[pid]
+        wanted_s = process.wanted_s - earlier.wanted_s if process and earlier else 0.0
+        if wanted_s > BUSY * passed_s > 0:
+            busy.add(pid)
+    job = _job_of(parts, after, first, pending, busy)
     _note_traffic(job.ranks, traffic, traffic_of(spanning))
     for pid, process in after.items():
         earlier = before[pid]
@@ -209,7 +227,7 @@ def look(parts: Sequence[Part], moment_s: float = MOMENT_S) -> Job:
 
 def look_once(parts: Sequence[Part]) -> Job:
     """Look once, without a pause: neither what moves nor the use of CPUs is known then."""
-    return _job_of(parts, {pid: process_of(pid) for pid in _pids_of(parts)}, None, None)
+    return _job_of(parts, {pid: process_of(pid) for pid in _pids_of(parts)}, None, None, set())
 
 
 def _pids_of(parts: Sequence[Part]) -> list[int]:
@@ -221,6 +239,7 @@ def _job_of(
     processes: dict[int, Process | None],
     first: list[list[tuple[int, ...]]] | None,
     pending: list[list[Pending | None]] | None,
+    busy: set[int],
 ) -> Job:
     ranks = []
     segments = [part for part in parts if isinstance(part, Observed)]
@@ -229,7 +248,8 @@ def _job_of(
         for rank in _ranks(segment):
             one = _rank_look(segment, place, rank, whereabouts)
             if first is not None and one.closed is None:
-                one.has_moved = _progress(segment, rank) != first[place][rank]
+                is_busy = one.is_in_call and one.pid in busy
+                one.has_moved = is_busy or _progress(segment, rank) != first[place][rank]
             ranks.append(one)
     for place, segment in enumerate(segments):
         ranks += _stream_looks(segment, place, None if pending is None else pending[place])
@@ -273,13 +293,31 @@ def _ranks(segment: Observed) -> range:
 
 
 def _progress(segment: Observed, rank: int) -> tuple[int, ...]:
-    """Return what changes whenever a rank does something for a call."""
-    place = segment.layout
-    words = [
-        segment.load(offset + rank * layout.LINE_BYTES) for offset in (place.filled, place.read)
-    ]
+    """Return what changes whenever a rank does something for a call, and only then."""
+    place, line = segment.layout, rank * layout.LINE_BYTES
+    words = (place.filled + line, place.read + line, segment.status_offset(rank))
+    # The other half of each word says whether ranks sleep on it.
+    values = [segment.load(offset) & 0xFFFFFFFF for offset in words]
     last, is_in_it = last_call(segment, rank)
-    return (*words, last or 0, is_in_it, segment.load(segment.status_offset(rank)))
+    return (*values, last or 0, is_in_it, *_message_progress(segment, rank))
+
+
+def _message_progress(segment: Observed, rank: int) -> tuple[int, ...]:
+    """Return what changes while the message that a rank waits for moves; empty: it awaits none."""
+    place = segment.layout
+    doing = [int(word) for word in segment.bell_words(rank)[layout.BELL_DOING // 8 :]]
+    if not doing[Doing.kind]:
+        return ()
+    peer = doing[Doing.peer]
+    others = range(place.ends) if peer < 0 else [peer] if peer < place.ends else []
+    pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
+    mailboxes = [receiver * place.ends + sender for receiver, sender in pairs]
+    taken = [
+        segment.load(place.mailboxes + each * place.mailbox_stride + layout.MAILBOX_TAIL)
+        for each in mailboxes
+        if segment.load(place.opened + 8 * each)
+    ]
+    return (*doing[: Doing.n_words], *taken)
 
 
 def _rank_look(segment: Observed, place: int, rank: int, whereabouts: Whereabouts) -> RankLook:

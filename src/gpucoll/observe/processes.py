@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoll.topology import processes
 
-__all__ = ["Process", "ancestors_of", "pids_here", "process_of", "program_of"]
+__all__ = ["Process", "ancestors_of", "pids_here", "process_of", "program_of", "user_of"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -26,11 +26,14 @@ class Process(processes.Process):
         Memory in use, and memory that was moved to a swap device.
     where : str
         The kernel function in which its main thread sleeps; empty if the kernel does not tell.
+    wanted_s : float
+        For how long its main thread has run, or was ready to run but had no CPU, in seconds.
     """
 
     rss_bytes: int = 0
     swap_bytes: int = 0
     where: str = ""
+    wanted_s: float = 0.0
 
     @property
     def cpu_s(self) -> float:
@@ -44,7 +47,9 @@ def process_of(pid: int) -> Process | None:
         found, memory = processes.process_of(pid), _memory_of(pid)
     except (OSError, ValueError):
         return None
-    return None if found is None else Process(**vars(found), **memory, where=_place_of(pid))
+    if found is None:
+        return None
+    return Process(**vars(found), **memory, where=_place_of(pid), wanted_s=_wanted_s(pid))
 
 
 def _memory_of(pid: int) -> dict[str, Any]:
@@ -76,6 +81,15 @@ def program_of(pid: int) -> str:
     return " ".join(program)[:60]
 
 
+def _wanted_s(pid: int) -> float:
+    """Return a main thread's time on CPUs and in their queues; 0 if the kernel counts neither."""
+    try:
+        ran_ns, queued_ns, _ = (_PROC / str(pid) / "schedstat").read_text().split()
+        return (int(ran_ns) + int(queued_ns)) / 1e9
+    except (OSError, ValueError):
+        return 0.0
+
+
 def pids_here() -> list[int]:
     """Return the processes whose descriptors this user may look at: its own; for root, all."""
     user, found = os.geteuid(), []
@@ -88,6 +102,14 @@ def pids_here() -> list[int]:
                 except OSError:  # it has ended
                     continue
     return found
+
+
+def user_of(pid: int) -> int | None:
+    """Return the user whose process it is, by number; None: there is no such process."""
+    try:
+        return (_PROC / str(pid)).stat().st_uid
+    except OSError:
+        return None
 
 
 def ancestors_of(pid: int) -> list[int]:

@@ -28,6 +28,8 @@ class Observed(SegmentView):
     """A segment of other processes. Nothing is written to it."""
 
     processes: list[int] = field(default_factory=list)
+    made_ns: int = 0
+    """When it was made, by the monotonic clock."""
     path: str = ""
     """By which it can be opened, as long as that process has it."""
     identity: tuple[int, int] = (0, 0)
@@ -108,15 +110,20 @@ def _paths(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def _map(path: str, known: set[tuple[int, int]], found: Found) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    # Meanwhile the process may have opened something else there: a pipe must not keep this waiting.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith(_LINK):
+            return
         status = os.fstat(fd)
         identity = status.st_dev, status.st_ino
         if identity in known:
             return
         known.add(identity)
-        job, place, pids = read_facts(fd)
+        job, place, pids, made_ns = read_facts(fd)
         memory = mapping.Mapping(fd, place.size_bytes, "the segment", writable=False)
-        found.segments.append(Observed(job, place.tuning, place, memory, pids, path, identity))
+        found.segments.append(
+            Observed(job, place.tuning, place, memory, pids, made_ns, path, identity)
+        )
     finally:
         os.close(fd)

@@ -7,6 +7,7 @@ ranks wait for each other.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ __all__ = ["Verdict", "ends_of", "judge"]
 
 PATIENCE_S = 2.0
 """A wait shorter than this is nothing to report."""
+MEETING_PATIENCE = 5.0
+"""In `init` ranks may wait so many times as long: programs start, and import, at their own pace."""
 _BUSY = 0.5
 _SWAPPED_BYTES = 1 << 20
 _MOST_TOLD = 3
@@ -54,16 +57,29 @@ class Verdict:
 
 def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     """Say who makes the others wait."""
-    late = [one for one in job.ranks if one.since_s is not None and one.since_s >= patience_s]
+    late = [
+        one
+        for one in job.ranks
+        if one.since_s is not None and one.since_s >= patience_s * _more_patience(job, one)
+    ]
     if not late:
         return _calm(job)
-    moved = {_where(one) for one in job.ranks if one.has_moved}
-    still = [one for one in late if _where(one) not in moved]
+    streams = {one.communicator for one in job.ranks if one.stream and one.has_moved}
+    slow = [one for one in late if one.stream and one.communicator in streams]
+    late = [one for one in late if one not in slow]
+    if ends := ends_of(job, late):
+        behind = _behind(job, ends)
+        return _blamed(job, [one for one in late if one.pid in behind], ends)
+    moving = _behind(job, _moved(job))
+    going = {one.communicator for one in job.ranks if one.has_moved}
+    still = [
+        one
+        for one in late
+        if one.stream
+        or not (one.pid in moving or (one.awaits_other_hosts and one.communicator in going))
+    ]
     if not still:
-        return _slow(late)
-    ends = ends_of(job, still)
-    if ends:
-        return _blamed(job, still, ends)
+        return _slow(late + slow)
     if missing := sorted({number for one in still for number in one.missing}):
         return _missing(still, missing)
     if any(one.awaits_other_hosts for one in still):
@@ -71,7 +87,7 @@ def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     cut = [one for one in still if one.unheard]
     if any(one.has_traffic for one in cut):
         return _slow(still)
-    return _cut(job, still, cut) if cut else _among_themselves(job, still)
+    return _cut(job, still, cut) if cut else _among_themselves(job, still, moving)
 
 
 def _slow(late: list[RankLook]) -> Verdict:
@@ -79,9 +95,10 @@ def _slow(late: list[RankLook]) -> Verdict:
     return Verdict("moving", f"{waits} for data that is on its way: slow, not stuck.")
 
 
-def _where(one: RankLook) -> tuple[int, bool]:
-    """Return where a rank's calls go on together: those on the GPU do so by themselves."""
-    return one.communicator, one.stream is not None
+def _more_patience(job: Job, one: RankLook) -> float:
+    """Return how many times as long as elsewhere a rank may wait where it stands."""
+    is_meeting = job.names[one.communicator] is None and one.communicator < len(job.names) - 1
+    return MEETING_PATIENCE if is_meeting else 1.0
 
 
 # --- who is at the end ----------------------------------------------------------------------------
@@ -97,21 +114,47 @@ def _waiting_of(job: Job) -> dict[int, list[RankLook]]:
 
 
 def ends_of(job: Job, late: Iterable[RankLook]) -> list[int]:
-    """Return the processes that others wait for, directly or not, and that wait for nobody."""
-    waiting, ends, seen = _waiting_of(job), list[int](), set[int]()
+    """Return the processes that others wait for, directly or not, and that wait for nobody.
+
+    A process that has just done something for a call, or a message, will get to the next one.
+    """
+    waiting, moved, ends, seen = _waiting_of(job), _moved(job), list[int](), set[int]()
     pending = [pid for one in late for pid in one.awaited]
     pending += [one.pid for one in late if _cannot_go_on(job.processes[one.pid])]
-    pending += [one.pid for one in late if one.stream == "before" and not one.awaited]
+    before = {one.pid for one in late if one.stream == "before" and not one.awaited}
+    pending += before
     while pending:
         pid = pending.pop(0)
         if pid in seen:
             continue
         seen.add(pid)
-        if pid not in waiting or _cannot_go_on(job.processes[pid]):
+        is_waiting, is_moving = pid in waiting, pid in moved and pid not in before
+        if _cannot_go_on(job.processes[pid]) or not (is_waiting or is_moving):
             ends.append(pid)
-        else:
+        elif is_waiting:
             pending += [other for one in waiting[pid] for other in one.awaited]
     return ends
+
+
+def _moved(job: Job) -> set[int]:
+    """Return the processes that did something within the moment, apart from their GPUs."""
+    return {one.pid for one in job.ranks if one.has_moved and not one.stream}
+
+
+def _behind(job: Job, pids: Iterable[int]) -> set[int]:
+    """Return some processes and those that wait for them, directly or not."""
+    waiters = defaultdict[int, set[int]](set)
+    for pid, looks in _waiting_of(job).items():
+        for one in looks:
+            for other in one.awaited:
+                waiters[other].add(pid)
+    found, pending = set[int](), [*pids]
+    while pending:
+        pid = pending.pop()
+        if pid not in found:
+            found.add(pid)
+            pending += waiters[pid]
+    return found
 
 
 def _cannot_go_on(process: Process | None) -> bool:
@@ -180,7 +223,7 @@ def _condition(job: Job, pid: int) -> tuple[str, str]:
     share = job.cpu.get(pid, 0.0)
     doing = (
         f"uses {share:.0%} of a CPU"
-        if share >= _BUSY
+        if share >= _BUSY or process.state == "R"
         else "sleeps" + (f" in {process.where}" if process.where else "")
     )
     last = next((one.text for one in own if not one.is_in_call), "")
@@ -260,18 +303,24 @@ def _cut(job: Job, late: list[RankLook], cut: list[RankLook]) -> Verdict:
     return Verdict("link", text, tuple(sorted({one.rank for one in cut})))
 
 
-def _among_themselves(job: Job, late: list[RankLook]) -> Verdict:
+def _among_themselves(job: Job, late: list[RankLook], moving: set[int]) -> Verdict:
     waiting = _waiting_of(job)
     circle: list[int] = []
     pid = late[0].pid
     while pid not in circle and pid in waiting:
         circle.append(pid)
-        pid = next((other for one in waiting[pid] for other in one.awaited), -1)
+        awaited = (other for one in waiting[pid] for other in one.awaited)
+        pid = next((other for other in awaited if other not in moving), -1)
     circle = circle[circle.index(pid) :] if pid in circle else []
+    start = min(range(len(circle)), key=lambda place: job.number(circle[place]), default=0)
+    circle = circle[start:] + circle[:start]
     ranks = tuple(job.number(each) for each in circle)
-    calls = {one.text for each in circle for one in waiting[each]}
+    calls = {(one.communicator, one.text) for each in circle for one in waiting[each]}
     if len(ranks) > 1 and len(calls) > 1:
-        links = "; ".join(f"rank {job.number(each)} is {waiting[each][0].text}" for each in circle)
+        links = "; ".join(
+            f"rank {job.number(each)} is {' and '.join(map(job.place, waiting[each]))}"
+            for each in circle
+        )
         return Verdict(
             "circle", f"{range_of_ranks(ranks).capitalize()} wait for each other: {links}.", ranks
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from gpucoll.observe.ask import ask
 from gpucoll.observe.json_report import Report, ReportError, as_json, from_json
 from gpucoll.observe.look import Job, Part, jobs_of, look
 from gpucoll.observe.merge import merge, related
-from gpucoll.observe.processes import ancestors_of, pids_here
+from gpucoll.observe.processes import ancestors_of, pids_here, user_of
 from gpucoll.observe.segments import Found, Observed, find
 from gpucoll.observe.stacks import LIMIT_S, read_stacks
 from gpucoll.observe.text import lines_of
@@ -189,7 +190,15 @@ def told(pids: Sequence[int]) -> str:
 
 
 def none_text(pid: int | None) -> str:
-    """Return that there is no job, or none with this process."""
+    """Return that there is no job, or none with this process, and why."""
+    user = user_of(pid) if pid else None
+    if pid and user is None:
+        return f"there is no process {pid} on this host"
+    if user is not None and os.geteuid() not in (0, user):
+        return (
+            f"process {pid} belongs to user {user}: the kernel lets that user and root look at it, "
+            f"and refuses it to user {os.geteuid()}"
+        )
     what = f"process {pid} belongs to no job" if pid else "there is no job"
     return f"{what} that this user may look at on this host"
 
@@ -204,12 +213,8 @@ def is_meant(job: Sequence[Part], pid: int | None) -> bool:
 def _report(parts: list[Part], given: argparse.Namespace) -> Report:
     job = look(parts)
     wanted = job.pids if given.stacks else _speakers(job, judge(job, given.patience))
-<<<<<<< HEAD
-    return Report(job, read_stacks([pid for pid in job.living if pid in wanted]))
-=======
-    there = [pid for pid in wanted if job.processes[pid] is not None]
+    there = [pid for pid in job.living if pid in wanted]
     return Report(job, read_stacks(there, ASKED_STACKS_S if given.local else LIMIT_S))
->>>>>>> 73f2729548e02cfb1b38a66cac834a8bb33129cc
 
 
 def _speakers(job: Job, verdict: Verdict) -> list[int]:

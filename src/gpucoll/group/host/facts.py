@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from typing import Any
 
 from gpucoll.rendezvous.job import Job
@@ -20,6 +21,7 @@ __all__ = ["UnreadableError", "read_facts", "write_facts"]
 
 _HEADER = struct.Struct("<qqqq")
 _MOST_BYTES = 1 << 20
+_MOST_RECORDS = 1 << 16
 
 
 class UnreadableError(Exception):
@@ -39,6 +41,7 @@ def write_facts(fd: int, job: Job, place: SegmentLayout, pids: list[int]) -> Non
         "name": job.name,
         "host": job.host,
         "group": job.group,
+        "made_ns": time.monotonic_ns(),
     }
     text = json.dumps(facts, separators=(",", ":")).encode()
     if len(text) > place.facts_bytes:  # a long name of the user's
@@ -48,8 +51,10 @@ def write_facts(fd: int, job: Job, place: SegmentLayout, pids: list[int]) -> Non
     os.pwrite(fd, header, layout.EVENT_MAGIC)
 
 
-def read_facts(fd: int) -> tuple[Job, SegmentLayout, list[int]]:
-    """Return the job of a segment's rank 0, the segment's layout, and the ranks' processes.
+def read_facts(fd: int) -> tuple[Job, SegmentLayout, list[int], int]:
+    """Return the job of a segment's rank 0, its layout, its processes, and when it was made.
+
+    That time is by the monotonic clock, in nanoseconds.
 
     Raises
     ------
@@ -70,20 +75,24 @@ def read_facts(fd: int) -> tuple[Job, SegmentLayout, list[int]]:
                 f"{__version__} with layout {layout.LAYOUT_VERSION}: use that version's command"
             )
         return _checked(facts, os.fstat(fd).st_size)
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UnreadableError(f"its description was overwritten: {error!r}") from None
 
 
-def _checked(facts: dict[str, Any], size_bytes: int) -> tuple[Job, SegmentLayout, list[int]]:
+def _checked(facts: dict[str, Any], size_bytes: int) -> tuple[Job, SegmentLayout, list[int], int]:
     """Return what the text of a segment says; ValueError if that cannot be."""
     ranks, others, total = (int(facts[name]) for name in ("ranks", "others", "total"))
     pids, numbers = ([int(each) for each in facts[name]] for name in ("pids", "numbers"))
     place = SegmentLayout(ranks, Tuning(*map(int, facts["tuning"])), others)
     if not 0 < ranks <= MAX_RANKS or others < 0 or (len(pids), len(numbers)) != (ranks, place.ends):
         raise ValueError("the number of ranks")
+    tuning = place.tuning._replace(initial_sequence=0)
+    records = tuning.enqueued_records
+    if min(tuning) < 0 or records & (records - 1) or records > _MOST_RECORDS:
+        raise ValueError("the tuning")
     if place.size_bytes != size_bytes:
         raise ValueError("the size")
     name, host, group = (str(facts[key]) for key in ("name", "host", "group"))
     part = Job(0, ranks, "", "", name=name, numbers=tuple(numbers), total=total)
     job = part._replace(host=host, group=group)
-    return job, place, pids
+    return job, place, pids, int(facts["made_ns"])
