@@ -126,7 +126,7 @@ ENTRIES = {
     "transport.shared.ordering.word_load_after": "FA",
     "transport.shared.room.take_memory": ".*AS",
     "transport.shared.spans.note_arrival": "X",
-    "transport.shared.spans.note_departure": "XXS",
+    "transport.shared.spans.note_end": "XXS",
     "transport.shared.spans.note_span": "XXS",
     "transport.shared.peer_memory.map_more": "AX.*AX+",
     "backends.gpu.enqueue_entry.step_call": "XO",

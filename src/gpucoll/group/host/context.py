@@ -21,7 +21,7 @@ from gpucoll.transport.shared.flags import wait_long
 from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
 from gpucoll.transport.shared.peer_memory import map_more
 from gpucoll.transport.shared.room import take_memory
-from gpucoll.transport.shared.spans import note_arrival, note_departure, note_message
+from gpucoll.transport.shared.spans import note_arrival, note_end, note_message
 from gpucoll.transport.shared.words import Context
 
 
@@ -117,6 +117,6 @@ def _values(
         Context.root_copy_min_bytes: tuning.root_copy_min_bytes,
         Context.spans: base + place.spans + members.rank * layout.SPANS_BYTES,
         Context.note_arrival: note_arrival.address,
-        Context.note_departure: note_departure.address,
+        Context.note_end: note_end.address,
         Context.note_message: note_message.address,
     }

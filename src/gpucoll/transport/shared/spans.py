@@ -107,7 +107,7 @@ def note_arrival(context: Context, record: Record) -> int:
 
 
 @compiled
-def note_departure(context: Context, record: Record) -> int:
+def note_end(context: Context, record: Record) -> int:
     """Write the span of a call whose record has the time of its beginning."""
     kind = SpanKind.PART if context.hosts != 0 else SpanKind.COLLECTIVE
     write_span(context, record, kind, record.sequence, record.begun_ns)

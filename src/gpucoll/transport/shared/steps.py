@@ -290,7 +290,7 @@ def close_record(context: Context) -> None:
     record = record_of(context, sequence)
     record.state = RecordState.DONE
     if record.begun_ns != 0:
-        call_loop(context.note_departure, context, record)
+        call_loop(context.note_end, context, record)
     take_line(slot_of(context, sequence + 1, context.rank))
 
 

@@ -144,7 +144,7 @@ class Context(Block):
     # For those that watch the job from outside; see `spans`.
     spans: int  # address of this rank's spans; they have memory while somebody watches
     note_arrival: int  # addresses of functions
-    note_departure: int
+    note_end: int
     note_message: int
 
 
