@@ -100,19 +100,20 @@ def test_a_rank_that_is_elsewhere(job):
 
 
 def is_late_in_all(shown):
-    """Return whether rank 1 is seen to be late, and all communicators are there."""
+    """Return whether rank 1 is seen to be late, and calls of all ranks and communicators."""
     late = max(shown.rows, key=lambda row: row.held_up)
-    return len(shown.communicators) == 3 and late.rank == 1 and late.held_up > 0.1
+    is_late = late.rank == 1 and late.held_up > 0.1
+    has_calls = all(row.calls_per_s > 0 and row.bytes_per_s > 0 for row in shown.rows)
+    is_named = any(one.slowest == 1 for one in shown.communicators)
+    return is_late and has_calls and is_named and len(shown.communicators) == 3
 
 
 def test_a_rank_that_is_late_each_time(job):
     pids = job(train)
     with Sampler(pids[0]) as sampler:
         shown = sampled_until(sampler, is_late_in_all)
-    assert all(row.calls_per_s > 0 and row.bytes_per_s > 0 for row in shown.rows)
     assert shown.communicators[0].last in ("all_reduce", "split")
     assert sorted(one.n_ranks for one in shown.communicators) == [2, 2, 4]
-    assert [one.slowest for one in shown.communicators].count(1) >= 1
     assert sampler.calls_of(pids[0]).size == 0  # closed
 
 
