@@ -354,9 +354,7 @@ def test_in_a_pipe(job):
 
 def test_no_job(capsys):
     assert top.main([str(NO_PID)]) == 2
-    expected = (
-        f"gpucoll top: process {NO_PID} belongs to no job that this user may look at on this host\n"
-    )
+    expected = f"gpucoll top: there is no process {NO_PID} on this host\n"
     assert capsys.readouterr() == ("", expected)
 
 

@@ -208,27 +208,29 @@ def pid_of(comm):
     return os.getpid()
 
 
-def wait_for(comm, go):
+def wait_for(comm, ready, go):
     comm.all_reduce(SHORT)
+    ready.touch()
     until(go.exists)
     comm.all_reduce(SHORT)
 
 
 def test_the_command(ranks, tmp_path, capsys):
     """It finds the job by a process of it, and says what it has written."""
-    go, path = tmp_path / "go", tmp_path / "job.pftrace"
+    ready, go, path = (tmp_path / name for name in ("ready", "go", "job.pftrace"))
     pid = ranks.call(2, pid_of)[0]
     codes = []
 
     def run():
         try:
+            until(ready.exists)
             codes.append(trace.main(["--seconds", "0.2", "--out", str(path), str(pid)]))
         finally:
             go.touch()
 
     thread = threading.Thread(target=run)
     thread.start()
-    ranks.call(2, wait_for, go)
+    ranks.call(2, wait_for, ready, go)
     thread.join()
     assert codes == [trace.EXIT_WRITTEN]
     assert "job.pftrace: " in capsys.readouterr().out

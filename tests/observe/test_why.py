@@ -234,9 +234,7 @@ def test_no_job(capsys):
     nobody = 1 << 22  # kernels number processes below that
     code, out, err = run(capsys, nobody)
     assert (code, out) == (why.EXIT_NONE, "")
-    assert err.endswith(
-        f"gpucoll why: process {nobody} belongs to no job that this user may look at on this host\n"
-    )
+    assert err.endswith(f"gpucoll why: there is no process {nobody} on this host\n")
 
 
 # --- what it must bear ----------------------------------------------------------------------------
