@@ -239,7 +239,7 @@ def test_the_command(ranks, tmp_path, capsys):
 
 def test_no_job(tmp_path, capsys):
     assert trace.main(["--out", str(tmp_path / "x"), str(NO_PID)]) == trace.EXIT_NONE
-    assert f"process {NO_PID} belongs to no job" in capsys.readouterr().err
+    assert f"there is no process {NO_PID}" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

@@ -15,7 +15,7 @@ from gpucoll.observe.recording import Recording, record
 from gpucoll.observe.segments import Found, Observed, find
 from gpucoll.observe.trace_merge import MergeError, merge
 from gpucoll.observe.tracks import encode
-from gpucoll.observe.why import is_meant
+from gpucoll.observe.why import is_meant, none_text
 
 __all__ = ["main", "make_parser"]
 
@@ -149,8 +149,7 @@ def _trouble(jobs: list[list[Observed]], found: Found, pid: int | None) -> str:
         several = ", ".join(f"{job[0].pids[0]} ({job[0].world_size} ranks)" for job in jobs)
         return f"there are {len(jobs)} jobs: give a process of one, such as {several}"
     unreadable = [f"; process {each}: {text}" for each, text in found.unreadable.items()]
-    what = "there is no job" if pid is None else f"process {pid} belongs to no job"
-    return f"{what} that this user may look at on this host{''.join(unreadable[:1])}"
+    return f"{none_text(pid)}{''.join(unreadable[:1])}"
 
 
 def _summary(recording: Recording, path: Path) -> str:
