@@ -353,9 +353,7 @@ def test_in_a_pipe(job):
 
 def test_no_job(capsys):
     assert top.main([str(NO_PID)]) == 2
-    expected = (
-        f"gpucoll top: process {NO_PID} belongs to no job that this user may look at on this host\n"
-    )
+    expected = f"gpucoll top: there is no process {NO_PID} on this host\n"
     assert capsys.readouterr() == ("", expected)
 
 
@@ -363,7 +361,8 @@ def test_bad_interval(capsys):
     with pytest.raises(SystemExit) as ended:
         top.main(["--interval", "0"])
     assert ended.value.code == 2
-    assert "argument --interval: 0 is not between 0.1 and 3600 seconds" in capsys.readouterr().err
+    expected = "argument --interval: a number of seconds from 0.1 to 3600; got '0'"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.fixture

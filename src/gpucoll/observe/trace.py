@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpucoll.command_line import OneLineParser
+from gpucoll.command_line import OneLineParser, at_least_one, seconds_between
 from gpucoll.errors import SharedMemoryError
 from gpucoll.observe.look import Part, jobs_of
-from gpucoll.observe.processes import pids_here
+from gpucoll.observe.processes import pids_here, program_of
 from gpucoll.observe.recording import Recording, record
 from gpucoll.observe.segments import Found, Observed, find
 from gpucoll.observe.trace_merge import MergeError, merge
 from gpucoll.observe.tracks import encode
-from gpucoll.observe.why import is_meant
+from gpucoll.observe.why import is_meant, none_text, tell_unreadable
 
 __all__ = ["main", "make_parser"]
 
@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=seconds_between(0.05, 86400),
         default=5.0,
         metavar="S",
         help="how long to record (default: %(default)g)",
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--most",
-        type=int,
+        type=at_least_one,
         default=MOST_CALLS,
         metavar="N",
         help="record at most N calls: 400 bytes of memory and 200 of the file each "
@@ -79,13 +79,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="record nothing, but put files of several hosts into one, with their clocks aligned",
     )
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,21 +108,31 @@ def _record(given: argparse.Namespace) -> int:
         jobs = [job for job in jobs if job]
         if len(jobs) != 1:
             return _fail(_trouble(jobs, found, given.pid), EXIT_NONE)
-        with given.out.open("wb") as file:
-            recording = record(jobs[0], given.seconds, given.most)
-            for part in encode(recording):
-                file.write(part)
+        recording = _write(jobs[0], given)
     except SharedMemoryError as error:
-        given.out.unlink()
         return _fail(str(error), EXIT_FAILED)
     except OSError as error:
-        return _fail(str(error), EXIT_FAILED)
+        return _fail(f"{given.out} cannot be written: {error.strerror}", EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail(f"{given.out} has only a part of the calls", EXIT_INTERRUPTED)
     finally:
         found.close()
     print(_summary(recording, given.out))
     return EXIT_WRITTEN
+
+
+def _write(job: list[Observed], given: argparse.Namespace) -> Recording:
+    with given.out.open("wb") as file:
+        try:
+            recording = record(job, given.seconds, given.most)
+            for part in encode(recording):
+                file.write(part)
+            file.flush()
+        except (SharedMemoryError, OSError):
+            if given.out.is_file():  # not a device
+                given.out.unlink()
+            raise
+    return recording
 
 
 def _in_order(job: list[Part]) -> list[Observed]:
@@ -145,12 +148,14 @@ def _fail(text: str, code: int) -> int:
 
 def _trouble(jobs: list[list[Observed]], found: Found, pid: int | None) -> str:
     """Say why there is no job, or which ones there are."""
-    if jobs:
-        several = ", ".join(f"{job[0].pids[0]} ({job[0].world_size} ranks)" for job in jobs)
-        return f"there are {len(jobs)} jobs: give a process of one, such as {several}"
-    unreadable = [f"; process {each}: {text}" for each, text in found.unreadable.items()]
-    what = "there is no job" if pid is None else f"process {pid} belongs to no job"
-    return f"{what} that this user may look at on this host{''.join(unreadable[:1])}"
+    if not jobs:
+        tell_unreadable("gpucoll trace", found.unreadable, pid)
+        return none_text(pid)
+    several = ", ".join(
+        f"{job[0].pids[0]} ({job[0].world_size} ranks of {program_of(job[0].pids[0])})"
+        for job in jobs
+    )
+    return f"there are {len(jobs)} jobs: give a process of one, such as {several}"
 
 
 def _summary(recording: Recording, path: Path) -> str:
