@@ -83,7 +83,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if given.merge is not None and given.pid is not None:
+        parser.error("--merge records nothing: it cannot be used with PID")
     return _record(given) if given.merge is None else _merge(given)
 
 
@@ -161,15 +164,16 @@ def _trouble(jobs: list[list[Observed]], found: Found, pid: int | None) -> str:
 def _summary(recording: Recording, path: Path) -> str:
     first = recording.segments[0]
     seconds = (recording.ended_ns - recording.begun_ns) / 1e9
-    ranks = len({pid for segment in recording.segments for pid in segment.pids})
-    lines = [f"{path}: {recording.n_calls:,} calls of {ranks} ranks in {seconds:.1f} s"]
+    count = len({pid for segment in recording.segments for pid in segment.pids})
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    lines = [f"{path}: {recording.n_calls:,} calls of {ranks} in {seconds:.1f} s"]
     if left_out := recording.n_left_out:
         lines.append(
             f"  {left_out:,} more calls were left out, as the tracks 'calls left out' show: there "
             "was no room for them, or they came faster than this command could read them"
         )
     if first.n_elsewhere:
-        lines.append(
-            f"  {first.n_elsewhere} ranks are on other hosts: run gpucoll trace there as well"
-        )
+        others = first.n_elsewhere
+        more = "1 more rank is" if others == 1 else f"{others} more ranks are"
+        lines.append(f"  {more} on other hosts: run gpucoll trace there as well")
     return "\n".join(lines)

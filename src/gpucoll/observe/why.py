@@ -81,7 +81,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if given.merge and (given.pid is not None or given.watch or given.local):
+        parser.error("--merge looks at no process: it cannot be used with PID, --watch or --local")
     try:
         if given.merge:
             return _merge_files(given)
