@@ -91,8 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _once(given)
         while given.watch and code != EXIT_NONE:
             time.sleep(WATCH_S)
-            print()
-            code = _once(given)
+            code = _once(given, is_first=False)
     except ReportError as error:
         print(f"gpucoll why: {error}", file=sys.stderr)
         return EXIT_NONE
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _once(given: argparse.Namespace) -> int:
+def _once(given: argparse.Namespace, is_first: bool = True) -> int:
     found = find(pids_here())
     try:
         jobs = [job for job in jobs_of(found.parts) if is_meant(job, given.pid)]
@@ -111,8 +110,11 @@ def _once(given: argparse.Namespace) -> int:
     if given.pid is not None or not found.segments:
         tell_unreadable("gpucoll why", found.unreadable, given.pid)
     if not reports:
-        print(f"gpucoll why: {none_text(given.pid)}", file=sys.stderr)
+        what = none_text(given.pid) if is_first else "the job has ended"
+        print(f"gpucoll why: {what}", file=sys.stderr)
         return EXIT_NONE
+    if not is_first:
+        print()
     merged = merge(reports) if given.local else _with_other_hosts(jobs, reports)
     code = _tell(merged, given)
     if not given.json and code == EXIT_STUCK and stacks.missing():
