@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -55,3 +56,16 @@ def test_no_such_command():
     assert (code, out) == (2, "")
     known = "run, bench, doctor, why, top, trace, metrics, precompile, completion"
     assert err == f"gpucoll: no command 'launch'; commands: {known} (see --help)\n"
+
+
+def test_output_that_cannot_be_written():
+    """A reader that leaves ends the command as in a shell; a full disk has its own exit code."""
+    words = [sys.executable, "-m", "gpucoll", "completion", "bash"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed, open("/dev/full", "wb") as full:
+        ended = subprocess.run(words, stdout=closed, stderr=subprocess.PIPE, timeout=60)
+        assert (ended.returncode, ended.stderr) == (141, b"")
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    expected = "gpucoll completion: cannot print the result: No space left on device\n"
+    assert (ended.returncode, ended.stderr.decode()) == (74, expected)

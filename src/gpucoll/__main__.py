@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -86,6 +89,10 @@ COMMANDS: Final = {
 }
 
 EXIT_USAGE = 2
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+EXIT_NO_OUTPUT = os.EX_IOERR
+"""What a command has found cannot be printed. No command gives this code another meaning."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def usage() -> str:
@@ -107,14 +114,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif name in ("-h", "--help"):
         print(usage(), end="")
     elif name in COMMANDS:
-        module = importlib.import_module(COMMANDS[name].module)
-        code: int = module.main(rest)
-        return code
+        return _run(name, rest)
     else:
         known = ", ".join(COMMANDS)
         print(f"gpucoll: no command {name!r}; commands: {known} (see --help)", file=sys.stderr)
         return EXIT_USAGE
     return 0
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    """Run a command; return the exit code, also if what it prints cannot be written."""
+    try:
+        code: int = importlib.import_module(COMMANDS[name].module).main(arguments)
+        if sys.stdout is not None:  # closed by a shell's >&-
+            sys.stdout.flush()
+    except BrokenPipeError:  # | head
+        code = EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        print(f"gpucoll {name}: cannot print the result: {error.strerror}", file=sys.stderr)
+        code = EXIT_NO_OUTPUT
+    else:
+        return code
+    # Otherwise Python would fail again when it flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -53,10 +54,15 @@ def made_segment(draw):
     """Return the descriptor of a segment of three ranks, and its layout."""
     tuning = [*range(1, 9), draw.choice((0, -5, (1 << 31) - 2)), draw.choice((0, 4, 256))]
     place = layout.SegmentLayout(3, layout.Tuning(*tuning), draw.choice((0, 2)))
-    fd = os.memfd_create("gpucoll-segment")
+    fd = os.memfd_create("gpucoll-segment", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, place.size_bytes)
     facts.write_facts(fd, Job(0, 3, "", "", name="made"), place, [os.getpid()] * 3)
     return fd, place
+
+
+def seal(fd):
+    """Seal the size, as gpucoll does."""
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 
 
 def spoil_words(draw, fd, place, start, end):
@@ -119,6 +125,7 @@ def test_garbage_harms_no_observer(block):
         draw = random.Random(f"{block} {case}")
         fd, place = made_segment(draw)
         spoil(draw, fd, place)
+        seal(fd)
         found = segments.find([os.getpid()])
         try:
             for job in jobs_of(found.segments):
@@ -136,6 +143,17 @@ def test_garbage_harms_no_observer(block):
             assert found.unreadable[os.getpid()]
     assert seen > 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < MOST_KIB
+
+
+def test_memory_that_can_shrink_is_not_mapped():
+    """Its owner could end whoever looks at it: a read behind the end of a file is a SIGBUS."""
+    fd, _ = made_segment(random.Random(0))
+    try:
+        found = segments.find([os.getpid()])
+        assert not found.segments
+        assert "its size is not sealed" in found.unreadable[os.getpid()]
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.soak(quick=1)
@@ -216,8 +234,9 @@ def test_the_oldest_communicator_numbers_the_ranks():
     pids = [os.getpid(), 1, 2]
     for order in (pids, pids[::-1]):
         place = layout.SegmentLayout(3, layout.Tuning(*range(1, 9)))
-        fds.append(os.memfd_create("gpucoll-segment"))
+        fds.append(os.memfd_create("gpucoll-segment", os.MFD_ALLOW_SEALING))
         os.ftruncate(fds[-1], place.size_bytes)
+        seal(fds[-1])
         facts.write_facts(fds[-1], Job(0, 3, "", ""), place, order)
     found = segments.find([os.getpid()])
     try:

@@ -352,3 +352,11 @@ def test_ranks_of_several_hosts(hosts, rank_server, tmp_path, placed):
             go.touch()
             pool.results()
     assert "source=" in seen[0].text or "all_reduce" in seen[0].text
+
+
+@pytest.mark.parametrize("more", [["7"], ["--watch"], ["--local"]])
+def test_merge_takes_no_processes(more, capsys):
+    with pytest.raises(SystemExit) as ended:
+        why.main([*more, "--merge", "one.json"])
+    assert ended.value.code == 2
+    assert "--merge looks at no process" in capsys.readouterr().err

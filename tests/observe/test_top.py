@@ -362,7 +362,8 @@ def test_bad_interval(capsys):
     with pytest.raises(SystemExit) as ended:
         top.main(["--interval", "0"])
     assert ended.value.code == 2
-    assert "argument --interval: 0 is not between 0.1 and 3600 seconds" in capsys.readouterr().err
+    expected = "argument --interval: a number of seconds from 0.1 to 3600; got '0'"
+    assert expected in capsys.readouterr().err
 
 
 @pytest.fixture

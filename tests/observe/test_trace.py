@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,39 +216,57 @@ def wait_for(comm, ready, go):
     comm.all_reduce(SHORT)
 
 
-def test_the_command(ranks, tmp_path, capsys):
-    """It finds the job by a process of it, and says what it has written."""
-    ready, go, path = (tmp_path / name for name in ("ready", "go", "job.pftrace"))
+def run(ranks, tmp_path, path):
+    """Return the exit code of the command beside a job of two ranks."""
+    ready, go, codes = tmp_path / "ready", tmp_path / "go", []
     pid = ranks.call(2, pid_of)[0]
-    codes = []
 
-    def run():
+    def record():
         try:
             until(ready.exists)
             codes.append(trace.main(["--seconds", "0.2", "--out", str(path), str(pid)]))
         finally:
             go.touch()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=record)
     thread.start()
     ranks.call(2, wait_for, ready, go)
     thread.join()
-    assert codes == [trace.EXIT_WRITTEN]
+    (code,) = codes
+    return code
+
+
+def test_the_command(ranks, tmp_path, capsys):
+    """It finds the job by a process of it, and says what it has written."""
+    path = tmp_path / "job.pftrace"
+    assert run(ranks, tmp_path, path) == trace.EXIT_WRITTEN
     assert "job.pftrace: " in capsys.readouterr().out
     assert read_trace(path.read_bytes()).tracks
 
 
 def test_no_job(tmp_path, capsys):
     assert trace.main(["--out", str(tmp_path / "x"), str(NO_PID)]) == trace.EXIT_NONE
-    assert f"there is no process {NO_PID}" in capsys.readouterr().err
+    assert f"there is no process {NO_PID} on this host" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "much"])
-def test_a_wrong_time(text, capsys):
+@pytest.mark.parametrize("option", ["--seconds", "--most"])
+def test_a_wrong_number(option, text, capsys):
     with pytest.raises(SystemExit):
-        trace.main(["--seconds", text])
-    assert "--seconds" in capsys.readouterr().err
+        trace.main([f"{option}={text}"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"gpucoll trace: argument {option}: ")
+    assert f"{text!r}" in said
+    assert "invalid" not in said  # argparse's own text, which names a function of this package
+
+
+def test_a_full_disk(ranks, tmp_path, capsys):
+    """A device is not removed."""
+    assert run(ranks, tmp_path, "/dev/full") == trace.EXIT_FAILED
+    expected = "gpucoll trace: /dev/full cannot be written: No space left on device\n"
+    assert capsys.readouterr() == ("", expected)
+    assert Path("/dev/full").exists()
 
 
 def test_ctrl_c_ends_the_recording(monkeypatch):

@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 from gpucoll import config
-from gpucoll.command_line import OneLineParser
+from gpucoll.command_line import OneLineParser, at_least_one
 from gpucoll.launcher.elastic import DEFAULT_RESTARTS, Elastic
 from gpucoll.launcher.job import BIND_MODES
 from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
@@ -109,7 +109,7 @@ def add_options(parser: OneLineParser) -> None:
         help="number of ranks to start; with several hosts on each of them, or a list: 4,2",
     )
     parser.add_argument(
-        "--nodes", type=rank_count, metavar="N", help="number of hosts of the job (default: 1)"
+        "--nodes", type=at_least_one, metavar="N", help="number of hosts of the job (default: 1)"
     )
     parser.add_argument(
         "--node-rank", type=whole, metavar="I", help="the number of this host, from 0 on"
@@ -164,13 +164,6 @@ def add_options(parser: OneLineParser) -> None:
         metavar="S",
         help="grace time in seconds (default: GPUCOLL_GRACE_S, or 5)",
     )
-
-
-def rank_count(text: str) -> int:
-    """Parse a number of ranks."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def whole(text: str) -> int:

@@ -57,7 +57,7 @@ METRICS = {
         Metric(
             "gpucoll_input_bytes_total",
             "counter",
-            "Bytes of their inputs; of a receive, the bytes that came.",
+            "Bytes of the inputs of calls; of a receive, the bytes that came.",
             _CALL,
         ),
         Metric(

@@ -216,5 +216,12 @@ class _Job:
 
 def _script_of(program: str) -> str:
     """Return the name of a program without its arguments, which may contain secrets."""
-    words = [word for word in program.split() if not word.startswith("-")]
-    return Path(words[0]).name if words else ""
+    words = iter(program.split())
+    for word in words:
+        if word == "-c":  # the program itself follows
+            return word
+        if word in ("-W", "-X"):  # options of Python with a value
+            next(words, "")
+        elif not word.startswith("-"):
+            return Path(word).name
+    return ""

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpucoll.command_line import OneLineParser
+from gpucoll.command_line import OneLineParser, seconds_between
 from gpucoll.observe.counters import DURATION_BOUNDS_NS, METRICS, Durations, Sample
 from gpucoll.observe.follow import READ_S, Follower
 from gpucoll.observe.processes import ancestors_of, pids_here
@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--interval",
-        type=_seconds,
+        type=seconds_between(0.1, 3600),
         default=INTERVAL_S,
         metavar="S",
         help="look for jobs, and write the file, every so many seconds (default: %(default)g)",
@@ -101,6 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _signals() as ends:
             return _export(given, ends)
+    except BrokenPipeError:  # | head
+        raise
     except OSError as error:
         print(f"gpucoll metrics: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -217,7 +219,7 @@ BUILD_INFO = "1; the version of the exporter."
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
     """Return the buckets of a histogram, by their upper bounds in seconds, cumulated."""
-    bounds = [*(f"{bound / 1e9:g}" for bound in DURATION_BOUNDS_NS.tolist()), "+Inf"]
+    bounds = [*(repr(bound / 1e9) for bound in DURATION_BOUNDS_NS.tolist()), "+Inf"]
     return list(zip(bounds, map(float, durations.counts.cumsum().tolist()), strict=True))
 
 
@@ -296,13 +298,3 @@ def _address(text: str) -> tuple[str, int]:
             f"HOST:PORT expected, such as 127.0.0.1:9400; got {text!r}"
         )
     return host.strip("[]"), int(port)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"a number of seconds from 0.1 to 3600; got {text!r}")
-    return value

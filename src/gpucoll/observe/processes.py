@@ -13,6 +13,7 @@ __all__ = ["Process", "ancestors_of", "pids_here", "process_of", "program_of", "
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
+_MOST_SHOWN = 60
 _MEMORY = {"VmRSS": "rss_bytes", "VmSwap": "swap_bytes"}
 
 
@@ -70,7 +71,10 @@ def _place_of(pid: int) -> str:
 
 
 def program_of(pid: int) -> str:
-    """Return the program that a process runs, without the interpreter; empty if it is gone."""
+    """Return the program that a process runs, without the interpreter; empty if it is gone.
+
+    At most 60 characters, which a terminal can show. Of a longer one, paths lose their folders.
+    """
     try:
         words = (
             (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
@@ -78,7 +82,15 @@ def program_of(pid: int) -> str:
     except OSError:
         return ""
     program = words[1:] if words and Path(words[0]).name.startswith("python") else words
-    return " ".join(program)[:60]
+    text = _one_line(program)
+    if len(text) > _MOST_SHOWN:
+        text = _one_line([Path(word).name if word.startswith("/") else word for word in program])
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def _one_line(words: list[str]) -> str:
+    text = "".join(each if each.isprintable() else " " for each in " ".join(words))
+    return " ".join(text.split())
 
 
 def _wanted_s(pid: int) -> float:

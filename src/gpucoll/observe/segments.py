@@ -121,6 +121,8 @@ def _map(path: str, known: set[tuple[int, int]], found: Found) -> None:
             return
         known.add(identity)
         job, place, pids, made_ns = read_facts(fd)
+        if not mapping.cannot_shrink(fd):  # a SIGBUS would end this process
+            raise UnreadableError("its size is not sealed: gpucoll has not made it")
         memory = mapping.Mapping(fd, place.size_bytes, "the segment", writable=False)
         found.segments.append(
             Observed(job, place.tuning, place, memory, pids, made_ns, path, identity)

@@ -8,19 +8,18 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 
-from gpucoll.command_line import OneLineParser
+from gpucoll.command_line import OneLineParser, at_least_one, seconds_between
 from gpucoll.observe.sampler import Sampler, Snapshot
 from gpucoll.observe.table import COLUMNS, plain_lines
-from gpucoll.observe.why import EXIT_NONE, none_text
+from gpucoll.observe.why import EXIT_NONE, none_text, tell_unreadable
 
 __all__ = ["main", "make_parser"]
 
 _TICK_S = 1.0
 """Ranks note their calls for 3 s after a look, so looks are not further apart than this."""
 _FIRST_S = 0.3
-EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
+EXIT_INTERRUPTED = 130
 
 DESCRIPTION = """\
 Show what the ranks of a running job do, again and again: how many calls they make, for how long
@@ -52,12 +51,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--interval",
-        type=_interval,
+        type=seconds_between(0.1, 3600),
         default=1.0,
         metavar="S",
         help="seconds between two tables, over which they are averaged (default: %(default)g)",
     )
-    parser.add_argument("--count", type=int, metavar="N", help="end after N tables")
+    parser.add_argument("--count", type=at_least_one, metavar="N", help="end after N tables")
     parser.add_argument(
         "--plain", action="store_true", help="print plain text, as into pipes and files"
     )
@@ -70,29 +69,21 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _interval(text: str) -> float:
-    seconds = float(text)
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600 seconds")
-    return seconds
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     given = make_parser().parse_args(arguments)
     is_plain = given.plain or not sys.stdout.isatty()
-    if not is_plain and find_spec("rich") is None:
-        print("gpucoll top: the screen needs rich: pip install 'gpucoll[observe]'", file=sys.stderr)
-        is_plain = True
+    if not is_plain:
+        try:
+            import rich.live  # noqa: F401
+        except ImportError:
+            what = "the screen needs rich: pip install 'gpucoll[observe]'"
+            print(f"gpucoll top: {what}", file=sys.stderr)
+            is_plain = True
     try:
         with Sampler(given.pid, given.interval) as sampler:
             if sampler.has_ended:
-                for process, text in sampler.unreadable.items():
-                    if given.pid in (None, process):
-                        print(
-                            f"gpucoll top: process {process} cannot be read: {text}",
-                            file=sys.stderr,
-                        )
+                tell_unreadable("gpucoll top", sampler.unreadable, given.pid)
                 what = sampler.trouble or none_text(given.pid)
                 print(f"gpucoll top: {what}", file=sys.stderr)
                 return EXIT_NONE
@@ -101,9 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"gpucoll top: {sampler.trouble}", file=sys.stderr)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # as in `gpucoll top | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
     if has_ended:
         print("gpucoll top: the job has ended", file=sys.stderr)
     return 0

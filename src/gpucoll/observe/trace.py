@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpucoll.command_line import OneLineParser
+from gpucoll.command_line import OneLineParser, at_least_one, seconds_between
 from gpucoll.errors import SharedMemoryError
 from gpucoll.observe.look import Part, jobs_of
-from gpucoll.observe.processes import pids_here
+from gpucoll.observe.processes import pids_here, program_of
 from gpucoll.observe.recording import Recording, record
 from gpucoll.observe.segments import Found, Observed, find
 from gpucoll.observe.trace_merge import MergeError, merge
 from gpucoll.observe.tracks import encode
-from gpucoll.observe.why import is_meant, none_text
+from gpucoll.observe.why import is_meant, none_text, tell_unreadable
 
 __all__ = ["main", "make_parser"]
 
@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=seconds_between(0.05, 86400),
         default=5.0,
         metavar="S",
         help="how long to record (default: %(default)g)",
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--most",
-        type=int,
+        type=at_least_one,
         default=MOST_CALLS,
         metavar="N",
         help="record at most N calls: 400 bytes of memory and 200 of the file each "
@@ -81,16 +81,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if given.merge is not None and given.pid is not None:
+        parser.error("--merge records nothing: it cannot be used with PID")
     return _record(given) if given.merge is None else _merge(given)
 
 
@@ -115,21 +111,31 @@ def _record(given: argparse.Namespace) -> int:
         jobs = [job for job in jobs if job]
         if len(jobs) != 1:
             return _fail(_trouble(jobs, found, given.pid), EXIT_NONE)
-        with given.out.open("wb") as file:
-            recording = record(jobs[0], given.seconds, given.most)
-            for part in encode(recording):
-                file.write(part)
+        recording = _write(jobs[0], given)
     except SharedMemoryError as error:
-        given.out.unlink()
         return _fail(str(error), EXIT_FAILED)
     except OSError as error:
-        return _fail(str(error), EXIT_FAILED)
+        return _fail(f"{given.out} cannot be written: {error.strerror}", EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail(f"{given.out} has only a part of the calls", EXIT_INTERRUPTED)
     finally:
         found.close()
     print(_summary(recording, given.out))
     return EXIT_WRITTEN
+
+
+def _write(job: list[Observed], given: argparse.Namespace) -> Recording:
+    with given.out.open("wb") as file:
+        try:
+            recording = record(job, given.seconds, given.most)
+            for part in encode(recording):
+                file.write(part)
+            file.flush()
+        except (SharedMemoryError, OSError):
+            if given.out.is_file():  # not a device
+                given.out.unlink()
+            raise
+    return recording
 
 
 def _in_order(job: list[Part]) -> list[Observed]:
@@ -145,25 +151,29 @@ def _fail(text: str, code: int) -> int:
 
 def _trouble(jobs: list[list[Observed]], found: Found, pid: int | None) -> str:
     """Say why there is no job, or which ones there are."""
-    if jobs:
-        several = ", ".join(f"{job[0].pids[0]} ({job[0].world_size} ranks)" for job in jobs)
-        return f"there are {len(jobs)} jobs: give a process of one, such as {several}"
-    unreadable = [f"; process {each}: {text}" for each, text in found.unreadable.items()]
-    return f"{none_text(pid)}{''.join(unreadable[:1])}"
+    if not jobs:
+        tell_unreadable("gpucoll trace", found.unreadable, pid)
+        return none_text(pid)
+    several = ", ".join(
+        f"{job[0].pids[0]} ({job[0].world_size} ranks of {program_of(job[0].pids[0])})"
+        for job in jobs
+    )
+    return f"there are {len(jobs)} jobs: give a process of one, such as {several}"
 
 
 def _summary(recording: Recording, path: Path) -> str:
     first = recording.segments[0]
     seconds = (recording.ended_ns - recording.begun_ns) / 1e9
-    ranks = len({pid for segment in recording.segments for pid in segment.pids})
-    lines = [f"{path}: {recording.n_calls:,} calls of {ranks} ranks in {seconds:.1f} s"]
+    count = len({pid for segment in recording.segments for pid in segment.pids})
+    ranks = "1 rank" if count == 1 else f"{count} ranks"
+    lines = [f"{path}: {recording.n_calls:,} calls of {ranks} in {seconds:.1f} s"]
     if left_out := recording.n_left_out:
         lines.append(
             f"  {left_out:,} more calls were left out, as the tracks 'calls left out' show: there "
             "was no room for them, or they came faster than this command could read them"
         )
     if first.n_elsewhere:
-        lines.append(
-            f"  {first.n_elsewhere} ranks are on other hosts: run gpucoll trace there as well"
-        )
+        others = first.n_elsewhere
+        more = "1 more rank is" if others == 1 else f"{others} more ranks are"
+        lines.append(f"  {more} on other hosts: run gpucoll trace there as well")
     return "\n".join(lines)

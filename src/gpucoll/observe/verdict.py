@@ -33,8 +33,9 @@ class Verdict:
     Attributes
     ----------
     kind : str
-        ``"moving"``, ``"outside"`` (no rank is in a call), ``"waiting"`` (for ranks that do
-        something else), ``"circle"``, ``"ended"``, ``"stopped"``, ``"swapping"``, ``"closed"``,
+        ``"moving"``, ``"outside"`` (no rank is in a call), ``"over"`` (all have ended),
+        ``"waiting"`` (for ranks that do something else), ``"circle"``, ``"ended"``,
+        ``"stopped"``, ``"swapping"``, ``"closed"``,
         ``"stream"`` (a GPU has other work that does not end), ``"elsewhere"`` (other hosts are
         awaited), ``"missing"`` (ranks are awaited of which no process is known), ``"link"`` (all
         hosts are in one call, and their data does not arrive), ``"still"`` (all are in one call,
@@ -52,11 +53,13 @@ class Verdict:
     @property
     def is_healthy(self) -> bool:
         """Whether nothing needs to be looked at."""
-        return self.kind in ("moving", "outside")
+        return self.kind in ("moving", "outside", "over")
 
 
 def judge(job: Job, patience_s: float = PATIENCE_S) -> Verdict:
     """Say who makes the others wait."""
+    if not job.living and not job.elsewhere:  # they were there when its memory was mapped
+        return Verdict("over", "The job is over: all its processes have ended.")
     late = [
         one
         for one in job.ranks
@@ -209,10 +212,7 @@ def _condition(job: Job, pid: int) -> tuple[str, str]:
         )
     if closed:
         why = f", because it raised {closed[0].closed}" if closed[0].closed else ""
-        return (
-            "closed",
-            f"has closed the communicator{why}, or is at its end already (process {number})",
-        )
+        return ("closed", f"has already closed the communicator{why} (process {number})")
     for one in own:
         if one.stream == "before" and not one.awaited:
             call = one.text.partition(" before ")[2]

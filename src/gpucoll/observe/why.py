@@ -6,17 +6,17 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpucoll.command_line import OneLineParser
+from gpucoll.command_line import OneLineParser, seconds_between
 from gpucoll.observe import stacks
 from gpucoll.observe.ask import ask
 from gpucoll.observe.json_report import Report, ReportError, as_json, from_json
 from gpucoll.observe.look import Job, Part, jobs_of, look
 from gpucoll.observe.merge import merge, related
 from gpucoll.observe.processes import ancestors_of, pids_here, user_of
-from gpucoll.observe.segments import Found, Observed, find
+from gpucoll.observe.segments import Observed, find
 from gpucoll.observe.stacks import LIMIT_S, read_stacks
 from gpucoll.observe.text import lines_of
 from gpucoll.observe.verdict import PATIENCE_S, Verdict, judge
@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--patience",
-        type=float,
+        type=seconds_between(0, 86400),
         default=PATIENCE_S,
         metavar="S",
         help="report waits of at least this many seconds (default: %(default)g)",
@@ -81,15 +81,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
-    given = make_parser().parse_args(arguments)
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    if given.merge and (given.pid is not None or given.watch or given.local):
+        parser.error("--merge looks at no process: it cannot be used with PID, --watch or --local")
     try:
         if given.merge:
             return _merge_files(given)
         code = _once(given)
         while given.watch and code != EXIT_NONE:
             time.sleep(WATCH_S)
-            print()
-            code = _once(given)
+            code = _once(given, is_first=False)
     except ReportError as error:
         print(f"gpucoll why: {error}", file=sys.stderr)
         return EXIT_NONE
@@ -98,17 +100,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _once(given: argparse.Namespace) -> int:
+def _once(given: argparse.Namespace, is_first: bool = True) -> int:
     found = find(pids_here())
     try:
         jobs = [job for job in jobs_of(found.parts) if is_meant(job, given.pid)]
         reports = [_report(job, given) for job in jobs]
     finally:
         found.close()
-    tell_unreadable("gpucoll why", found, given.pid)
+    if given.pid is not None or not found.segments:
+        tell_unreadable("gpucoll why", found.unreadable, given.pid)
     if not reports:
-        print(f"gpucoll why: {none_text(given.pid)}", file=sys.stderr)
+        what = none_text(given.pid) if is_first else "the job has ended"
+        print(f"gpucoll why: {what}", file=sys.stderr)
         return EXIT_NONE
+    if not is_first:
+        print()
     merged = merge(reports) if given.local else _with_other_hosts(jobs, reports)
     code = _tell(merged, given)
     if not given.json and code == EXIT_STUCK and stacks.missing():
@@ -139,13 +145,13 @@ def _tell(reports: list[Report], given: argparse.Namespace) -> int:
     """Print the verdicts on some jobs; return the exit code."""
     judged = [(report, judge(report.job, given.patience)) for report in reports]
     if given.json:
-        print(as_json(judged))
+        print(as_json(judged), flush=True)
     else:
         texts = [
             "\n".join(lines_of(report.job, verdict, report.stacks, given.stacks))
             for report, verdict in judged
         ]
-        print("\n\n".join(texts))
+        print("\n\n".join(texts), flush=True)
     return max(EXIT_HEALTHY if verdict.is_healthy else EXIT_STUCK for _, verdict in judged)
 
 
@@ -230,8 +236,8 @@ def _speakers(job: Job, verdict: Verdict) -> list[int]:
     return list(dict.fromkeys(by_text.values()))[:MOST_CALLERS]
 
 
-def tell_unreadable(command: str, found: Found, pid: int | None) -> None:
-    """Tell of segments that cannot be read, if nothing else was found or one of them is meant."""
-    for process, text in found.unreadable.items():
-        if pid == process or (pid is None and not found.segments):
+def tell_unreadable(command: str, unreadable: Mapping[int, str], pid: int | None) -> None:
+    """Tell why segments of the process that is meant, or of any if none is, cannot be read."""
+    for process, text in unreadable.items():
+        if pid in (None, process):
             print(f"{command}: process {process} cannot be read: {text}", file=sys.stderr)

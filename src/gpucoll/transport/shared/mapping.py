@@ -34,6 +34,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 # Python's fcntl has F_ADD_SEALS and its seals only if the C library knew them at build time.
 _F_ADD_SEALS: Final = 1033
+_F_GET_SEALS: Final = 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
 
@@ -72,6 +73,14 @@ def create(name: str, size_bytes: int, *, reserve_bytes: int = 0) -> int:
         os.close(fd)
         raise SharedMemoryError(_no_memory(name, reserve_bytes, error)) from error
     return fd
+
+
+def cannot_shrink(fd: int) -> bool:
+    """Return whether no process can shrink this memory: whoever maps it gets no SIGBUS then."""
+    try:
+        return bool(fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK)
+    except OSError:  # no memory that can be sealed
+        return False
 
 
 def _unlinked_file() -> int:
