@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +22,7 @@ from gpucoll.observe.ask import ask
 from gpucoll.observe.look import jobs_of
 from gpucoll.observe.processes import pids_here
 from gpucoll.observe.verdict import judge
+from gpucoll.rendezvous import frames
 
 PATIENCE_S = 0.1
 PATIENT_S = 30.0
@@ -132,6 +136,68 @@ def test_another_user_gets_nothing(waiting):
     command = [sys.executable, "-I", "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+@pytest.fixture
+def leader():
+    """A leader of one of two hosts, without ranks."""
+    found = observers.Observers("a test", 0, ["a", "b"], [[0], [1]], lambda *_: None)
+    yield found
+    found.close()
+
+
+def connected():
+    end = socket.socket(socket.AF_UNIX)
+    end.settimeout(60)
+    end.connect(observers.observers_address("a test", os.getpid()))
+    return end
+
+
+def is_readable(leader):
+    poll = select.poll()
+    for fd, events in leader.events():
+        poll.register(fd, events)
+    return bool(poll.poll(0))
+
+
+def test_a_leader_without_descriptors_is_not_kept_busy(leader):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connected() as end:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (end.fileno() + 1, limits[1]))
+        held = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(0))
+            assert is_readable(leader)
+            leader.work()
+            assert not is_readable(leader)
+            assert 0 < leader.rest_s <= observers._PAUSE_S
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in held:
+                os.close(fd)
+        until(lambda: leader.work() or leader._asking)
+        assert end.recv(1)
+
+
+def test_more_observers_than_a_leader_serves_do_not_keep_it_busy(leader):
+    with contextlib.ExitStack() as stack:
+        ends = [stack.enter_context(connected()) for _ in range(observers._MOST_OBSERVERS)]
+        for _ in ends:
+            leader.work()
+        last = [stack.enter_context(connected()) for _ in range(2)]
+        leader.work()
+        assert last[0].recv(1) == b""
+        assert not is_readable(leader)
+
+
+def test_users_that_have_no_number_here_get_nothing(leader, monkeypatch):
+    monkeypatch.setattr(frames, "_UNKNOWN", os.geteuid())
+    monkeypatch.setattr(frames, "_user_namespace", str)  # another one for each process
+    with connected() as end:
+        leader.work()
+        assert end.recv(1) == b""
 
 
 def test_a_leader_that_is_not_there():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from unittest import mock
@@ -17,6 +18,7 @@ from gpucoll import config
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError
 from gpucoll.group.host import report
 from gpucoll.group.host.report import Claim, State
+from gpucoll.observe import report as writer
 from gpucoll.observe import stacks
 
 SHORT = np.ones(4, np.float32)
@@ -155,6 +157,32 @@ def test_a_folder_that_cannot_be(ranks, tmp_path):
     texts = ranks.call(2, failing, folder, "mismatch")
     assert sum(f"No report: {folder}: File exists" in text for text in texts) == 1
     assert sum(" could not write it" in text for text in texts) == 1
+
+
+@pytest.mark.parametrize("kind", ["mismatch", "late"])
+def test_hosts_without_a_folder_say_so_once(hosts, tmp_path, kind):
+    def fails(comm):
+        comm.all_reduce(SHORT)
+        if comm.rank == 1 and kind == "late":
+            until(lambda: is_broken(comm))
+        with reporting(tmp_path / "file"), pytest.raises(GpucollError) as caught:
+            comm.all_reduce(SHORT[: 4 - (comm.rank == 1 and kind == "mismatch")])
+        return str(caught.value)
+
+    (tmp_path / "file").touch()
+    texts = hosts.call("ab", fails, timeout_s=0.3 if kind == "late" else 30.0)
+    assert all(text.count("No report: ") == 1 for text in texts), texts
+
+
+def test_no_link_is_followed(tmp_path, monkeypatch):
+    path, other = tmp_path / "report.txt", tmp_path / "other"
+    (tmp_path / ".report.txt.part").symlink_to(other)
+    monkeypatch.setattr(signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(sys, "stdin", mock.Mock())
+    monkeypatch.setattr(writer, "report_on", lambda *_: "text")
+    assert writer.main([str(path), "1", "1"]) == 1
+    assert not other.exists()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("program", ["import time; time.sleep(60)", "import nothing_of_this_name"])

@@ -41,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        # A new file: in a folder for all users, somebody may have put a link there.
+        with part.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
         os.replace(part, path)
     except OSError as error:
         print(f"{path.parent}: {error.strerror}", file=sys.stderr)

@@ -52,13 +52,18 @@ def peer_process(connection: socket.socket) -> int:
             f"process {process} of user {user} is at the job's socket, but this rank runs as user "
             f"{os.geteuid()}: all ranks of a host must belong to one user"
         )
-    if user == _UNKNOWN and not _is_of_this_namespace(process):
+    if not is_known(process, user):
         raise AuthenticationError(
             f"process {process} is at the job's socket, and its user is unknown: this rank runs as "
             f"user {user}, the number that its user namespace gives to all users that it does not "
             "know. Run the ranks as another user"
         )
     return int(process)
+
+
+def is_known(process: int, user: int) -> bool:
+    """Return whether a number of the kernel's stands for one user, and not for all unknown ones."""
+    return user != _UNKNOWN or _is_of_this_namespace(process)
 
 
 def _is_of_this_namespace(process: int) -> bool:

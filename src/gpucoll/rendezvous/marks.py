@@ -67,7 +67,8 @@ def marked(job: Job, watch: Watch) -> Iterator[None]:
     Costs 20 µs. Nothing is marked if the kernel gives no memory for it.
     """
     numbers = [watch.number(rank) for rank in range(job.world_size)]
-    group = blake2b(f"{job.token}\0{job.title}".encode(), digest_size=16).hexdigest()
+    named = f"{job.token}\0{job.title}".encode(errors="replace")
+    group = blake2b(named, digest_size=16).hexdigest()
     spans_hosts = job.meet is not None
     mark = Mark(
         os.getpid(),

@@ -164,3 +164,26 @@ def fail():
 
 def test_a_call_that_fails(groups):
     assert groups.call(2, fail) == [["c10d::allreduce_", "gpucoll:all_reduce"]] * 2
+
+
+def test_works_that_end_while_another_range_ends(groups):
+    """A garbage collection may end further works while a range ends, in the same thread."""
+
+    def nested():
+        import torch
+
+        from gpucoll.integrations.torch import ranges
+
+        class Started:
+            def add_done_callback(self, function):
+                self.end = lambda: function(self)
+
+        running, first, second = ranges._Running(), Started(), Started()
+        for work in (first, second):
+            running.add(ranges._enter("a range", None), work)
+        ended = torch.futures.Future()
+        running._open[1].add_done_callback(lambda _: (second.end(), ended.set_result(None)))
+        first.end()
+        return ended.done(), len(running._open)
+
+    assert groups.call(1, nested) == [(True, 0)]

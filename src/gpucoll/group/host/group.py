@@ -419,7 +419,7 @@ class HostGroup:
             from gpucoll.group.host import report  # few programs need it
 
             self.tell_elsewhere()
-            report.add(error, self.members, [each.members for each in list(_groups)])
+            report.add(error, self.members, _all_members)
 
     def break_with(self, code: Abort, rank: int, why: str = "") -> None:
         """Give the communicator up for all ranks, unless a rank already has; raise the error.
@@ -556,6 +556,10 @@ class HostGroup:
         self._ending = threading.RLock()
         for context in (self.context, *self._beside):
             context[Context.state] = State.NEEDS_PYTHON
+
+
+def _all_members() -> list[Members]:
+    return [each.members for each in list(_groups)]
 
 
 def _no_elsewhere() -> GpucollError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.errors import StateError
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference, record_of_block
 from gpucoll.transport.shared import layout
@@ -25,9 +28,9 @@ def is_watched(members: Members) -> bool:
 def note_block(
     members: Members, context: Words, block: CallBlock, sequence: int, begun_ns: int
 ) -> None:
-    """Note that a call of several hosts is over."""
+    """Note that a call of several hosts is over, unless another thread has closed its group."""
     record = record_of_block(block)
-    with members.held():
+    with contextlib.suppress(StateError), members.held():
         _note(context, record, SpanKind.SEVERAL_HOSTS, sequence, begun_ns)
 
 

@@ -8,17 +8,18 @@ ranks know the name of the file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpucoll import config
 from gpucoll.codes import Codes
-from gpucoll.errors import GpucollError, UsageError
+from gpucoll.errors import GpucollError, StateError, UsageError
 from gpucoll.group.host.members import Members
 from gpucoll.transport.shared.layout import EVENT_REPORT, Abort
 
@@ -29,6 +30,7 @@ LIMIT_S: Final = 10.0
 SAME_CAUSE_S: Final = 60
 """Failures of several communicators count as one for this long: the first report shows them all."""
 _PAUSE_S = 0.02
+_NONE = "No report: "
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1].split(':'); "
     "from gpucoll.observe.report import main; sys.exit(main(sys.argv[2:]))"
@@ -78,7 +80,9 @@ class Claim(NamedTuple):
         return Path(config.variable(config.REPORT_DIR)).absolute() / name
 
 
-def add(error: GpucollError, members: Members, all_members: Sequence[Members]) -> None:
+def add(
+    error: GpucollError, members: Members, all_members: Callable[[], Sequence[Members]]
+) -> None:
     """Append to an error where the report on it is. Write that report, unless another rank does.
 
     Parameters
@@ -88,8 +92,8 @@ def add(error: GpucollError, members: Members, all_members: Sequence[Members]) -
         what this rank's program has ended itself.
     members : Members
         The ranks of the communicator.
-    all_members : sequence of Members
-        Those of all communicators of this process.
+    all_members : callable
+        Returns those of all communicators of this process.
     """
     if isinstance(error, UsageError):
         return
@@ -97,14 +101,14 @@ def add(error: GpucollError, members: Members, all_members: Sequence[Members]) -
         abort = members.abort_word()
         if abort & 0xFF == Abort.INTERRUPTED or _is_own(abort, members.rank):
             return
-        places = _places(members, all_members)
+        places = _places(members, all_members())
         claim, is_mine = _claim(places, is_last=abort != 0)
-        if claim.path.name in str(error):
+        if claim.path.name in str(error) or _NONE in str(error):
             return
         trouble = _write(claim, places, str(error)) if is_mine else _wait(claim, places)
     except Exception as problem:  # the error itself is more important
         trouble = f"{type(problem).__name__}: {problem}"
-    note = f"No report: {trouble}" if trouble else f"Report: {claim.path}"
+    note = f"{_NONE}{trouble}" if trouble else f"Report: {claim.path}"
     error.args = (f"{str(error).rstrip('.')}. {note}", *error.args[1:])
 
 
@@ -177,10 +181,11 @@ def _write(claim: Claim, places: list[Members], text: str) -> str:
         return f"it took more than {LIMIT_S:g} s"
     finally:
         for members in places:
-            word = members.load(EVENT_REPORT)
-            if Claim.of(word)[:2] == claim[:2]:
-                done = Claim.of(word)._replace(state=state).word
-                members.compare_exchange(EVENT_REPORT, word, done)
+            with contextlib.suppress(StateError):  # another thread has closed it
+                word = members.load(EVENT_REPORT)
+                if Claim.of(word)[:2] == claim[:2]:
+                    done = Claim.of(word)._replace(state=state).word
+                    members.compare_exchange(EVENT_REPORT, word, done)
 
 
 def _wait(claim: Claim, places: list[Members]) -> str:

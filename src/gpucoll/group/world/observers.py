@@ -34,6 +34,9 @@ MOST_SENT_BYTES: Final = 256 << 10
 """The largest answer over a link: compressed, it has room for some thousand ranks."""
 _MOST_OBSERVERS: Final = 4
 _MOST_ASKERS: Final = 64
+_PAUSE_S: Final = 0.1
+"""How long a leader accepts nobody after it could not, or would not, serve somebody."""
+_STRANGER: Final = -1
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: process, user, group
 _PROGRAM: Final = """\
 import sys
@@ -54,9 +57,10 @@ def observers_address(group: str, leader: int) -> bytes:
 
 
 def user_of(end: socket.socket) -> int:
-    """Return the user of the process at the other end."""
+    """Return the user of the process at the other end; -1: this user namespace has none such."""
     raw = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
+    process, user, _ = _CREDENTIALS.unpack(raw)
+    return int(user) if frames.is_known(process, user) else _STRANGER
 
 
 class _Child:
@@ -148,6 +152,7 @@ class Observers:
         self._ended: list[int] = []
         """Children that have ended or are about to."""
         self._process = os.getpid()
+        self._accepts_from_s = 0.0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._listener.bind(observers_address(group, self._process))
@@ -157,7 +162,7 @@ class Observers:
 
     def events(self) -> Iterator[tuple[int, int]]:
         """Yield the descriptors to poll, and for which events."""
-        if self._listener.fileno() >= 0:
+        if self._listener.fileno() >= 0 and not self._pauses:
             yield self._listener.fileno(), select.POLLIN
         for end in self._asking.values():
             yield end.fileno(), select.POLLIN | (select.POLLOUT if end.is_sending else 0)
@@ -168,6 +173,8 @@ class Observers:
     def rest_s(self) -> float | None:
         """After how many seconds `work` is due although nothing comes; None: never."""
         due_s = [*self._due_s.values(), *([self._child.due_s] if self._child else [])]
+        if self._pauses:
+            due_s.append(self._accepts_from_s)
         left_s = [max(each - time.monotonic(), 0) for each in due_s]
         return min([*left_s, *([0.05] if self._ended else [])], default=None)
 
@@ -191,13 +198,24 @@ class Observers:
 
     # --- this host's observers --------------------------------------------------------------------
 
+    @property
+    def _pauses(self) -> bool:
+        """Whether nobody is accepted now. Else strangers could keep the links' thread busy."""
+        return time.monotonic() < self._accepts_from_s
+
     def _accept(self) -> None:
+        if self._listener.fileno() < 0 or self._pauses:
+            return
         try:
             end, _ = self._listener.accept()
-        except OSError:  # nobody, or gone again
+        except (BlockingIOError, ConnectionError):  # nobody, or gone again
+            return
+        except OSError:  # no descriptor: the socket would stay readable
+            self._accepts_from_s = time.monotonic() + _PAUSE_S
             return
         if user_of(end) not in (0, os.geteuid()) or len(self._asking) >= _MOST_OBSERVERS:
             end.close()
+            self._accepts_from_s = time.monotonic() + _PAUSE_S
             return
         self._n_asked += 1
         asked = self._n_asked

@@ -110,7 +110,7 @@ class _Running:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection within may end further works
         self._open: dict[int, torch.futures.Future[None]] = {}
         self._n_added = 0
 
