@@ -85,6 +85,7 @@ def test_no_rank_has_called_init(launched):
     assert found.is_healthy
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_stopped_before_init(launched):
     pids = launched(2, late=(1,))
     verdict_of_kind(pids, "waiting")
@@ -99,6 +100,7 @@ def join_late(seat, late, go):
     seat.init().close()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_rank_whose_process_nobody_knows(rank_server, tmp_path, late):
     go = tmp_path / "go"

@@ -201,6 +201,7 @@ def test_a_job_from_its_beginning_to_its_end(job):
         follower.close()
 
 
+@pytest.mark.soak
 def test_two_jobs_are_told_apart(job):
     (go, here), (_, there) = job(), job(count=3)
     follower = Follower(lambda: here + there)
@@ -214,6 +215,7 @@ def test_two_jobs_are_told_apart(job):
         follower.close()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("kind", "name", "labels"),
     [
@@ -246,6 +248,7 @@ def shrink(comm, go):
         rest.barrier()
 
 
+@pytest.mark.soak
 def test_a_job_that_shrinks_goes_on_as_the_same(rank_server, tmp_path):
     go, pool = tmp_path / "go", rank_server.fork(3)
     with pool:
@@ -268,6 +271,7 @@ def mapped_segments():
     return Path("/proc/self/maps").read_text().count("gpucoll-segment")
 
 
+@pytest.mark.soak
 def test_it_leaves_nothing(job):
     _, pids = job()
     follower = Follower(lambda: pids)

@@ -103,6 +103,7 @@ def test_an_abort_is_reported_by_the_others(ranks, tmp_path):
     the_file(tmp_path, texts)
 
 
+@pytest.mark.soak
 def test_parts_of_one_communicator_fail_for_one_cause(ranks, tmp_path):
     """Rank 3 is in no call; the ranks wait for it in two different communicators."""
 
@@ -117,6 +118,7 @@ def test_parts_of_one_communicator_fail_for_one_cause(ranks, tmp_path):
     the_file(tmp_path, ranks.call(4, fails))
 
 
+@pytest.mark.soak
 def test_each_host_has_its_own(hosts, tmp_path):
     texts = hosts.call("aab", failing, tmp_path, "late", timeout_s=0.3)
     paths = {text.rpartition("Report: ")[2] for text in texts}
@@ -159,6 +161,7 @@ def test_a_folder_that_cannot_be(ranks, tmp_path):
     assert sum(" could not write it" in text for text in texts) == 1
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("kind", ["mismatch", "late"])
 def test_hosts_without_a_folder_say_so_once(hosts, tmp_path, kind):
     def fails(comm):

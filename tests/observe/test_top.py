@@ -442,6 +442,7 @@ def test_the_terminal_is_restored(terminal, sent, code):
     assert terminal.is_restored
 
 
+@pytest.mark.soak
 def test_it_can_be_stopped(terminal):
     terminal.until("q quit")
     terminal.press("\x1a")  # Ctrl-Z
@@ -456,6 +457,7 @@ def test_it_can_be_stopped(terminal):
     assert terminal.is_restored
 
 
+@pytest.mark.soak
 def test_without_colours(waiting, terminals):
     shown = terminals(waiting, NO_COLOR="1")
     shown.until("rank 1 made others wait", "q quit")

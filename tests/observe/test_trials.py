@@ -11,7 +11,7 @@ from tests.observe.jobs import HANGS, HEALTHY, false_alarm, first_alarm, hanging
 SEEDS = range(3)
 
 
-@pytest.mark.soak(quick=2)
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HANGS)
 def test_the_right_rank_is_named(rank_server, tmp_path, kind, seed):
@@ -23,7 +23,7 @@ def test_the_right_rank_is_named(rank_server, tmp_path, kind, seed):
     assert trial.is_right(alarm[0]), (alarm[0], trial.verdicts, trial.sides)
 
 
-@pytest.mark.soak(quick=2)
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_no_alarm_on_healthy_jobs(rank_server, tmp_path, kind, seed):

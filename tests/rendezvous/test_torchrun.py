@@ -67,6 +67,7 @@ def torchrun(tmp_path):
         process.communicate(timeout=WAIT_S)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("places", [[3], [1, 2]], ids=["one agent", "two agents"])
 def test_a_process_that_fails_comes_back(torchrun, tmp_path, monkeypatch, places):
     command = again(sys.executable, tmp_path / "program.py")

@@ -273,6 +273,7 @@ def hang_up(comm):
     until(lambda: is_broken(comm))
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("placed", ["ab", "abc", "abb"])
 def test_connections_that_end_without_a_word(hosts, placed):
     replies = hosts.replies(placed, wait_for, 1, hang_up)

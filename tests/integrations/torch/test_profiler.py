@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.waiting import until
 
@@ -178,7 +180,8 @@ def test_works_that_end_while_another_range_ends(groups):
             def add_done_callback(self, function):
                 self.end = lambda: function(self)
 
-        running, first, second = ranges._Running(), Started(), Started()
+        running: Any = ranges._Running()
+        first, second = Started(), Started()
         for work in (first, second):
             running.add(ranges._enter("a range", None), work)
         ended = torch.futures.Future()
