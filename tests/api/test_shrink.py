@@ -206,6 +206,7 @@ def test_ranks_come_at_different_times(fresh):
     assert found == [((place, 3, 1, (0, 2, 3)), 2) for place in range(3)]
 
 
+@pytest.mark.soak
 def test_a_rank_that_never_comes_counts_as_lost(fresh):
     def stay_away(comm):
         comm.barrier()

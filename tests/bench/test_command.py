@@ -152,6 +152,7 @@ def test_several_collectives_in_one_run(on_double, double_peer, tmp_path, capfd)
     assert list(dict.fromkeys(found)) == names
 
 
+@pytest.mark.soak
 def test_a_peer_given_up_is_left_out_of_the_collectives_that_follow(on_double, double_peer, capfd):
     double_peer("gloo", "raise:1")
     assert cli.main(["gather,scatter", *SHORT, "--compare", "gloo"]) == 1
@@ -207,6 +208,7 @@ def test_a_rank_that_does_not_join(on_double, capfd):
     assert "this rank does not want to join" in error
 
 
+@pytest.mark.soak
 def test_a_rank_that_hangs_meets_the_deadline(on_double, capfd):
     on_double("hang:1")
     assert cli.main([*SHORT, "--timeout", "1"]) == 1
@@ -291,6 +293,7 @@ def test_a_place_where_no_json_can_be_written(on_double, tmp_path, capfd):
     assert "cannot write a file there" in capfd.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_table_that_cannot_be_written():
     one_call = ["--ranks", "1", "-b", "4", "-e", "4", "-n", "1", "-w", "0", "--rounds", "1"]
     with open("/dev/full", "wb") as full:

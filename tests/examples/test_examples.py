@@ -121,6 +121,7 @@ def test_elastic_training_goes_on_through_killed_ranks(rank_server, deadly):
     assert np.abs(weights - np.arange(20)).max() < 0.2
 
 
+@pytest.mark.soak
 def test_elastic_training_wins_ranks_back():
     output = check_program(str(EXAMPLES / "elastic_training.py"))
 

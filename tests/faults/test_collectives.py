@@ -61,7 +61,7 @@ def come_too_late(comm, kind, size):
     go_on(comm, kind, size)
 
 
-@pytest.mark.soak(quick=7)
+@pytest.mark.soak(quick=3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_deadline_names_who_is_missing(ranks, kind, size):

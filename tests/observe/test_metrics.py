@@ -384,6 +384,7 @@ def test_the_textfile(job, exporter, tmp_path):
     assert [*folder.iterdir()] == []
 
 
+@pytest.mark.soak
 def test_once(job, capsys, tmp_path):
     pytest.importorskip("prometheus_client", reason="needs prometheus-client")
     _, pids = job()

@@ -335,6 +335,7 @@ def test_without_nvml(monkeypatch):
 # --- the command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_in_a_pipe(job):
     pids = job(wait_elsewhere, 2)
     ended = subprocess.run(
@@ -433,6 +434,7 @@ def test_the_screen(terminal, waiting):
     assert terminal.is_restored
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
@@ -466,6 +468,7 @@ def test_without_colours(waiting, terminals):
     }
 
 
+@pytest.mark.soak
 def test_the_end_of_the_job(terminal, tmp_path):
     terminal.until("q quit")
     (tmp_path / "go").touch()

@@ -23,7 +23,7 @@ def test_the_right_rank_is_named(rank_server, tmp_path, kind, seed):
     assert trial.is_right(alarm[0]), (alarm[0], trial.verdicts, trial.sides)
 
 
-@pytest.mark.soak(quick=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_no_alarm_on_healthy_jobs(rank_server, tmp_path, kind, seed):

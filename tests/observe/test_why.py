@@ -257,6 +257,7 @@ def test_another_version_is_named(hanging):
     os.close(fd)
 
 
+@pytest.mark.soak
 def test_it_only_reads_and_leaves_nothing(hanging):
     pids = hanging("outside", 2)
     verdict_of_kind(pids, "outside")

@@ -67,7 +67,7 @@ def torchrun(tmp_path):
         process.communicate(timeout=WAIT_S)
 
 
-@pytest.mark.soak(quick=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("places", [[3], [1, 2]], ids=["one agent", "two agents"])
 def test_a_process_that_fails_comes_back(torchrun, tmp_path, monkeypatch, places):
     command = again(sys.executable, tmp_path / "program.py")
@@ -89,6 +89,7 @@ def free_port():
         return end.getsockname()[1]
 
 
+@pytest.mark.soak
 def test_ranks_of_two_agents_find_rank_0_by_their_store(torchrun):
     port = free_port()
     place = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1")
@@ -104,6 +105,7 @@ def test_ranks_of_two_agents_find_rank_0_by_their_store(torchrun):
     ]
 
 
+@pytest.mark.soak
 def test_groups_of_one_agents_ranks(torchrun):
     agent = torchrun(MEMBERS, "--standalone", "--nproc-per-node", 4)
     out, err = agent.communicate(timeout=WAIT_S)

@@ -300,7 +300,7 @@ def test_pushes_that_were_not_applied_are_repeated_once(fresh):
         assert (found == 11).all()
 
 
-@pytest.mark.soak(quick=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("placed", ["abcd", "aabbc"])
 def test_losses_at_random_moments(fresh, placed, seed):
@@ -378,6 +378,7 @@ def test_a_stopped_host_stops_no_other(fresh):
     results(fresh("abc", on_each))
 
 
+@pytest.mark.soak
 def test_a_stopped_host_is_left_behind(fresh):
     def on_each(comm):
         table = Table(comm, ROWS, WIDTH, "int64", init=3)

@@ -74,6 +74,7 @@ def _product(values, repeat):
     return itertools.product(values, repeat=repeat)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_set_of_clients_that_leave_with_neighbours(seed):
     """Each of six clients, with four neighbours, leaves before sending its vector, or stays."""

@@ -193,6 +193,7 @@ def end_without_a_word(comm):
     return str(caught.value)
 
 
+@pytest.mark.soak
 def test_connections_that_end_without_a_word(hosts):
     first, second, third = hosts.call("abb", end_without_a_word)
 

@@ -81,6 +81,7 @@ def test_without_a_secret(hosts):
     assert hosts.call("aab", meet, gives="seat", environment=environment) == [3] * 3
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_another_secret_on_one_rank(hosts, who):
     changes = {who: {config.SECRET: SECRET[::-1]}}
@@ -281,7 +282,7 @@ def check_lost(error, who):
     assert {*re.findall(r"lost rank (\d)", str(error))} <= {str(who)}, error
 
 
-@pytest.mark.soak(quick=2)
+@pytest.mark.soak
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_killed_while_they_meet(hosts, rank_server, who, step):

@@ -90,6 +90,7 @@ def wait_for_who_cannot_connect(comm, name):
     return str(error.value)
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("name", ["send", "recv"])
 def test_a_deadline_says_why_there_is_no_connection(hosts, name):
     text = hosts.replies("ab", wait_for_who_cannot_connect, name, timeout_s=1.0)[0].result
@@ -308,7 +309,7 @@ def forge(comm, data):
     comm.recv_object(1, ANY_TAG)
 
 
-@pytest.mark.soak(quick=3)
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("what", FORGED)
 def test_what_no_rank_sends(hosts, what):
     found = errors(hosts.replies("ab", forge, FORGED[what]))

@@ -215,6 +215,7 @@ def test_a_stopped_rank_is_left_behind(hosts, rank_server, late):
     assert left == []
 
 
+@pytest.mark.soak
 def test_ranks_come_at_different_times(fresh):
     def come(comm):
         arrive(comm)
@@ -390,6 +391,7 @@ def test_a_communicator_that_is_whole(fresh):
     assert results(fresh("aabb", shrink)) == [(each, 1, 3) for each in expected(4, [])]
 
 
+@pytest.mark.soak
 def test_others_wait_in_another_call(fresh):
     def shrink(comm):
         comm.barrier()

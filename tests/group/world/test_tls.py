@@ -287,6 +287,7 @@ def test_a_transfer_that_takes_too_long(hosts_with_schedules, certificates):
     assert "rank 1 of 2" in second
 
 
+@pytest.mark.soak
 def test_connections_that_end_without_a_word(hosts_with_schedules, certificates):
     first, *_ = hosts_with_schedules.call("abb", end_without_a_word, environment=certificates)
 
@@ -331,7 +332,7 @@ def refused(hosts, placed, changes, **options):
     )
 
 
-@pytest.mark.soak(quick=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_one_rank_without(hosts, certificates, who):
     found = refused(hosts, "aab", {who: NONE}, environment=certificates)

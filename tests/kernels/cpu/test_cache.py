@@ -378,6 +378,7 @@ class TestCompiling:
         assert end == f"gpucoll: compiled the CPU kernels in N s, into {folder}"
         assert machine.run(SHOWN="1")[2] == []
 
+    @pytest.mark.soak
     def test_shows_it_in_one_line_of_a_terminal(self, machine):
         master, slave = os.openpty()
         environment = {**machine.environment, "SHOWN": "1", "TERM": "xterm", "COLUMNS": "60"}
@@ -516,6 +517,7 @@ class TestCompiling:
         assert f"{usual}: File too large" in said[0]
         assert len(said) == 1
 
+    @pytest.mark.soak
     def test_without_standard_error(self, machine):
         """What is opened then has its number, and gets nothing of the progress."""
         done, folder, said = machine.run("import os\nos.close(2)\n" + LOAD, SHOWN="1")
