@@ -191,6 +191,7 @@ def test_a_stopped_rank_is_left_behind(rank_server):
         assert left == []
 
 
+@pytest.mark.soak
 def test_ranks_come_at_different_times(fresh):
     def come(comm):
         arrive(comm)

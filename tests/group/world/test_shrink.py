@@ -66,6 +66,7 @@ def test_killed_ranks(fresh, placed, victims):
     assert len({each[3] for each in found}) == 1
 
 
+@pytest.mark.soak
 def test_again_and_again(fresh):
     def shrink_often(comm):
         seen = []
