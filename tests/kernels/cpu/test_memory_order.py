@@ -44,7 +44,9 @@ ORDERS = {
     "transport.shared.flags.event_pending_since": "L",
     "transport.shared.flags._event_unless_reached": "LA",
     "transport.shared.room._take_payloads": "AS",
-    "transport.shared.spans._write": "XXS",  # its place; not ready; ready
+    "transport.shared.spans._begin_span": "XX",  # its place; not ready
+    "transport.shared.spans.write_span": "XXS",  # the same; ready
+    "transport.shared.spans.time_if_watched": "X",
     "transport.shared.peer_memory.arena_of": "A",
     "transport.shared.peer_memory.reach": "A",
     "transport.shared.peer_memory._map_growth": "AX",
@@ -128,6 +130,7 @@ ENTRIES = {
     "transport.shared.spans.note_arrival": "X",
     "transport.shared.spans.note_end": "XXS",
     "transport.shared.spans.note_span": "XXS",
+    "transport.shared.spans.note_message": "XXS",
     "transport.shared.peer_memory.map_more": "AX.*AX+",
     "backends.gpu.enqueue_entry.step_call": "XO",
     "backends.gpu.enqueue_entry.enqueue_call": "XO+X+",  # out of the driver; gone?; and again
@@ -139,7 +142,7 @@ ENTRIES = {
     "group.host.channel.exchange_loop": ".*XO.*",
     "backends.cpu.host.message_loop.message_loop": ".*XOA.*",
     "backends.cpu.host.message_step.message_step": "XA?SA?OX",
-    "backends.cpu.host.message_step.message_post": "XXSA?OXS",
+    "backends.cpu.host.message_step.message_post": "XXSA?OXX?S",
     "backends.cpu.host.message_step.message_drop": "XX(SAS|ASSS)",  # of Python 3.11 on; of 3.10
     "backends.cpu.host.message_step.message_refuse": "XXS+OX",
     "backends.cpu.host.message_step.message_end": "XXS",
