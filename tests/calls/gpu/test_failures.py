@@ -276,6 +276,7 @@ def be_killed(rank, when):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
         comm.check()
+        comm.barrier()  # a rank that still connects would lose another call
         if comm.rank == 1:
             if when == "after":
                 comm.all_reduce(ones(kit))  # posted, but it may not be done
