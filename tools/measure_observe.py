@@ -8,9 +8,10 @@
 The first figure is the time to find and map the ranks' memory and to look at it twice, without the
 pause between the looks. For the second one, four ranks call all_reduce of 4 bytes all the time, and
 count how many calls they make in windows of 2 s. In every other window this process looks at them
-once, as `gpucoll why --watch` does. The last figures are the share of a CPU that `gpucoll top` uses
-at an interval of 1 s, with a screen of 120 x 40: beside ranks that wait for one of them, and beside
-ranks that call all the time.
+once, as `gpucoll why --watch` does. For the third one, two ranks do so, and this process watches
+each fourth window, as `gpucoll metrics` does; ranks note calls for 3 s more. The other figures are
+the share of a CPU that `gpucoll top` uses at an interval of 1 s, with a screen of 120 x 40: beside
+ranks that wait for one of them, and beside ranks that call all the time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gpucoll.observe.sampler import Sampler
 from gpucoll.observe.screen import View
 from gpucoll.observe.segments import find
 from gpucoll.observe.verdict import judge
+from gpucoll.observe.watch import Watch
 
 STANDS = """
 import gpucoll, time
@@ -110,6 +112,32 @@ def slowdown(pairs: int) -> list[float]:
             job.wait()
 
 
+def watched(pairs: int) -> list[float]:
+    """Return, for each pair of windows, calls while watched divided by calls while not."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = start(CALLS.replace("WINDOW", str(WINDOW_S)), 2, folder)
+        assert job.stdout is not None
+        try:
+            ratios = []
+            job.stdout.readline()
+            for _ in range(pairs):
+                before = int(job.stdout.readline())
+                found = find(pids_here())
+                ours = [each for each in found.segments if each.world_size == 2]
+                with Watch(ours) as watch:
+                    for _ in range(2):
+                        time.sleep(WINDOW_S / 2 - 0.01)
+                        watch.read()
+                    ratios.append(int(job.stdout.readline()) / before)
+                found.close()
+                for _ in range(2):
+                    job.stdout.readline()
+            return ratios
+        finally:
+            job.terminate()
+            job.wait()
+
+
 def top_share(program: str, ranks: int, seconds: int = 15) -> float:
     """Return the share of a CPU that looks and screens take, one each second."""
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40)
@@ -150,10 +178,11 @@ def main() -> None:
     print(
         f"{given.ranks} ranks found, mapped and looked at: {1000 * observer_s(given.ranks):.0f} ms"
     )
-    ratios = sorted(slowdown(given.pairs))
-    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-    text = f"median {statistics.median(ratios):.3f}, quartiles {low:.3f} and {high:.3f}"
-    print(f"calls in windows with a look, of those without: {text}")
+    for what, measure in (("with a look", slowdown), ("that are watched", watched)):
+        ratios = sorted(measure(given.pairs))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        text = f"median {statistics.median(ratios):.3f}, quartiles {low:.3f} and {high:.3f}"
+        print(f"calls in windows {what}, of those in others: {text}", flush=True)
 
 
 if __name__ == "__main__":
