@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ratio", "Samples", "ratio", "time_us"]
+__all__ = ["Ratio", "Samples", "ratio", "time_interval", "time_us"]
 
 Samples = npt.NDArray[np.float64]
 """Microseconds per call, by rank and round."""
@@ -32,6 +32,12 @@ def time_us(samples: Samples) -> float:
     return float(np.median(samples, axis=1).max())
 
 
+def time_interval(samples: Samples) -> tuple[float, float]:
+    """Return the 95 % interval of `time_us`, by a bootstrap over the rounds as in `ratio`."""
+    low, high = np.percentile(resampled_times(samples, drawn_rounds(samples)), (2.5, 97.5))
+    return float(low), float(high)
+
+
 def ratio(own: Samples, others: Sequence[Samples], longest: bool = False) -> Ratio:
     """Return own time over the best of the other times, or over the longest if `longest`.
 
@@ -41,11 +47,16 @@ def ratio(own: Samples, others: Sequence[Samples], longest: bool = False) -> Rat
     """
     choose = np.max if longest else np.min
     value = time_us(own) / float(choose([time_us(samples) for samples in others]))
-    rounds = own.shape[1]
-    drawn = np.random.default_rng(rounds).integers(rounds, size=(RESAMPLES, rounds))
+    drawn = drawn_rounds(own)
     compared = choose([resampled_times(samples, drawn) for samples in others], axis=0)
     low, high = np.percentile(resampled_times(own, drawn) / compared, (2.5, 97.5))
     return Ratio(value, float(low), float(high))
+
+
+def drawn_rounds(samples: Samples) -> npt.NDArray[np.int64]:
+    """Return the rounds of each resample, with replacement; the same for the same number."""
+    rounds = samples.shape[1]
+    return np.random.default_rng(rounds).integers(rounds, size=(RESAMPLES, rounds))
 
 
 def resampled_times(samples: Samples, drawn: npt.NDArray[np.int64]) -> Samples:

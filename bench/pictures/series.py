@@ -1,0 +1,284 @@
+"""What pictures show: the calls of kept results, and their times or bandwidths as series.
+
+Nothing here needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpucoll.bench.estimates import time_interval
+from gpucoll.bench.figures import FIGURES
+from gpucoll.bench.pictures.scales import rate_text, time_label
+from gpucoll.bench.results import SIDES
+from gpucoll.bench.summary import (
+    SIDE_TITLES,
+    Entry,
+    Side,
+    by_size,
+    grouped,
+    is_own,
+    is_part,
+    samples,
+    title,
+)
+
+__all__ = [
+    "QUANTITIES",
+    "Call",
+    "Contents",
+    "NothingToDrawError",
+    "Point",
+    "Series",
+    "calls_of",
+    "digest",
+    "fullest_side",
+    "label_of",
+    "short_names",
+    "text_of",
+    "types_of",
+]
+
+Content = dict[str, Any]
+Contents = Content | Sequence[Content]
+"""What ``gpucoll-bench --json`` wrote: the content of one file, or of several."""
+
+LABELS: Final = {
+    "impi": "Intel MPI",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "gloo": "Gloo",
+    "cupy-nccl": "NCCL (CuPy)",
+    "torch-nccl": "NCCL (PyTorch)",
+    "gpucoll-plan": "gpucoll plan",
+    "gpucoll-list": "gpucoll list",
+    "limit": "memory limit",
+    "copy": "copy in the GPU",
+}
+QUANTITIES: Final = {"time": "time of one call", "bus_bw": "bus bandwidth"}
+LIMIT_FROM_BYTES: Final = 256 << 10
+"""Below this size the loop that measures the memory limit takes longer to call than to stream."""
+
+
+class NothingToDrawError(ValueError):
+    """The results have nothing that the picture could show; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a size, with its 95 % interval: microseconds, GB/s, or a figure in its unit."""
+
+    size_bytes: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """The values of one library.
+
+    Attributes
+    ----------
+    title, label : str
+        Its name in the table, and for people.
+    kind : str
+        "own", "peer" or "limit".
+    points : tuple of Point
+        The smallest size first; all values are positive.
+    """
+
+    title: str
+    label: str
+    kind: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the results: its entries at all sizes, and the run that measured it last."""
+
+    title: str
+    entries: list[Entry]
+    limits: list[Entry]
+    environment: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The collective or pattern."""
+        name: str = self.entries[0]["collective"]
+        return name
+
+    @property
+    def details(self) -> str:
+        """What the title says besides the name: dtype, reduction, length of lists."""
+        return self.title.removeprefix(self.name).strip(" ,")
+
+    @property
+    def where(self) -> str:
+        """Where it was measured: "2 processes on 2 CPUs of one host"."""
+        processes = f"{self.ranks} process{'es' if self.ranks > 1 else ''}"
+        array = self.environment.get("array", "numpy")
+        if array == "numpy":
+            return f"{processes} on {self.environment['usable_cpus']} CPUs of one host"
+        return f"{processes}, {array} arrays"
+
+    @property
+    def origin(self) -> str:
+        """The processor, or the GPU, and the day."""
+        libraries = self.environment["libraries"].values()
+        gpu = next((one["GPU"] for one in libraries if "GPU" in one), None)
+        return f"{gpu or self.environment['cpu']}, {self.environment['date'][:10]}"
+
+    def name_of_side(self, side: str) -> str:
+        """Return "in place" or "out of place"; nothing if the call has only one side."""
+        both = all(any(entry[one] for entry in self.entries) for one in SIDES)
+        return SIDE_TITLES[side] if both else ""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        ranks: int = self.entries[0]["ranks"]
+        return ranks
+
+    def series(self, side: str, quantity: str) -> list[Series]:
+        """Return a series for each library: gpucoll's first, then the peers', then the limit.
+
+        Libraries without a positive value are left out.
+        """
+        found = _values(self.entries, side, quantity)
+        ordered = sorted(found, key=lambda name: not is_own(name))  # stable: else as measured
+        all_series = [
+            Series(name, label_of(name), "own" if is_own(name) else "peer", tuple(found[name]))
+            for name in ordered
+            if not is_part(name)
+        ]
+        for name, points in _values(self.limits, side, quantity).items():
+            if name == "limit":
+                points = [point for point in points if point.size_bytes >= LIMIT_FROM_BYTES]
+            # a copy reads and writes, so that only its bandwidth can be compared
+            if points and (name == "limit" or quantity == "bus_bw"):
+                all_series.append(Series(name, label_of(name), "limit", tuple(points)))
+        return [series for series in all_series if series.points]
+
+    def figures(self) -> Iterator[tuple[str, list[Series]]]:
+        """Yield title and series of each figure other than a time, at size 0."""
+        having = [entry for entry in self.entries if entry.get("figures")]
+        for name, figure in FIGURES.items():
+            found = []
+            for entry in having:
+                if (value := entry["figures"].get(name, 0) / figure.unit) > 0:
+                    point = Point(0, value, value, value)
+                    kind = "own" if is_own(title(entry)) else "peer"
+                    found.append(Series(title(entry), label_of(title(entry)), kind, (point,)))
+            if found:
+                yield figure.title, found
+
+
+def calls_of(contents: Contents) -> dict[str, Call]:
+    """Return the calls by title: collective, dtype, reduction, length of lists.
+
+    If several contents measured a call at the same size, the last one counts, with all its
+    libraries: ratios are those of one run. If numbers of ranks differ, titles have them, too.
+
+    Raises
+    ------
+    NothingToDrawError
+        There are no results.
+    """
+    listed = [contents] if isinstance(contents, dict) else list(contents)
+    numbers = {entry["ranks"] for content in listed for entry in content["results"]}
+    calls: dict[str, Call] = {}
+    for content in listed:
+        limits = _by_call(content["limit"], len(numbers) > 1)
+        for name, entries in _by_call(content["results"], len(numbers) > 1).items():
+            call = Call(name, entries, limits.get(name, []), content["environment"])
+            if earlier := calls.get(name):
+                call = replace(
+                    call,
+                    entries=_replaced(earlier.entries, entries),
+                    limits=_replaced(earlier.limits, call.limits),
+                )
+            calls[name] = call
+    if not calls:
+        raise NothingToDrawError("nothing to draw: there are no results")
+    return calls
+
+
+def short_names(calls: dict[str, Call]) -> dict[str, str]:
+    """Return a name for each title: the collective's if only one call has it, else the title."""
+    names = [call.name for call in calls.values()]
+    return {
+        title: call.name if names.count(call.name) == 1 else title for title, call in calls.items()
+    }
+
+
+def types_of(calls: Iterable[Call]) -> list[str]:
+    """Return the dtypes of several calls, then their reductions, each once."""
+    entries = [entry for call in calls for entry in call.entries]
+    found = [entry[key] for key in ("type", "redop") for entry in entries]
+    return [word for word in dict.fromkeys(found) if word != "none"]
+
+
+def fullest_side(call: Call) -> str:
+    """Return the side with the most libraries; out of place if both have as many."""
+    return max(SIDES, key=lambda side: len({title(e) for e in call.entries if e[side]}))
+
+
+def label_of(name: str) -> str:
+    """Return a library's name for people, by its name in the table."""
+    library, _, placement = name.partition(" ")
+    return f"{LABELS.get(library, library)} {placement}".strip()
+
+
+def text_of(value: float, quantity: str) -> str:
+    """Format a value of a quantity."""
+    return time_label(value) if quantity == "time" else rate_text(value)
+
+
+def digest(contents: Contents, **how: object) -> str:
+    """Return a digest of results and of what a picture shows of them.
+
+    Two pictures with the same digest were drawn from the same results with the same arguments.
+    """
+    text = json.dumps([contents, how], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _by_call(entries: list[Entry], has_ranks: bool) -> dict[str, list[Entry]]:
+    if not has_ranks:
+        return grouped(entries)
+    return {
+        f"{name}, {ranks} ranks": [entry for entry in found if entry["ranks"] == ranks]
+        for name, found in grouped(entries).items()
+        for ranks in sorted({entry["ranks"] for entry in found})
+    }
+
+
+def _replaced(earlier: list[Entry], later: list[Entry]) -> list[Entry]:
+    sizes = {entry["size"] for entry in later}
+    return [*(entry for entry in earlier if entry["size"] not in sizes), *later]
+
+
+def _values(entries: list[Entry], side: str, quantity: str) -> dict[str, list[Point]]:
+    """Return the positive values by title, the smallest size first."""
+    found: dict[str, list[Point]] = {}
+    for size_bytes, sides in sorted(by_size(entries, side).items()):
+        for name, one in sides.items():
+            points = found.setdefault(name, [])
+            if (one[quantity] or 0) > 0 and one["time"] > 0:
+                points.append(_point(size_bytes, one, quantity))
+    return found
+
+
+def _point(size_bytes: int, side: Side, quantity: str) -> Point:
+    low, high = time_interval(samples(side))
+    low, high = min(low, side["time"]), max(high, side["time"])
+    if quantity == "time":
+        return Point(size_bytes, side["time"], low, high)
+    moved = side[quantity] * side["time"]
+    return Point(size_bytes, side[quantity], moved / high, moved / low if low > 0 else moved / high)
