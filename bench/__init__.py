@@ -19,6 +19,7 @@
     ├── gpus           the GPUs that ranks are measured on
     ├── patterns       the same as collectives for patterns: asynchronous calls, objects...
     ├── results        the results, and their JSON
+    ├── csv_results    the results as CSV
     ├── figures        results that are not times: names, units
     ├── table          the results as nccl-tests' table
     ├── summary        the outcome of a whole run: medians, and where a peer is faster

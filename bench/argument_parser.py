@@ -169,5 +169,8 @@ def add_measuring(add: Callable[..., object]) -> None:
         help=f"compare with these in the same run: {', '.join(PEERS)}; PYTHON is the Python "
         "of the environment that has the peer, or its folder")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
+    add("--csv", type=Path, metavar="FILE",
+        help="write them as CSV, a line for each library, size and side; - prints that instead of "
+        "the table")  # fmt: skip
     add("--timeout", type=seconds, default=60.0, metavar="SECONDS",
         help="give a library up after this time without an answer (60)")  # fmt: skip

@@ -60,6 +60,8 @@ class Options:
         Dtypes that ``-d all`` leaves out because they are not available here.
     compare : dict
         Peer -> path of its Python; None for this process's environment.
+    json_path, csv_path : Path or None
+        Where to write the results. A CSV at ``-`` goes to stdout, and there is no table.
     """
 
     collectives: tuple[str, ...]
@@ -87,6 +89,7 @@ class Options:
     backend: str
     compare: dict[str, str | None]
     json_path: Path | None
+    csv_path: Path | None
     timeout_s: float
     command_line: str
     left_out: tuple[str, ...] = ()
@@ -95,6 +98,11 @@ class Options:
         """Yield the options for each collective in turn."""
         for collective in self.collectives:
             yield replace(self, collective=collective)
+
+    @property
+    def csv_on_stdout(self) -> bool:
+        """Whether stdout gets the CSV instead of the table."""
+        return self.csv_path == Path("-")
 
     @property
     def on_gpus(self) -> bool:
@@ -168,6 +176,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         backend=given.backend,
         compare=given.compare,
         json_path=given.json,
+        csv_path=given.csv,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
         left_out=left_out,
@@ -259,6 +268,8 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error("--one-cpu supports only host arrays")
     if given.one_cpu and (programs := [name for name in patterns if MEASURED[name].own_program]):
         parser.error(f"--one-cpu: {', '.join(programs)} cannot be bound")
+    if given.json is not None and given.json == given.csv:
+        parser.error(f"--json and --csv name the same file: {given.json}")
     refuse_places(parser, given)
     if given.last < given.first:
         parser.error(f"-e {given.last} is smaller than -b {given.first} (both in bytes)")

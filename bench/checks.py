@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 
 from gpucoll import config
 from gpucoll.bench import environment
@@ -16,8 +15,8 @@ from gpucoll.transport.shared import MAX_RANKS
 __all__ = [
     "CannotMeasureError",
     "check_dtypes",
+    "check_files",
     "check_host_devices",
-    "check_json_path",
     "check_launched",
     "check_memory",
     "check_ranks",
@@ -58,7 +57,7 @@ def check_launched(options: Options, ranks: int) -> None:
     check_ranks(options, ranks)
     check_dtypes(options)
     check_host_devices(options)
-    check_json_path(options.json_path)
+    check_files(options)
 
 
 def check_ranks(options: Options, ranks: int) -> None:
@@ -102,10 +101,13 @@ def check_host_devices(options: Options) -> None:
         )
 
 
-def check_json_path(path: Path | None) -> None:
-    """Raise if the file cannot be written, before minutes of measuring."""
-    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-        raise CannotMeasureError(f"--json {path}: cannot write a file there")
+def check_files(options: Options) -> None:
+    """Raise if the results cannot be written, before minutes of measuring."""
+    for option, path in (("--json", options.json_path), ("--csv", options.csv_path)):
+        if path is None or (option == "--csv" and options.csv_on_stdout):
+            continue
+        if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+            raise CannotMeasureError(f"{option} {path}: cannot write a file there")
 
 
 def check_memory(options: Options, ranks: int, peers: int) -> None:

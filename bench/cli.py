@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -19,12 +20,13 @@ from gpucoll.bench.arguments import Options, parse
 from gpucoll.bench.checks import (
     CannotMeasureError,
     check_dtypes,
+    check_files,
     check_host_devices,
-    check_json_path,
     check_launched,
     check_memory,
     check_ranks,
 )
+from gpucoll.bench.csv_results import csv_text
 from gpucoll.bench.gpus import check_installed, default_ranks, ranks_on_gpus
 from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.libraries import ready_programs, start_own, start_peers
@@ -34,7 +36,7 @@ from gpucoll.bench.peers import PeerMissingError, locate
 from gpucoll.bench.programs import Program
 from gpucoll.bench.rank.arrays import TEST_ARRAY, NoGpuError
 from gpucoll.bench.rank.own import joined
-from gpucoll.bench.results import Results, Row
+from gpucoll.bench.results import Results, Row, write_whole
 from gpucoll.bench.starts import cpus_of_ranks
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
@@ -50,7 +52,7 @@ EXIT_TERMINATED = 143
 
 
 class CannotWriteError(Exception):
-    """The table cannot be written; the message says why."""
+    """The table or a file cannot be written; the message says why."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +96,7 @@ def run_alone(options: Options) -> int:
     check_ranks(options, ranks)
     check_dtypes(options)
     check_host_devices(options)
-    check_json_path(options.json_path)
+    check_files(options)
     located = [locate(name, place) for name, place in options.compare.items()]
     if options.array in ("numpy", TEST_ARRAY):
         check_memory(options, ranks, len(located))
@@ -103,7 +105,7 @@ def run_alone(options: Options) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-")))
         programs = []
         if any(one.traits.own_program for one in options.each()):
-            programs = ready_programs(options, located, ranks, folder, note)
+            programs = ready_programs(options, located, ranks, folder, partial(note, options))
         if all(one.traits.own_program for one in options.each()):
             return measure(options, None, [], [], programs)
         # Vendors' libraries have threads, which need CPUs of their own.
@@ -151,38 +153,60 @@ def measure(
     described = environment.describe(options, ranks, cpus, libraries)
     results = Results(described)
 
-    def report(rows: list[Row], limit: Row | None) -> None:
-        say(table.lines_of_size(rows, limit))
+    show = discard if options.csv_on_stdout else say
 
+    def report(rows: list[Row], limit: Row | None) -> None:
+        show(table.lines_of_size(rows, limit))
+
+    tell = partial(note, options)
     if options.left_out:
         names = ", ".join(options.left_out)
-        note(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
+        tell(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
     for number, one in enumerate(options.each()):
-        say(table.header(one, ranks, None if number else described))
+        show(table.header(one, ranks, None if number else described))
         if own is None or one.traits.own_program:
             ProgramBench(one, programs, results, report, complain).run()
         else:
-            Bench(one, own, peers, results, report, complain, note).run()
-    say(table.footer(results))
-    if options.json_path is not None:
-        results.write(options.json_path)
+            Bench(one, own, peers, results, report, complain, tell).run()
+    show(table.footer(results))
+    write_files(options, results)
     return EXIT_WRONG if results.wrong or results.failures else EXIT_RIGHT
 
 
-def say(lines: Iterator[str]) -> None:
+def write_files(options: Options, results: Results) -> None:
+    """Write the results to the files that the options name."""
+    try:
+        if options.json_path is not None:
+            results.write(options.json_path)
+        if options.csv_path is not None and not options.csv_on_stdout:
+            write_whole(options.csv_path, csv_text(results))
+    except OSError as error:
+        raise CannotWriteError(f"{error.strerror} ({error.filename})") from error
+    if options.csv_on_stdout:
+        say(iter([csv_text(results)]), end="")
+
+
+def say(lines: Iterator[str], end: str = "\n") -> None:
     """Print lines, and flush them even into a pipe."""
     for line in lines:
         try:
-            print(line, flush=True)
+            print(line, end=end, flush=True)
         except BrokenPipeError:
             raise
         except OSError as error:
             raise CannotWriteError(error.strerror) from error
 
 
-def note(text: str) -> None:
-    """Print a note to standard error."""
-    say(iter([f"# {text}"]))
+def discard(lines: Iterator[str]) -> None:
+    """Print nothing: stdout is for the CSV."""
+
+
+def note(options: Options, text: str) -> None:
+    """Print a note into the table, or to standard error if there is no table."""
+    if options.csv_on_stdout:
+        print(f"# {text}", file=sys.stderr, flush=True)
+    else:
+        say(iter([f"# {text}"]))
 
 
 def complain(text: str) -> None:

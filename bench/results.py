@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from gpucoll.bench.estimates import Samples, time_us
 from gpucoll.bench.patterns import MEASURED
 
-__all__ = ["LIMITS", "OWN", "PARTS", "SIDES", "Measurement", "Results", "Row"]
+__all__ = ["LIMITS", "OWN", "PARTS", "SIDES", "Measurement", "Results", "Row", "write_whole"]
 
 SIDES = ("out_of_place", "in_place")
 OWN = ("gpucoll", "gpucoll-plan", "gpucoll-list")
@@ -196,14 +197,25 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Write the JSON file completely or not at all."""
-        content = self.as_json()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.write("\n")
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, compact(json.dumps(self.as_json(), indent=1)) + "\n")
+
+
+def compact(text: str) -> str:
+    """Put each innermost list of indented JSON on one line: a line for each rank's samples.
+
+    A list that spans lines cannot be part of a string, since JSON escapes line ends there.
+    """
+    return re.sub(r'\[\n[^][{}"]*\]', lambda found: f"[{' '.join(found[0][1:-1].split())}]", text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file completely or not at all; line ends stay as they are."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

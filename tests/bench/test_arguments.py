@@ -75,6 +75,7 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["--compare", "mpich="], "must follow the equals sign"),
         (["--compare", "mpich,mpich"], "twice"),
         (["--timeout", "0"], "above 0"),
+        (["--json", "x", "--csv", "x"], "--json and --csv name the same file: x"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments, message, capsys):

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpucoll.bench import cli, gpus, peers
+from gpucoll.bench.arguments import parse
 from gpucoll.bench.patterns import MEASURED
+from gpucoll.bench.results import Results
 
 SHORT = ["--ranks", "2", "-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
 
@@ -21,8 +23,9 @@ def results(text):
 
 
 def test_a_right_library(on_double, tmp_path, capfd):
-    path = tmp_path / "result.json"
-    assert cli.main([*SHORT, "--symmetric", "--limit", "--json", str(path)]) == 0
+    path, table = tmp_path / "result.json", tmp_path / "result.csv"
+    files = ["--json", str(path), "--csv", str(table)]
+    assert cli.main([*SHORT, "--symmetric", "--limit", *files]) == 0
     captured = capfd.readouterr()
     rows = results(captured.out)
     assert [row[0] for row in rows] == ["4", "4", "64", "64", "1024", "1024"]
@@ -30,6 +33,7 @@ def test_a_right_library(on_double, tmp_path, capfd):
     assert "# Out of bounds values : 0 OK" in captured.out
     assert captured.err == ""  # no progress bar into a pipe
 
+    assert len(table.read_bytes().split(b"\r\n")) == 1 + 3 * 3 * 2 + 1
     content = json.loads(path.read_text())
     assert [entry["placement"] for entry in content["results"]] == ["private", "symmetric"] * 3
     assert [entry["size"] for entry in content["limit"]] == [4, 64, 1024]
@@ -288,9 +292,31 @@ def test_too_little_memory_is_seen_before_anything_starts(on_double, monkeypatch
     assert "needs 4.0 GiB for the arrays" in capfd.readouterr().err
 
 
-def test_a_place_where_no_json_can_be_written(on_double, tmp_path, capfd):
-    assert cli.main([*SHORT, "--json", str(tmp_path / "no" / "folder" / "r.json")]) == 2
+@pytest.mark.parametrize("option", ["--json", "--csv"])
+def test_a_place_where_no_file_can_be_written(on_double, option, tmp_path, capfd):
+    assert cli.main([*SHORT, option, str(tmp_path / "no" / "folder" / "result")]) == 2
     assert "cannot write a file there" in capfd.readouterr().err
+
+
+@pytest.mark.soak
+def test_csv_instead_of_the_table(on_double, monkeypatch, capfd):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    arguments = ["broadcast", "--ranks", "1", "-b", "64", "-e", "64", "-n", "1", "-d", "all"]
+    assert cli.main([*arguments, "--rounds", "1", "--csv", "-"]) == 0
+    captured = capfd.readouterr()
+    assert captured.out.startswith("collective,library,")
+    assert "#" not in captured.out
+    assert "# left out of -d all: bfloat16" in captured.err
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device", "r.csv")
+
+    monkeypatch.setattr(cli, "write_whole", fail)
+    options = parse(["--csv", str(tmp_path / "r.csv")])
+    with pytest.raises(cli.CannotWriteError, match=r"No space left on device \(r.csv\)"):
+        cli.write_files(options, Results({}))
 
 
 @pytest.mark.soak

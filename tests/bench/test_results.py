@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import numpy as np
 import pytest
 
-from gpucoll.bench.results import Measurement, Results, Row
+from gpucoll.bench.csv_results import COLUMNS, csv_text
+from gpucoll.bench.results import Measurement, Results, Row, compact
 
 
 def example():
@@ -52,3 +55,45 @@ def test_a_file_that_was_there_stays_whole_when_writing_fails(tmp_path):
         results.write(path)
     assert path.read_text() == "what was there"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_json_has_a_line_for_each_rank(tmp_path):
+    path = tmp_path / "result.json"
+    results = example()
+    results.environment["command"] = "--name [\n 1,  2 ] [  ]"
+    results.write(path)
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    assert lines.count("[50.0, 60.0, 70.0],") == lines.count("[40.0, 40.0, 40.0]") == 5
+    assert json.loads(path.read_text()) == json.loads(json.dumps(results.as_json()))
+
+
+@pytest.mark.parametrize("value", [[], [[]], [1, None, [2.5, True]], ["a", [1]], {"a": [1, {}]}])
+def test_compact_json_has_the_same_content(value):
+    assert json.loads(compact(json.dumps(value, indent=1))) == value
+
+
+def test_the_csv():
+    results = example()
+    results.rows.append(
+        Row("a, \"b\"", "private", "startup", 2, 0, 0, "none", "none", -1, None, None,
+            figures={"cpu_s": 0.5})
+    )  # fmt: skip
+    text = csv_text(results)
+    assert text.count("\r\n") == text.count("\n") == 7  # RFC 4180
+    header, *lines = csv.reader(io.StringIO(text, newline=""))
+    assert header == [*COLUMNS, "cpu_s"]
+    first = dict(zip(header, lines[0], strict=True))
+    assert first == {
+        "collective": "all_reduce", "library": "gpucoll", "placement": "private", "ranks": "2",
+        "size_bytes": "1000000", "count": "250000", "dtype": "float32", "redop": "sum",
+        "root": "-1", "list_length": "1", "side": "out_of_place", "time_us": "60.0",
+        "alg_bw_gb_s": first["bus_bw_gb_s"], "bus_bw_gb_s": first["bus_bw_gb_s"], "cpu_us": "",
+        "wrong": "0", "path": "", "reps": "7", "samples": "3", "cpu_s": "",
+    }  # fmt: skip
+    assert float(first["bus_bw_gb_s"]) == pytest.approx(1e6 / 60 / 1e3)
+    where = [(line[1], line[header.index("side")]) for line in lines]
+    assert where == [
+        ("gpucoll", "out_of_place"), ("gpucoll", "in_place"), ("gloo", "in_place"),
+        ("a, \"b\"", ""), ("limit", "out_of_place"), ("limit", "in_place"),
+    ]  # fmt: skip
+    assert lines[3][-1] == "0.5"
