@@ -1,0 +1,58 @@
+"""Sphinx's settings for the site, which ``python tools/make_site.py`` builds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "build/link_tree"), str(ROOT / "tools")]
+
+import site_reference  # noqa: E402
+
+project = "gpucoll"
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
+    "site_extension",
+]
+root_doc = "index"
+exclude_patterns = ["**/*.txt"]
+nitpick_ignore_regex = [("py:obj", ".*")]
+
+# --- Markdown -------------------------------------------------------------------------------------
+
+myst_enable_extensions = ["html_image"]
+myst_heading_anchors = 4
+highlight_language = "none"
+
+# --- docstrings -----------------------------------------------------------------------------------
+
+autodoc_mock_imports = list(site_reference.MOCKED)
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+add_module_names = False
+default_role = "py:obj"
+numpydoc_show_class_members = False
+toc_object_entries_show_parents = "hide"
+intersphinx_mapping = (
+    {"python": ("https://docs.python.org/3", None), "numpy": ("https://numpy.org/doc/stable", None)}
+    if tags.has("online")  # type: ignore[name-defined]  # noqa: F821 (Sphinx defines it)
+    else {}
+)
+
+# --- looks ----------------------------------------------------------------------------------------
+
+html_theme = "furo"
+html_title = "gpucoll"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": False}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
