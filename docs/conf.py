@@ -8,7 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "build/link_tree"), str(ROOT / "tools")]
 
-import site_reference  # noqa: E402
+import numpydoc.xref
+import site_reference
+
+import gpucoll
 
 project = "gpucoll"
 extensions = [
@@ -38,12 +41,17 @@ autodoc_class_signature = "mixed"
 add_module_names = False
 default_role = "py:obj"
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = True
+numpydoc_xref_aliases = {name: f"gpucoll.{name}" for name in gpucoll.__all__}
+numpydoc_xref_ignore = "all"  # every other word
 toc_object_entries_show_parents = "hide"
-intersphinx_mapping = (
-    {"python": ("https://docs.python.org/3", None), "numpy": ("https://numpy.org/doc/stable", None)}
-    if tags.has("online")  # type: ignore[name-defined]  # noqa: F821 (Sphinx defines it)
-    else {}
-)
+if tags.has("online"):  # type: ignore[name-defined]  # noqa: F821 (Sphinx defines it)
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+    }
+else:
+    numpydoc.xref.DEFAULT_LINKS.clear()  # links from int and the like to Python's documentation
 
 # --- looks ----------------------------------------------------------------------------------------
 

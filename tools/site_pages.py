@@ -25,6 +25,8 @@ CAPTIONS = {
     "I test, or change gpucoll": "Development",
 }
 """Headings of the index whose sections have a shorter name in the navigation."""
+API, RECORDS = "API", "Why it is so"
+"""Sections of the navigation that the index does not have."""
 
 LINK = re.compile(
     r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)"
@@ -140,7 +142,7 @@ def relative(target: str, source: str) -> str:
 
 
 def navigation(index: str, documents: set[str]) -> str:
-    """Return the table of contents: the sections of the index, then the API, then the records.
+    """Return the table of contents: the sections of the index, and those of the API and the records.
 
     A document belongs to the first section that links to the whole of it.
     """
@@ -154,12 +156,13 @@ def navigation(index: str, documents: set[str]) -> str:
             if not anchor and name in documents and name not in placed:
                 placed.add(name)
                 names.append(name)
-    start, development = (CAPTIONS[each] for each in ("I am new here", "I test, or change gpucoll"))
-    contents[start].insert(0, INDEX)
-    contents[development] += sorted(documents - placed)
-    contents["API"] = ["docs/api.md", *site_reference.in_navigation()]
-    contents["Why it is so"] = [DECISIONS, MODELS]
-    return "".join(toctree(caption, names) for caption, names in contents.items())
+    first, *others = contents
+    contents[first].insert(0, INDEX)
+    contents[others[-1]] += sorted(documents - placed)
+    contents[API] = ["docs/api.md", *site_reference.in_navigation()]
+    contents[RECORDS] = [DECISIONS, MODELS]
+    order = (first, API, *others, RECORDS)
+    return "".join(toctree(caption, contents[caption]) for caption in order)
 
 
 def beside(index: str, documents: set[str]) -> set[str]:

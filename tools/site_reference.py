@@ -111,10 +111,21 @@ MADE_BY_GPUCOLL = (
     *("Array", "Stream", "Work"),
 )
 """Classes that programs do not call: their parameters are not for users."""
-FOR_FRAMEWORKS = ("ProcessGroup",)
+FOR_FRAMEWORKS = ("DataParallel", "Gpucoll", "ProcessGroup", "SecureAggregation", "Streaming")
 """Classes whose methods a framework calls, and no program."""
-FOREIGN = "BaseException, tuple, str, int, dict"
+FOREIGN = "BaseException, OSError, dict, int, str, tuple"
 """Classes whose members Python's documentation describes."""
+INTERNAL = {
+    "Compression": ("check_dtype", "kept", "parse", "wire_format"),
+    "Description": ("of",),
+    "MessageWork": (
+        *("abandon", "begin", "call_back", "end", "go_on", "number", "settle", "takes"),
+    ),
+    "ReduceOp": ("check_dtype", "code", "depends_on_order", "digest", "parameter_bits", "parse"),
+    "SecureSum": ("check_left", "checked", "is_reduced"),
+    "Work": ("call_back", "end", "number"),
+}
+"""Members that the rest of gpucoll uses, and no program."""
 
 DOCUMENT = re.compile(r"`{0,2}\bdocs/([\w/-]+)\.md(?:#[\w-]+)?`{0,2}")
 
@@ -184,8 +195,11 @@ def _directive(path: str, value: object) -> list[str]:
     if not isinstance(value, type):
         return [f".. auto{'function' if callable(value) else 'data'}:: {path}", ""]
     lines = [f".. auto{'exception' if issubclass(value, BaseException) else 'class'}:: {path}"]
-    if path.rpartition(".")[2] not in FOR_FRAMEWORKS:
+    name = path.rpartition(".")[2]
+    if name not in FOR_FRAMEWORKS:
         lines += ["   :members:", f"   :inherited-members: {FOREIGN}"]
+    if name in INTERNAL:
+        lines += [f"   :exclude-members: {', '.join(INTERNAL[name])}"]
     return [*lines, ""]
 
 
