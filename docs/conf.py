@@ -1,12 +1,11 @@
-"""Sphinx's settings for the site, which ``python tools/make_site.py`` builds."""
+"""Sphinx's settings for the site.
+
+``python tools/make_site.py`` builds it, and puts gpucoll and tools/ on the path.
+"""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "build/link_tree"), str(ROOT / "tools")]
 
 import numpydoc.xref
 import site_reference
@@ -60,7 +59,9 @@ html_title = "gpucoll"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_show_sphinx = False
+html_search_scorer = str(Path(__file__).with_name("static") / "search_scorer.js")
 html_theme_options = {"navigation_with_keys": False}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -56,7 +57,8 @@ def build(source: Path, place: Path, *, is_online: bool = False) -> int:
     sources.texts.update(site_reference.pages())
     write(sources, source)
     options = ["-q", "-W", "--keep-going", "-n", "-b", "html", "-c", str(ROOT / "docs")]
-    options += ["-d", str(place.with_name("site_doctrees"))]
+    trees = place.with_name("site_doctrees")
+    options += ["-d", str(trees)]
     options += ["-t", "online"] if is_online else []
     code: int = run_sphinx([*options, str(source), str(place)])
     problems = site_links.problems(place)
@@ -64,6 +66,8 @@ def build(source: Path, place: Path, *, is_online: bool = False) -> int:
         print(f"site: {problem}", file=sys.stderr)
     if not (code or problems):
         print(f"site: {place / 'index.html'}")
+    if code:  # Sphinx would not read these pages again, nor repeat what it said of them
+        shutil.rmtree(trees, ignore_errors=True)
     return code or int(bool(problems))
 
 

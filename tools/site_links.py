@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -48,14 +49,8 @@ def _of_page(path: Path, reader: Reader, pages: dict[Path, Reader]) -> Iterator[
             if target in reader.loaded and url.scheme != "data":
                 yield f"loads {target}, which needs a network"
             continue
-        found = Path(_normal(path.parent / unquote(url.path))) if url.path else path
+        found = Path(os.path.normpath(path.parent / unquote(url.path))) if url.path else path
         if not found.is_file():
             yield f"{target} leads nowhere"
         elif found in pages and unquote(url.fragment) not in pages[found].anchors:
             yield f"{target} leads to no heading"
-
-
-def _normal(path: Path) -> str:
-    import os
-
-    return os.path.normpath(path)

@@ -107,7 +107,7 @@ def place_of(path: str, documents: set[str], sources: Sources) -> str:
     page = f"{path}.md"
     language = LANGUAGES.get(file.suffix, "none")
     sources.texts[page] = (
-        f"---\norphan: true\n---\n\n# {path}\n\n"
+        f"---\norphan: true\nnosearch: true\n---\n\n# {path}\n\n"
         f"```{{literalinclude}} /{path}\n:language: {language}\n```\n"
     )
     return page
@@ -124,7 +124,7 @@ def folder_page(path: str, documents: set[str], sources: Sources) -> str:
         )
         found = {each: place_of(f"{path}/{each}", documents, sources) for each in files}
         rows = "".join(f"- [{each}]({relative(place, page)})\n" for each, place in found.items())
-        sources.texts[page] = f"---\norphan: true\n---\n\n# {path}\n\n{rows}"
+        sources.texts[page] = f"---\norphan: true\nnosearch: true\n---\n\n# {path}\n\n{rows}"
     return page
 
 
@@ -142,7 +142,7 @@ def relative(target: str, source: str) -> str:
 
 
 def navigation(index: str, documents: set[str]) -> str:
-    """Return the table of contents: the sections of the index, and those of the API and the records.
+    """Return the table of contents: the sections of the index, the API and the records.
 
     A document belongs to the first section that links to the whole of it.
     """

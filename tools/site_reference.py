@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MOCKED = (
     *("cryptography", "cupy", "dask", "distributed", "dp_accounting", "flwr", "jax", "jaxlib"),
@@ -107,8 +107,8 @@ EVERY_COLLECTIVE = "every-collective"
 """The label of the arguments that all collectives share."""
 
 MADE_BY_GPUCOLL = (
-    *("Communicator", "Description", "Message", "MessageWork", "Plan", "ProcessGroup", "Topology"),
-    *("Array", "Stream", "Work"),
+    *("Communicator", "Description", "Message", "MessageWork", "Plan", "ProcessGroup", "ReduceOp"),
+    *("Array", "Topology", "Work"),
 )
 """Classes that programs do not call: their parameters are not for users."""
 FOR_FRAMEWORKS = ("DataParallel", "Gpucoll", "ProcessGroup", "SecureAggregation", "Streaming")
@@ -126,6 +126,13 @@ INTERNAL = {
     "Work": ("call_back", "end", "number"),
 }
 """Members that the rest of gpucoll uses, and no program."""
+
+DATA = {
+    "ANY_SOURCE": "gpucoll.types",
+    "ANY_TAG": "gpucoll.types",
+    "KINDS": "gpucoll.devices.host.faults",
+}
+"""Values that are no objects of their own, and the modules that describe them."""
 
 DOCUMENT = re.compile(r"`{0,2}\bdocs/([\w/-]+)\.md(?:#[\w-]+)?`{0,2}")
 
@@ -163,8 +170,13 @@ def _page(page: Page) -> str:
     for name, value in _public(page):
         lines += _directive(f"{owner}.{name}", value)
     if page.children:
-        lines += [".. toctree::", "   :maxdepth: 1", "", *(f"   {name}" for name in page.children)]
+        lines += [".. toctree::", "   :maxdepth: 1", "", *map(_entry, page.children)]
     return "\n".join([*lines, ""])
+
+
+def _entry(name: str) -> str:
+    """Return the line of a table of contents for a page below another one."""
+    return f"   {PAGES[name].module.rpartition('.')[2]} <{name}>"
 
 
 def _title(page: Page) -> list[str]:
@@ -182,25 +194,47 @@ def _public(page: Page) -> Iterable[tuple[str, object]]:
         names = page.names or getattr(module, "__all__", ())
         values = {name: getattr(module, name) for name in names}
     for value in values.values():
-        for name, member in [*vars(value).items()] if isinstance(value, type) else ():
+        if not isinstance(value, type):
+            continue
+        for name, member in [*vars(value).items()]:
             if ismock(member):  # what a double of a decorator returned
                 setattr(value, name, undecorate(member))
+        if any(ismock(each) for each in value.__mro__):
+            _show_constructor(value)
     return values.items()
+
+
+def _show_constructor(value: Any) -> None:
+    """Let a class on a double show the parameters of its own constructor, not of the double's."""
+    _self, *parameters = inspect.signature(value.__init__).parameters.values()
+    value.__signature__ = inspect.Signature(parameters)
 
 
 def _directive(path: str, value: object) -> list[str]:
     """Return the directive that documents a public name."""
     if isinstance(value, ModuleType):
         return []
-    if not isinstance(value, type):
-        return [f".. auto{'function' if callable(value) else 'data'}:: {path}", ""]
-    lines = [f".. auto{'exception' if issubclass(value, BaseException) else 'class'}:: {path}"]
     name = path.rpartition(".")[2]
+    if name in DATA:
+        return _data(path, DATA[name], value)
+    if not isinstance(value, type):
+        return [f".. autofunction:: {path}", ""]
+    lines = [f".. auto{'exception' if issubclass(value, BaseException) else 'class'}:: {path}"]
     if name not in FOR_FRAMEWORKS:
         lines += ["   :members:", f"   :inherited-members: {FOREIGN}"]
     if name in INTERNAL:
         lines += [f"   :exclude-members: {', '.join(INTERNAL[name])}"]
     return [*lines, ""]
+
+
+def _data(path: str, home: str, value: object) -> list[str]:
+    """Return the description of a value, which stands below it in the source of its module."""
+    from sphinx.pycode import ModuleAnalyzer
+
+    analyzer = ModuleAnalyzer.for_module(home)
+    analyzer.analyze()
+    text = analyzer.attr_docs["", path.rpartition(".")[2]]
+    return [f".. data:: {path}", f"   :value: {value!r}", "", *(f"   {line}" for line in text)]
 
 
 # --- the communicator -----------------------------------------------------------------------------
