@@ -1,5 +1,7 @@
 """Arrays on Host devices, for tests without a GPU (docs/host_device.md).
 
+::
+
     from gpucoll.testing import device_arrays as da
 
     x = da.asarray(np.arange(4.0), device=0)

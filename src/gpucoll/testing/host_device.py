@@ -1,5 +1,7 @@
 """Faults of Host devices for tests: delays, failures, full memory (docs/host_device.md).
 
+::
+
     from gpucoll.testing import host_device
 
     with host_device.failing("copy", at=3):

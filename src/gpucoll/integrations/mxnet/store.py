@@ -216,7 +216,7 @@ def register() -> None:
     the name contains "dist"; and ``Module`` copies parameters into such a store and not back.
     """
     for name in NAMES:
-        KVStoreBase.kv_registry[name] = Gpucoll
+        KVStoreBase.kv_registry.update({name: Gpucoll})
     for module in (mx.model, mx.module.module, mx.gluon.trainer):
         module._create_kvstore = _with_store(module._create_kvstore)
     for module in (mx.model, mx.module.module):

@@ -333,4 +333,7 @@ def _gathered_slices(site: CallSite, x: tf.IndexedSlices) -> Any:
 for _name in __all__:  # AutoGraph calls them as they are; its decorator for that costs 1 us a call
     globals()[_name].autograph_info__ = {}
 # It makes errors that pass through it anew: of their own classes if it knows that a text suffices.
-error_utils.KNOWN_STRING_CONSTRUCTOR_ERRORS += (ArgumentError, ArgumentTypeError, StateError)
+error_utils.KNOWN_STRING_CONSTRUCTOR_ERRORS = (
+    *error_utils.KNOWN_STRING_CONSTRUCTOR_ERRORS,
+    *(ArgumentError, ArgumentTypeError, StateError),
+)

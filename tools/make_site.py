@@ -1,0 +1,89 @@
+"""Build the site: the documents, and the reference made of docstrings, as HTML.
+
+::
+
+    python tools/make_site.py             # into build/site; open build/site/index.html
+    python tools/make_site.py --check     # from nothing, into a folder that is removed again
+    python tools/make_site.py --online    # types also link to the documentation of Python and NumPy
+
+It needs ``pip install '.[docs]'``. Warnings are errors, and every link within the site must lead
+somewhere. Neither building nor reading needs a network, except with ``--online``. Sphinx reads the
+pages from build/site_source, where tools/site_pages.py and tools/site_reference.py put them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import link_tree
+import site_links
+import site_pages
+import site_reference
+
+ROOT = link_tree.ROOT
+PLACE, SOURCE = ROOT / "build/site", ROOT / "build/site_source"
+NEEDED = ("sphinx", "furo", "myst_parser", "numpydoc", "sphinx_copybutton")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(description="Build the site.")
+    parser.add_argument("--check", action="store_true", help="build everything anew, keep nothing")
+    parser.add_argument("--online", action="store_true", help="link to Python's and NumPy's names")
+    options = parser.parse_args(arguments)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        needs = ", ".join(missing)
+        print(f"site: {needs} cannot be imported: pip install '.[docs]'", file=sys.stderr)
+        return 2
+    if not options.check:
+        return build(SOURCE, PLACE, is_online=options.online)
+    with tempfile.TemporaryDirectory() as folder:
+        return build(Path(folder, "source"), Path(folder, "site"), is_online=options.online)
+
+
+def build(source: Path, place: Path, *, is_online: bool = False) -> int:
+    """Write the sources, let Sphinx make pages of them, check these; return the exit code."""
+    link_tree.make()
+    sys.path.insert(0, str(link_tree.DEFAULT_PLACE))
+    from sphinx.cmd.build import main as run_sphinx
+
+    sources = site_pages.pages()
+    sources.texts.update(site_reference.pages())
+    write(sources, source)
+    options = ["-q", "-W", "--keep-going", "-n", "-b", "html", "-c", str(ROOT / "docs")]
+    trees = place.with_name("site_doctrees")
+    options += ["-d", str(trees)]
+    options += ["-t", "online"] if is_online else []
+    code: int = run_sphinx([*options, str(source), str(place)])
+    problems = site_links.problems(place)
+    for problem in problems:
+        print(f"site: {problem}", file=sys.stderr)
+    if not (code or problems):
+        print(f"site: {place / 'index.html'}")
+    if code:  # Sphinx would not read these pages again, nor repeat what it said of them
+        shutil.rmtree(trees, ignore_errors=True)
+    return code or int(bool(problems))
+
+
+def write(sources: site_pages.Sources, folder: Path) -> None:
+    """Bring the folder of sources up to date; what has not changed is not written again."""
+    wanted = {name: text.encode() for name, text in sources.texts.items()}
+    wanted.update((name, (ROOT / name).read_bytes()) for name in sources.copies)
+    for path in [*folder.rglob("*")]:
+        if path.is_file() and str(path.relative_to(folder)) not in wanted:
+            path.unlink()
+    for name, content in wanted.items():
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
