@@ -13,20 +13,24 @@ import sys
 import pytest
 
 import gpucoll
+from gpucoll.api.coming_from import rows
 from gpucoll.api.communicator import Communicator
-from gpucoll.api.names_elsewhere import CALLS, MEMBERS, missing_from_communicator
+from gpucoll.api.names_elsewhere import MEMBERS, NAMES, missing_from_communicator
 from gpucoll.errors import ArgumentTypeError
 
 ON_A_COMMUNICATOR = {
     "size": "'Communicator' object has no attribute 'size': mpi4py's size is comm.world_size here",
     "Get_rank": "'Communicator' object has no attribute 'Get_rank': mpi4py's Get_rank is comm.rank "
-    "here",
+    "here; an attribute, not a call",
     "Allreduce": "'Communicator' object has no attribute 'Allreduce': mpi4py's Allreduce is "
     "comm.all_reduce(x, op, out=out) here",
     "isend": "'Communicator' object has no attribute 'isend': mpi4py's isend is comm.send(x, dest, "
     "tag, async_op=True) here; the Work that it returns has wait() and done()",
-    "bcast": "'Communicator' object has no attribute 'bcast': mpi4py's bcast is comm.broadcast(x, "
-    "root) or, for objects, comm.broadcast_object(value, root) here",
+    "bcast": "'Communicator' object has no attribute 'bcast': mpi4py's bcast is "
+    "comm.broadcast_object(value, root) here; for arrays and numbers comm.broadcast(x, root) is "
+    "faster. cupy.cuda.nccl's is comm.broadcast(x, root, out=x) here",
+    "Spawn": "'Communicator' object has no attribute 'Spawn': mpi4py's Spawn does not exist here; "
+    "start all processes together; later ones call gpucoll.join(), and comm.grow() lets them in",
     "all_gather_into_tensor": "'Communicator' object has no attribute 'all_gather_into_tensor': "
     "torch.distributed's all_gather_into_tensor is comm.all_gather(x, out=out) here",
     "brodcast": "'Communicator' object has no attribute 'brodcast'",  # Python suggests the rest
@@ -42,8 +46,13 @@ ON_THE_PACKAGE = {
     "comm.rank here, with comm = gpucoll.init()",
     "size": "module 'gpucoll' has no attribute 'size': mpi4py's size is comm.world_size here, with "
     "comm = gpucoll.init()",
-    "COMM_WORLD": "module 'gpucoll' has no attribute 'COMM_WORLD': mpi4py's COMM_WORLD is the "
-    "communicator that gpucoll.init() returns here",
+    "COMM_WORLD": "module 'gpucoll' has no attribute 'COMM_WORLD': mpi4py's COMM_WORLD is "
+    "gpucoll.init() here; a call that makes a communicator, not a constant; "
+    "gpucoll.Communicator.from_mpi(MPI.COMM_WORLD) makes one beside MPI",
+    "PRODUCT": "module 'gpucoll' has no attribute 'PRODUCT': torch.distributed's PRODUCT is "
+    'op="prod" here',
+    "pmin": "module 'gpucoll' has no attribute 'pmin': JAX's pmin is gcj.all_reduce(x, \"min\") "
+    "here",
     "lanch": "module 'gpucoll' has no attribute 'lanch'; did you mean launch?",
     "al_reduce": "module 'gpucoll' has no attribute 'al_reduce'; did you mean comm.all_reduce?",
     "temperature": "module 'gpucoll' has no attribute 'temperature'",
@@ -74,19 +83,18 @@ def test_the_table_says_what_is_there(alone):
     public = {name for name in dir(alone) if not name.startswith("_")}
 
     assert set(MEMBERS) == public
-    assert not public & CALLS.keys()
-    for name, (_, here) in CALLS.items():
-        named = re.findall(r"comm\.(\w+)", here) + re.findall(r"\w+_object(?=\()", here)
-        assert named, name
-        assert set(named) <= public, name
+    assert not public & {*NAMES}
+    for row in rows():
+        assert row.here or row.differs
+        assert {*re.findall(r"\bcomm\.(\w+)", f"{row.here} {row.differs}")} <= public, row
 
 
-def test_every_keyword_of_the_table_is_one(alone):
-    for name, (_, here) in CALLS.items():
-        for called, given in re.findall(r"comm\.(\w+)\(([^()]*)\)", here):
+def test_every_keyword_of_the_table_is_one():
+    for row in rows():
+        for called, given in re.findall(r"\bcomm\.(\w+)\(([^()]*)\)", f"{row.here} {row.differs}"):
             parameters = inspect.signature(getattr(Communicator, called)).parameters
             for keyword in re.findall(r"(\w+)=", given):
-                assert keyword in parameters, name
+                assert keyword in parameters, row
 
 
 def test_tools_see_an_ordinary_object(alone):
@@ -118,5 +126,14 @@ def test_asking_the_package_loads_nothing():
 
 
 def test_a_text_for_every_name():
-    for name in CALLS:
-        assert re.search(r" here(; .*)?$", missing_from_communicator(name))
+    for name in NAMES:
+        assert re.search(r"'s \w+ (is .+|does not exist) here", missing_from_communicator(name))
+
+
+def test_an_import_reads_no_table():
+    program = (
+        "import sys, gpucoll.api.communicator; print('gpucoll.api.coming_from' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert found.stdout == "False\n", found

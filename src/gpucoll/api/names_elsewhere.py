@@ -1,106 +1,49 @@
-"""The names of mpi4py, torch.distributed, Horovod and NCCL's bindings, and their names in gpucoll.
+"""The names of mpi4py, torch.distributed, Horovod and other libraries on a communicator.
 
-The AttributeError for one of those names gives the name to use instead.
+Each of them is an attribute whose AttributeError says what to write here instead.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-_ASYNC = "; the Work that it returns has wait() and done()"
-_MPI, _TORCH, _HOROVOD, _NCCL = "mpi4py", "torch.distributed", "Horovod", "NCCL"
+if TYPE_CHECKING:
+    from gpucoll.api.coming_from import Row
 
-CALLS: dict[str, tuple[str, str]] = {
-    "Get_rank": (_MPI, "comm.rank"),
-    "Get_size": (_MPI, "comm.world_size"),
-    "size": (_MPI, "comm.world_size"),
-    "Allreduce": (_MPI, "comm.all_reduce(x, op, out=out)"),
-    "allreduce": (
-        _MPI,
-        "comm.all_reduce(x, op) or, for objects, comm.all_reduce_object(value, function)",
-    ),
-    "Iallreduce": (_MPI, f"comm.all_reduce(x, op, async_op=True){_ASYNC}"),
-    "Reduce": (_MPI, "comm.reduce(x, op, root, out=out)"),
-    "Ireduce": (_MPI, f"comm.reduce(x, op, root, async_op=True){_ASYNC}"),
-    "Bcast": (_MPI, "comm.broadcast(x, root, out=x)"),
-    "bcast": (_MPI, "comm.broadcast(x, root) or, for objects, comm.broadcast_object(value, root)"),
-    "Ibcast": (_MPI, f"comm.broadcast(x, root, out=x, async_op=True){_ASYNC}"),
-    "Scatter": (_MPI, "comm.scatter(x, root, out=out)"),
-    "Scatterv": (_MPI, "comm.scatter(x, root, counts=counts, out=out)"),
-    "Gather": (_MPI, "comm.gather(x, root, out=out)"),
-    "Gatherv": (_MPI, "comm.gather(x, root, counts=counts, out=out)"),
-    "Allgather": (_MPI, "comm.all_gather(x, out=out)"),
-    "allgather": (_MPI, "comm.all_gather(x) or, for objects, comm.all_gather_object(value)"),
-    "Allgatherv": (_MPI, "comm.all_gather(x, counts=counts, out=out)"),
-    "Iallgather": (_MPI, f"comm.all_gather(x, async_op=True){_ASYNC}"),
-    "Alltoall": (_MPI, "comm.all_to_all(x, out=out)"),
-    "alltoall": (_MPI, "comm.all_to_all(x); x is one array with a block for each rank"),
-    "Alltoallv": (_MPI, "comm.all_to_all(x, send_counts=..., recv_counts=..., out=out)"),
-    "Ialltoall": (_MPI, f"comm.all_to_all(x, async_op=True){_ASYNC}"),
-    "Reduce_scatter": (_MPI, "comm.reduce_scatter(x, op, counts=counts, out=out)"),
-    "Reduce_scatter_block": (_MPI, "comm.reduce_scatter(x, op, out=out)"),
-    "Scan": (_MPI, "comm.scan(x, op, out=out)"),
-    "Exscan": (_MPI, "comm.exclusive_scan(x, op, out=out)"),
-    "exscan": (_MPI, "comm.exclusive_scan(x, op)"),
-    "Barrier": (_MPI, "comm.barrier()"),
-    "Ibarrier": (_MPI, "comm.barrier(); it waits"),
-    "Send": (_MPI, "comm.send(x, dest, tag)"),
-    "Ssend": (_MPI, "comm.send(x, dest, tag, synchronous=True)"),
-    "ssend": (_MPI, "comm.send(x, dest, tag, synchronous=True)"),
-    "Isend": (_MPI, f"comm.send(x, dest, tag, async_op=True){_ASYNC}"),
-    "isend": (_MPI, f"comm.send(x, dest, tag, async_op=True){_ASYNC}"),
-    "Recv": (_MPI, "comm.recv(out, source, tag)"),
-    "Irecv": (_MPI, f"comm.recv(out, source, tag, async_op=True){_ASYNC}"),
-    "irecv": (_MPI, f"comm.recv(out, source, tag, async_op=True){_ASYNC}"),
-    "Sendrecv": (_MPI, "comm.send_recv(x, dest, source, out)"),
-    "sendrecv": (_MPI, "comm.send_recv(x, dest, source)"),
-    "Probe": (_MPI, "comm.probe(source, tag)"),
-    "Iprobe": (_MPI, "comm.probe(source, tag, wait=False)"),
-    "iprobe": (_MPI, "comm.probe(source, tag, wait=False)"),
-    "Split": (_MPI, "comm.split(color, key)"),
-    "Dup": (_MPI, "comm.duplicate()"),
-    "dup": (_MPI, "comm.duplicate()"),
-    "Clone": (_MPI, "comm.duplicate()"),
-    "Create": (_MPI, "comm.split(color, key); ranks outside the new communicator pass color=None"),
-    "Create_group": (
-        _MPI,
-        "comm.split(color, key); ranks outside the new communicator pass color=None",
-    ),
-    "Free": (_MPI, "comm.close()"),
-    "Disconnect": (_MPI, "comm.close()"),
-    "Abort": (_MPI, "comm.abort()"),
-    "get_rank": (_TORCH, "comm.rank"),
-    "get_world_size": (_TORCH, "comm.world_size"),
-    "all_gather_into_tensor": (_TORCH, "comm.all_gather(x, out=out)"),
-    "reduce_scatter_tensor": (_TORCH, "comm.reduce_scatter(x, op, out=out)"),
-    "all_to_all_single": (_TORCH, "comm.all_to_all(x, send_counts=..., recv_counts=..., out=out)"),
-    "all_reduce_coalesced": (_TORCH, "comm.all_reduce(list_of_arrays)"),
-    "broadcast_object_list": (_TORCH, "comm.broadcast_object(value, root)"),
-    "scatter_object_list": (_TORCH, "comm.scatter_object(values, root)"),
-    "batch_isend_irecv": (_TORCH, "with comm.group(): comm.send(...), comm.recv(...)"),
-    "monitored_barrier": (_TORCH, "comm.barrier(timeout_s=...); its error names the late ranks"),
-    "new_group": (
-        _TORCH,
-        "comm.split(color, key); ranks outside the new communicator pass color=None",
-    ),
-    "destroy_process_group": (_TORCH, "comm.close()"),
-    "reducescatter": (_HOROVOD, "comm.reduce_scatter(x, op)"),
-    "grouped_allreduce": (_HOROVOD, "comm.all_reduce(list_of_arrays)"),
-    "allreduce_async": (_HOROVOD, f"comm.all_reduce(x, op, async_op=True){_ASYNC}"),
-    "allgather_object": (_HOROVOD, "comm.all_gather_object(value)"),
-    "broadcast_parameters": (_HOROVOD, "comm.broadcast(list_of_arrays, root, out=list_of_arrays)"),
-    "shutdown": (_HOROVOD, "comm.close()"),
-    "allReduce": (_NCCL, "comm.all_reduce(x, op, out=out)"),
-    "allGather": (_NCCL, "comm.all_gather(x, out=out)"),
-    "reduceScatter": (_NCCL, "comm.reduce_scatter(x, op, out=out)"),
-    "groupStart": (_NCCL, "with comm.group():"),
-    "groupEnd": (_NCCL, "with comm.group():"),
-    "rank_id": (_NCCL, "comm.rank"),
-    "check_async_error": (_NCCL, "comm.check()"),
-    "destroy": (_NCCL, "comm.close()"),
-}
-"""Name elsewhere -> the library that has it, and what to use here."""
+# Written by tools/coming_from.py, here and to the next line like it.
+NAMES = (
+    "Abort", "Accept", "Agree", "Allgather", "Allgatherv", "Allreduce", "Allreduce_init",
+    "Alltoall", "Alltoallv", "Barrier", "Bcast", "Bsend", "Clone", "Connect", "Create",
+    "Create_cart", "Create_dist_graph_adjacent", "Create_graph", "Create_group",
+    "Create_intercomm", "Disconnect", "Dup", "Exscan", "Finalize", "Free", "Gather", "Gatherv",
+    "Get_rank", "Get_size", "IN_PLACE", "Iallgather", "Iallreduce", "Ialltoall", "Ibarrier",
+    "Ibcast", "Iprobe", "Irecv", "Ireduce", "Isend", "MAXLOC", "MINLOC", "Mprobe",
+    "Neighbor_allgather", "Neighbor_alltoall", "P2POp", "Probe", "ProcessSet", "Recv", "Recv_init",
+    "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Revoke", "Rsend", "Scan", "Scatter",
+    "Scatterv", "Send", "Send_init", "Sendrecv", "Set_errhandler", "Shrink", "Spawn", "Split",
+    "Split_type", "Ssend", "Status", "add_process_set", "allGather", "allReduce",
+    "all_gather_into_tensor", "all_reduce_coalesced", "all_to_all_single", "allgather",
+    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
+    "alltoall", "assert_equal", "axis_index", "axis_size", "batch_isend_irecv", "bcast",
+    "broadcast_", "broadcast_object_list", "broadcast_one_to_all", "broadcast_optimizer_state",
+    "broadcast_parameters", "check_async_error", "commSplit", "destroy", "destroy_process_group",
+    "device", "device_id", "dup", "exscan", "finalize", "get_async_error", "get_backend",
+    "get_global_rank", "get_last_error", "get_process_group_ranks", "get_rank", "get_world_size",
+    "groupEnd", "groupStart", "group_end", "group_start", "grouped_allreduce", "init_device_mesh",
+    "iprobe", "irecv", "is_initialized", "isend", "local_rank", "local_size", "mem_alloc",
+    "monitored_barrier", "mprobe", "new_group", "new_subgroups", "nranks", "process_allgather",
+    "process_count", "process_index", "put_signal", "rank_id", "recv_object_list", "reduceScatter",
+    "reduce_scatter_tensor", "reducescatter", "register_buffer", "register_window", "resume",
+    "revoke", "scatter_object_list", "send_object_list", "sendrecv", "shutdown", "signal", "size",
+    "split_group", "ssend", "stop", "suspend", "sync_global_devices", "wait_signal",
+)  # fmt: skip
+# The end of what tools/coming_from.py writes.
+"""The names that a communicator of another library has, or that stand for a method of one here.
+
+`gpucoll.api.coming_from` has their rows, which only an error reads.
+"""
 
 MEMBERS = (
     *("abort", "all_gather", "all_gather_object", "all_reduce", "all_reduce_object", "all_to_all"),
@@ -115,22 +58,6 @@ MEMBERS = (
 )
 """The members of a communicator, listed here so that its class need not be imported."""
 
-_MODULE: dict[str, tuple[str, str]] = {
-    "COMM_WORLD": (_MPI, "the communicator that gpucoll.init() returns"),
-    "MPI": (_MPI, "the module gpucoll; gpucoll.init() returns the communicator"),
-    "Init": (_MPI, "comm = gpucoll.init()"),
-    "Finalize": (_MPI, "comm.close()"),
-    "init_process_group": (_TORCH, "comm = gpucoll.init()"),
-    "is_initialized": (_TORCH, "not needed; a communicator is always initialised"),
-    "NcclCommunicator": (_NCCL, "the communicator that gpucoll.init() returns"),
-    "get_unique_id": (_NCCL, "not needed; gpucoll.init() brings the ranks together"),
-    "Op": (_MPI, "gpucoll.ReduceOp"),
-    "SUM": (_MPI, 'op="sum"'),
-    "PROD": (_MPI, 'op="prod"'),
-    "MIN": (_MPI, 'op="min"'),
-    "MAX": (_MPI, 'op="max"'),
-}
-
 
 def is_public(name: str) -> bool:
     """Return whether a person may have written this name; tools ask for the other names."""
@@ -139,7 +66,7 @@ def is_public(name: str) -> bool:
 
 def missing_from_communicator(name: str) -> str:
     """Return the text of the AttributeError for a name of another library's communicator."""
-    return f"'Communicator' object has no attribute {name!r}: {_elsewhere(name, CALLS)}"
+    return f"'Communicator' object has no attribute {name!r}: {_elsewhere(name)}"
 
 
 def missing_from_package(name: str, names: Iterable[str]) -> str:
@@ -150,19 +77,34 @@ def missing_from_package(name: str, names: Iterable[str]) -> str:
     start = f"module 'gpucoll' has no attribute {name!r}"
     if not is_public(name):
         return start
-    if name in _MODULE:
-        return f"{start}: {_elsewhere(name, _MODULE)}"
-    if name in CALLS:
-        return f"{start}: {_elsewhere(name, CALLS)}, with comm = gpucoll.init()"
     if name in MEMBERS:
         return f"{start}: a communicator has it: comm = gpucoll.init(), then comm.{name}"
+    if said := _elsewhere(name, ", with comm = gpucoll.init()"):
+        return f"{start}: {said}"
     return start + _close_to(name, [*names, *(f"comm.{member}" for member in MEMBERS)])
 
 
-def _elsewhere(name: str, table: dict[str, tuple[str, str]]) -> str:
-    whose, here = table[name]
-    call, mark, rest = here.partition(";")
-    return f"{whose}'s {name} is {call} here{mark}{rest}"
+def _elsewhere(name: str, what_comm_is: str = "") -> str:
+    """Return what to write instead of a name of other libraries; an empty string if it is none."""
+    from gpucoll.api.coming_from import rows  # only an error needs it
+
+    said: dict[str, str] = {}  # by what to write: libraries often agree
+    for row in rows():
+        if name in row.names and (here := _here(row, name)) not in said:
+            whose = f"{row.library}'s" if said else f"{row.library}'s {name}"
+            first = what_comm_is if "comm." in here and not said else ""
+            differs = f"; {row.differs}" if row.differs else ""
+            said[here] = f"{whose} is {here} here{first}{differs}"
+            if not here:
+                said[here] = f"{whose} does not exist here{differs}"
+    return ". ".join(said.values()).replace("`", "")
+
+
+def _here(row: Row, name: str) -> str:
+    """Return what to write, without the variable that it is assigned to."""
+    here = re.sub(r"^\w+ = ", "", row.here)
+    # In a row of ops each name has its own.
+    return here.split(", ")[row.names.index(name)] if here.startswith("op=") else here
 
 
 def _close_to(name: str, names: Iterable[str]) -> str:
@@ -187,7 +129,7 @@ class _Hidden(type):
     """Metaclass whose ``dir`` omits these names, so that `help` and tools do not see them."""
 
     def __dir__(cls) -> list[str]:
-        return [name for name in super().__dir__() if name not in CALLS]
+        return [*{*super().__dir__()} - {*NAMES}]
 
 
 class SaysNamesElsewhere(metaclass=_Hidden):
@@ -198,8 +140,8 @@ class SaysNamesElsewhere(metaclass=_Hidden):
     """
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in CALLS]
+        return [*{*super().__dir__()} - {*NAMES}]
 
 
-for _name in CALLS:
+for _name in NAMES:
     setattr(SaysNamesElsewhere, _name, _Elsewhere(_name))
