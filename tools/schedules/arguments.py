@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpucoll.algorithms.choice import RULES
+from gpucoll.bench.predict.simulation import Network
 from gpucoll.collectives import Collective, Data
 from schedules.hierarchy import Inside
-from schedules.timing import Network
 
 MOST_HOSTS: Final = 1024
-"""A ring of this many hosts takes some 10 s and 700 MiB."""
+"""The costs of all ranks of a ring of this many hosts take some seconds."""
 _UNITS: Final = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3}
 _MORE_UNITS: Final = {"MB": 10**6, "GB": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
@@ -145,6 +145,6 @@ def parse(arguments: Sequence[str] | None) -> Options:
         not given.not_commutative,
         given.ordered,
         given.svg,
-        Network(given.latency_us * 1e-6, rate, rate),
+        Network.of_rate(given.latency_us * 1e-6, rate),
         Inside(given.inside_latency_us * 1e-6, given.inside_gbyte_s * 1e9),
     )

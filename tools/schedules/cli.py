@@ -13,7 +13,7 @@ from gpucoll.algorithms.table import Algorithm, algorithms_for, named
 from gpucoll.errors import ArgumentError
 from schedules.arguments import Options, parse
 from schedules.drawing import draw
-from schedules.hierarchy import Prediction, block_sizes, carriers, predict_call
+from schedules.hierarchy import Prediction, block_sizes, predict_call
 from schedules.printing import cost_line, cost_lines, counted, schedule_lines, size_text, time_text
 
 ALL_RANKS_UP_TO: Final = 8
@@ -55,10 +55,8 @@ def asked_for(options: Options) -> Algorithm:
 
 def report(options: Options, algorithm: Algorithm) -> list[str]:
     """Return the lines to print."""
-    flows = carriers(options.size_bytes, options.ranks_per_host)
-    share = -(-options.size_bytes // flows)
-    sizes = block_sizes(algorithm, share, options.hosts)
-    lines = [title(options, algorithm), buffer_line(sizes, flows), ""]
+    sizes = block_sizes(algorithm, options.size_bytes, options.hosts)
+    lines = [title(options, algorithm), buffer_line(sizes), ""]
     for rank in shown(options):
         steps = algorithm.steps(rank, options.hosts, options.root)
         cost = cost_of(steps, sizes)
@@ -66,7 +64,7 @@ def report(options: Options, algorithm: Algorithm) -> list[str]:
         if steps:
             lines.append(cost_line(cost))
         lines.append("")
-    priced = list(prices(options, algorithm, share))
+    priced = list(prices(options, algorithm))
     lines += ["the most of any rank, and the time of all:", *cost_lines(priced)]
     prediction = priced[0][2]
     if prediction is not None and options.ranks_per_host > 1:
@@ -88,13 +86,10 @@ def title(options: Options, algorithm: Algorithm) -> str:
     return f"{algorithm.collective.spelled}{size}, {hosts}{each}{root}: {algorithm.name}"
 
 
-def buffer_line(sizes: Sequence[int], flows: int) -> str:
+def buffer_line(sizes: Sequence[int]) -> str:
     """Return the line that describes the working buffer."""
     size = " to ".join(dict.fromkeys((size_text(min(sizes)), size_text(max(sizes)))))
-    buffer = f"{counted(len(sizes), 'block')} of {size}"
-    if flows > 1:
-        return f"{flows} ranks of each host carry a share; each has {buffer}"
-    return f"working buffer: {buffer}"
+    return f"working buffer: {counted(len(sizes), 'block')} of {size}"
 
 
 def shown(options: Options) -> Iterable[int]:
@@ -104,13 +99,11 @@ def shown(options: Options) -> Iterable[int]:
     return range(options.hosts if options.hosts <= ALL_RANKS_UP_TO else 1)
 
 
-def prices(
-    options: Options, algorithm: Algorithm, share: int
-) -> Iterable[tuple[str, Cost, Prediction | None]]:
+def prices(options: Options, algorithm: Algorithm) -> Iterable[tuple[str, Cost, Prediction | None]]:
     """Yield name, cost and time of the algorithm, and of the others for the collective."""
     rest = [one for one in algorithms_for(options.collective) if one.name != algorithm.name]
     for one in [algorithm, *(rest if options.hosts <= COMPARED_UP_TO else ())]:
-        sizes = block_sizes(one, share, options.hosts)
+        sizes = block_sizes(one, options.size_bytes, options.hosts)
         cost = largest(
             cost_of(one.steps(rank, options.hosts, options.root), sizes)
             for rank in range(options.hosts)

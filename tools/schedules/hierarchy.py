@@ -1,21 +1,15 @@
-"""Several ranks per host: a step inside each host, a schedule between hosts, a step inside."""
+"""Several ranks per host: a step inside each host, a schedule between leaders, a step inside."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from gpucoll.algorithms.cost import divide
 from gpucoll.algorithms.table import Algorithm
+from gpucoll.bench.predict.behaviour import behaviour_of
+from gpucoll.bench.predict.simulation import Network, simulate
 from gpucoll.collectives import Collective, Data, Flow
 from gpucoll.errors import ArgumentError
-from schedules.contents import Contents
-from schedules.simulation import run
-from schedules.timing import Network, predict
-
-ONE_CARRIES_UP_TO_BYTES: Final = 32 * 1024
-"""Up to this size one rank of each host carries all of it; above, each carries its share."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +53,6 @@ class Prediction:
         return self.before_s + self.between_s + self.after_s
 
 
-def carriers(size_bytes: int, ranks_per_host: int) -> int:
-    """Return how many ranks of a host each carry a share to other hosts."""
-    return ranks_per_host if size_bytes > ONE_CARRIES_UP_TO_BYTES else 1
-
-
 def predict_call(
     algorithm: Algorithm,
     size_bytes: int,
@@ -91,10 +80,8 @@ def predict_call(
     """
     if hosts < 1 or ranks_per_host < 1:
         raise ArgumentError(f"{hosts} hosts with {ranks_per_host} ranks each: at least 1 of both")
-    flows = carriers(size_bytes, ranks_per_host)
-    shared = -(-size_bytes // flows)
-    sizes = block_sizes(algorithm, shared, hosts)
-    between = predict(algorithm.schedules(hosts, root), sizes, network, flows)
+    unit = sum(block_sizes(algorithm, size_bytes, hosts)) / algorithm.blocks(hosts)
+    between = float(simulate(behaviour_of(algorithm, hosts, root), unit, network))
     step = inside.step_s(size_bytes) if ranks_per_host > 1 else 0.0
     return Prediction(
         step if _combines_first(algorithm.collective) else 0.0,
@@ -121,38 +108,3 @@ def block_sizes(algorithm: Algorithm, size_bytes: int, hosts: int) -> list[int]:
     if algorithm.equal_blocks:
         return [size_bytes] * blocks
     return divide(size_bytes, blocks)
-
-
-def run_all_reduce(
-    algorithm: Algorithm, hosts: int, ranks_per_host: int, contents: Contents, slices: Sequence[int]
-) -> list[list[list[int]]]:
-    """Run an all_reduce of ranks on hosts without payload; return the final blocks of the hosts.
-
-    The array has a slice for each rank of a host. The ranks of a host first reduce each slice, in
-    rank order, into the rank that carries it. The carriers of one slice on all hosts run the
-    schedule. Then all ranks of a host have the results of its carriers.
-
-    Parameters
-    ----------
-    algorithm : Algorithm
-        An all_reduce between the hosts.
-    hosts, ranks_per_host : int
-        Number of hosts, and of ranks on each.
-    contents : Contents
-        A contribution is (ranks, slice, block): the world ranks of a host, as a range, reduced.
-    slices : sequence of int
-        The slices to run; all behave in the same way.
-
-    Returns
-    -------
-    list of list of list of int
-        For each slice and each host, the blocks.
-    """
-    blocks = range(algorithm.blocks(hosts))
-    on_host = [range(host * ranks_per_host, (host + 1) * ranks_per_host) for host in range(hosts)]
-    schedules = algorithm.schedules(hosts)
-    results = []
-    for part in slices:
-        held = [[contents.leaf((ranks, part, block)) for block in blocks] for ranks in on_host]
-        results.append(run(schedules, held, contents))
-    return results

@@ -3,8 +3,8 @@
 Rules are data, and depend only on what all ranks know: bytes, hosts, the operation. The size at
 which a ring replaces recursive doubling in an all_reduce was measured (4 hosts at 1 Gbit/s: 270
 against 423 us at 16 KiB, 1092 against 827 at 64 KiB). The other limits are near the sizes at which,
-by the model of `timing`, two algorithms take the same time between 1 and 10 Gbit/s, at 25 us, or 65
-us for forwarded data.
+by a model of the network, two algorithms take the same time between 1 and 10 Gbit/s, at 25 us, or
+65 us for forwarded data.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_prices_of_all_algorithms(capsys):
         ["ring", "6", "1.5", "MiB", "1.5", "MiB", "2", "1.573", "ms"],
         ["recursive_doubling", "2", "2", "MiB", "2", "MiB", "2", "2.097", "ms"],
         ["halving_doubling", "4", "1.5", "MiB", "1.5", "MiB", "2", "1.573", "ms"],
-        ["chain", "4", "2", "MiB", "2", "MiB", "2", "2.097", "ms"],
+        ["chain", "4", "2", "MiB", "2", "MiB", "2", "2.294", "ms"],
     ]
 
 
@@ -97,7 +97,7 @@ def test_alone(capsys):
 def test_several_ranks_a_host(capsys):
     lines = printed(capsys, "all_reduce", "--ranks-per-host", "2", "--inside-latency-us", "100000")
 
-    assert lines[1] == "2 ranks of each host carry a share; each has 4 blocks of 128 KiB"
+    assert lines[1] == "working buffer: 4 blocks of 256 KiB"
     assert lines[-1].startswith("ring: 100.2 ms inside hosts, 12.6")
     assert lines[-1].endswith(" ms between them, 100.2 ms inside again")
 

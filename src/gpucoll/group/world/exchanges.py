@@ -161,7 +161,7 @@ class Exchanges:
         )
         # Pages of both have no memory until a call touches them.
         self._held, held = _memory(capacity)
-        pairwise_bytes = _most_pairwise_bytes(count, has_fast_schedules)
+        pairwise_bytes = most_pairwise_bytes(count, has_fast_schedules)
         self._room, room = _memory(_room_bytes(hosts, hosts.host_of(rank), pairwise_bytes))
         self._peers = np.zeros((count, Peer.n_words), np.int64)
         self._polls = np.zeros(count, np.int64)
@@ -305,7 +305,7 @@ class Exchanges:
             self.connections.close()
 
 
-def _most_pairwise_bytes(count: int, has_fast_schedules: bool) -> int:
+def most_pairwise_bytes(count: int, has_fast_schedules: bool) -> int:
     """Return the limit on a host's data in pairwise calls; 0: hosts are too many for any."""
     if not are_few(count):
         return 0
