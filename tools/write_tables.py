@@ -1,0 +1,251 @@
+"""Write the tables of `docs/performance.md` and `docs/performance_tables.md` from kept results.
+
+::
+
+    python tools/write_tables.py          # after a new file in bench/results
+    python tools/write_tables.py --check  # exit code 1 if a page is not what the results say
+
+A page has each table between two comments. The first one names the table and the result files,
+without their dates; the newest of each name counts::
+
+    <!-- slower: all-2-ranks -->
+    <!-- end of slower -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from gpucoll.bench.estimates import Ratio
+from gpucoll.bench.report import markdown, summary_table
+from gpucoll.bench.results import SIDES
+from gpucoll.bench.summary import (
+    SIDE_TITLES,
+    by_size,
+    grouped,
+    is_own,
+    is_part,
+    ratio_to_best,
+    size_text,
+    summaries,
+)
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+RESULTS: Final = ROOT / "bench/results"
+PAGES: Final = ("docs/performance.md", "docs/performance_tables.md")
+TABLE: Final = re.compile(r"<!-- ([\w ]+): ([\w -]+) -->\n.*?<!-- end of \1 -->\n", re.DOTALL)
+
+PEERS: Final = {"impi": "Intel MPI", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo"}
+RANGES: Final = ((0, 4 << 10), (4 << 10, 256 << 10), (256 << 10, 64 << 20))
+"""Of sizes in bytes: above the first, up to the second."""
+HEADLINE: Final = (
+    ("all_reduce", 4, "all_reduce of 4 B"),
+    ("all_reduce", 64 << 10, "all_reduce of 64 KiB"),
+    ("all_reduce", 64 << 20, "all_reduce of 64 MiB"),
+    ("ddp_step", None, "training step of DistributedDataParallel"),
+    ("startup", None, "program that adds up its ranks, with its launcher"),
+)
+"""Collective, size (None: the only one) and what the reader is told of it."""
+
+Content = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    """One of gpucoll's calls at one size, and the fastest peer."""
+
+    call: str
+    side: str
+    size: int
+    time_us: float
+    ratio: Ratio
+    peer: str
+    peer_us: float
+
+
+@cache
+def newest(name: str) -> Path | None:
+    """Return the newest result file of a name, or None."""
+    return max(RESULTS.glob(f"????-??-??-{name}.json"), default=None)
+
+
+@cache
+def content_of(path: Path) -> Content:
+    """Return what a result file holds."""
+    content: Content = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def cells_of(path: Path) -> tuple[Cell, ...]:
+    """Return a cell for each plain call of gpucoll's that has a peer."""
+    cells = []
+    for call, entries in grouped(content_of(path)["results"]).items():
+        for side in SIDES:
+            for size, sides in by_size(entries, side).items():
+                peers = [name for name in sides if not is_own(name) and not is_part(name)]
+                if (found := ratio_to_best(sides, "gpucoll", peers)) is not None:
+                    ratio, peer = found
+                    time_us, peer_us = (sides[name]["time"] for name in ("gpucoll", peer))
+                    cells.append(Cell(call, side, size, time_us, ratio, peer, peer_us))
+    return tuple(cells)
+
+
+def headline(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the table behind the first picture."""
+    yield "| | gpucoll | fastest peer | gpucoll takes |"
+    yield "| --- | ---: | ---: | ---: |"
+    found = [cell for path in paths for cell in cells_of(path)]
+    for collective, size, words in HEADLINE:
+        for cell in found:
+            is_meant = cell.call.split()[0] == collective and size in (None, cell.size)
+            if is_meant and (collective != "all_reduce" or cell.side == "in_place"):
+                peer = f"{PEERS[cell.peer]} {time_text(cell.peer_us)}"
+                yield f"| {words} | {time_text(cell.time_us)} | {peer} | {cell.ratio} |"
+
+
+def outcome(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield how often gpucoll and how often a peer is faster, by size."""
+    found = [cell for path in paths for cell in cells_of(path) if cell.size]
+    rows = [("all sizes", found)]
+    for above, up_to in RANGES:
+        words = f"{bytes_text(above * 4)} to {bytes_text(up_to)}" if above else ""
+        chosen = [cell for cell in found if above < cell.size <= up_to]
+        rows.append((words or f"up to {bytes_text(up_to)}", chosen))
+    yield "| size | gpucoll faster | undecided | a peer faster | median ratio |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for words, chosen in filter(all, rows):
+        faster = sum(cell.ratio.high < 1 for cell in chosen)
+        slower = sum(cell.ratio.low > 1 for cell in chosen)
+        median = np.median([cell.ratio.value for cell in chosen])
+        counts = f"{faster} | {len(chosen) - faster - slower} | {slower}"
+        yield f"| {words} | {counts} | {median:.2f} |"
+
+
+def slower(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the calls at which a peer is faster: at which sizes, and how much at worst."""
+    yield "| call | side | sizes | of | largest ratio | there |"
+    yield "| --- | --- | --- | ---: | ---: | --- |"
+    found = [cell for path in paths for cell in cells_of(path)]
+    for call, side in dict.fromkeys((cell.call, cell.side) for cell in found):
+        mine = [cell for cell in found if (cell.call, cell.side) == (call, side)]
+        if lost := [cell for cell in mine if cell.ratio.low > 1]:
+            worst = max(lost, key=lambda cell: cell.ratio.value)
+            sizes = ranges([cell.size for cell in mine], {cell.size for cell in lost})
+            there = f"{bytes_text(worst.size)}, {PEERS[worst.peer]}"
+            yield (
+                f"| {call.split()[0]} | {SIDE_TITLES[side]} | {sizes} | {len(lost)} of {len(mine)} "
+                f"| {worst.ratio} | {there} |"
+            )
+
+
+def machine(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield machine, versions, day, command and file of each result."""
+    for path in paths:
+        told = content_of(path)["environment"]
+        where = f"{told['ranks']} ranks on {told['usable_cpus']} CPUs"
+        pinned = ", one CPU for each rank" if told["pinned_cpus"] else ""
+        libraries = ", ".join(one["library"] for one in told["libraries"].values())
+        yield (
+            f"- [{path.name}](../bench/results/{path.name}), {told['date'][:10]}: {told['cpu']}, "
+            f"{where}{pinned}, {told['kernel']}, Python {told['python']}; {libraries}."
+        )
+
+
+def summary(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the median ratio of each of gpucoll's calls."""
+    for path in paths:
+        yield from summary_table(list(summaries(content_of(path)["results"])))
+
+
+def every_size(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the tables of `gpucoll.bench.report`."""
+    for path in paths:
+        yield from markdown(content_of(path))
+
+
+TABLES: Final[dict[str, Callable[[Sequence[Path]], Iterable[str]]]] = {
+    "headline": headline,
+    "outcome": outcome,
+    "slower": slower,
+    "machine": machine,
+    "summary": summary,
+    "every size": every_size,
+}
+
+
+def ranges(sizes: Sequence[int], chosen: set[int]) -> str:
+    """Return the chosen ones of ascending sizes, neighbours as "1 MiB to 16 MiB"."""
+    texts: list[str] = []
+    for size in sorted(chosen):
+        place = sizes.index(size)
+        if place and sizes[place - 1] in chosen:
+            texts[-1] = f"{texts[-1].partition(' to ')[0]} to {bytes_text(size)}"
+        else:
+            texts.append(bytes_text(size))
+    return ", ".join(texts)
+
+
+def bytes_text(size: int) -> str:
+    """Format a size with its unit."""
+    words = size_text(size)
+    return f"{words}B" if " " in words else f"{words} B"
+
+
+def time_text(time_us: float) -> str:
+    """Format a time with three digits and its unit."""
+    scale, unit = next(one for one in ((1e6, "s"), (1e3, "ms"), (0, "us")) if time_us >= one[0])
+    return f"{time_us / (scale or 1):.3g} {unit}"
+
+
+def written(page: str) -> str:
+    """Return a page with its tables as the results say.
+
+    Raises
+    ------
+    ValueError
+        A comment names a table or a result that there is not.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        name, files = match[1], match[2].split()
+        if name not in TABLES:
+            raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
+        paths = [path for path in map(newest, files) if path is not None]
+        if not paths:
+            raise ValueError(f"{RESULTS} has no file for {name!r}: {match[2]}")
+        lines = "\n".join(TABLES[name](paths)).strip()
+        return f"<!-- {name}: {match[2]} -->\n\n{lines}\n\n<!-- end of {name} -->\n"
+
+    return TABLE.sub(table, page)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Write the tables of docs/performance*.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if stale")
+    given = parser.parse_args(arguments)
+    stale = []
+    for name in PAGES:
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = written(before)
+        if after != before:
+            stale.append(name)
+            if not given.check:
+                path.write_text(after, encoding="utf-8")
+    for name in stale:
+        print(f"{name}: {'differs from bench/results' if given.check else 'written'}")
+    return int(given.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
