@@ -17,7 +17,7 @@ from gpucoll.bench.pictures.series import (
     Contents,
     NothingToDrawError,
     calls_of,
-    digest,
+    digest_of,
     label_of,
     short_names,
     types_of,
@@ -90,10 +90,8 @@ def heat_map(contents: Contents, side: str, theme: str = "light") -> Picture:
                     _draw_cell(page, x, y, cell, ratio.value, ratio.low > 1, colours)
         _draw_sizes(page, sizes, left, cell, bottom, colours)
         _draw_legend(page, bottom + 40, colours)
-    return Picture(
-        figure, title, f"{explanation} {in_words(found)}",
-        digest(contents, picture="heat_map", side=side, theme=theme),
-    )  # fmt: skip
+    how = digest_of(heat_map, contents, side, theme)
+    return Picture(figure, title, f"{explanation} {in_words(found)}", how)
 
 
 def ratios_of(call: Call, side: str) -> dict[int, tuple[Ratio, str]]:

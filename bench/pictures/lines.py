@@ -28,7 +28,7 @@ from gpucoll.bench.pictures.series import (
     NothingToDrawError,
     Series,
     calls_of,
-    digest,
+    digest_of,
     only_size,
     text_of,
 )
@@ -113,9 +113,8 @@ def lines(
         figure,
         title,
         f"{QUANTITIES[quantity]}. {explanation}. {described(series, quantity)}",
-        digest(contents, picture="lines", call=call, side=side, quantity=quantity, theme=theme,
-               leave_out=list(leave_out)),
-    )  # fmt: skip
+        digest_of(lines, contents, call, side, quantity, theme, leave_out),
+    )
 
 
 def described(series: Sequence[Series], quantity: str) -> str:

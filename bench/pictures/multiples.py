@@ -29,7 +29,7 @@ from gpucoll.bench.pictures.series import (
     NothingToDrawError,
     Series,
     calls_of,
-    digest,
+    digest_of,
     fullest_side,
     only_size,
     short_names,
@@ -85,7 +85,7 @@ def small_multiples(contents: Contents, theme: str = "light") -> Picture:
     panels: list[Panel | None] = []
     for title, name in short_names(calls).items():
         panels += _panels(calls[title], name, [fullest_side(calls[title])], ["time"])
-    how = digest(contents, picture="small_multiples", theme=theme)
+    how = digest_of(small_multiples, contents, theme)
     return _grid(
         list(calls.values()), panels, 3, "Time of one call", "Lower is better.", theme, how
     )
@@ -111,7 +111,7 @@ def overview(contents: Contents, theme: str = "print") -> Picture:
         panels += _panels(calls[title], name, sides, list(QUANTITIES))
         if has_rates and len(panels) % 2:
             panels.append(None)  # each call begins at the left
-    how = digest(contents, picture="overview", theme=theme)
+    how = digest_of(overview, contents, theme)
     better = "Low times and high bandwidths are good." if has_rates else "Lower is better."
     return _grid(list(calls.values()), panels, 2, "Measured calls", better, theme, how)
 

@@ -33,7 +33,7 @@ class Picture:
     title, description : str
         For those who cannot see it.
     digest : str
-        What it was drawn from: see `series.digest`.
+        What it was drawn from: see `series.digest_of`.
     """
 
     figure: Figure

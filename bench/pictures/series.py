@@ -6,8 +6,9 @@ Nothing here needs matplotlib.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ __all__ = [
     "Point",
     "Series",
     "calls_of",
-    "digest",
+    "digest_of",
     "fullest_side",
     "label_of",
     "only_size",
@@ -254,12 +255,15 @@ def only_size(series: Sequence[Series]) -> str:
     return f"of {size_label(size_bytes)}" if size_bytes else ""
 
 
-def digest(contents: Contents, **how: object) -> str:
-    """Return a digest of results and of what a picture shows of them.
+def digest_of(function: Callable[..., object], *given: object, **named: object) -> str:
+    """Return a digest of a picture's function and arguments, results included, without drawing.
 
-    Two pictures with the same digest were drawn from the same results with the same arguments.
+    Two pictures with the same digest show the same. `to_svg` writes it into the picture.
     """
-    text = json.dumps([contents, how], sort_keys=True, separators=(",", ":"))
+    bound = inspect.signature(function).bind(*given, **named)
+    bound.apply_defaults()
+    what = [function.__name__, bound.arguments]
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=vars)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

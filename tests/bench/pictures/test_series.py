@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from gpucoll.bench.estimates import Ratio
 from gpucoll.bench.pictures import (
+    Bar,
     NothingToDrawError,
     bar_of,
     calls_of,
-    digest,
+    digest_of,
     fullest_side,
+    headline,
     heat_map,
+    lines,
     why_not,
 )
 from gpucoll.bench.pictures.heat_map import INKS, colour_of, ratios_of
@@ -140,9 +144,16 @@ def test_nothing_to_draw_says_what_is_missing(make):
 def test_a_digest_is_that_of_results_and_arguments(make):
     row, content = make
     one = content(row("gpucoll", 4, 1.0))
-    assert digest(one, side="in_place") == digest(json.loads(json.dumps(one)), side="in_place")
-    others = [digest(one, side="out_of_place"), digest(content(row("gpucoll", 4, 2.0)))]
-    assert len({digest(one, side="in_place"), *others}) == 3
+    same = digest_of(lines, json.loads(json.dumps(one)), CALL, "in_place", theme="light")
+    assert digest_of(lines, one, CALL, "in_place") == same
+    others = [
+        digest_of(lines, one, CALL, "out_of_place"),
+        digest_of(lines, one, CALL, "in_place", theme="dark"),
+        digest_of(lines, content(row("gpucoll", 4, 2.0)), CALL, "in_place"),
+        digest_of(headline, [Bar("it", Ratio(1, 1, 1), "a peer")]),
+        digest_of(headline, [Bar("it", Ratio(1, 1, 2), "a peer")]),
+    ]
+    assert len({same, *others}) == 6
 
 
 @pytest.mark.parametrize("ratio", [2.0 ** (step / 4) for step in range(-12, 13)])
