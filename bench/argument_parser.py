@@ -73,6 +73,7 @@ examples:
   gpucoll-bench startup,memory --ranks 4 --compare mpich
   gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
+  gpucoll-bench all_reduce,broadcast --limit --compare mpich=/envs/mpich --plot calls.svg
   gpucoll-bench all --array host-device --ranks 2 -e 1M
   python -m gpucoll.bench.report result.json
 
@@ -172,5 +173,8 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--csv", type=Path, metavar="FILE",
         help="write them as CSV, a line for each library, size and side; - prints that instead of "
         "the table")  # fmt: skip
+    add("--plot", type=Path, metavar="FILE.svg|png|pdf",
+        help="draw time and bus bandwidth over the size into this file; needs matplotlib: "
+        "pip install 'gpucoll[plot]'")  # fmt: skip
     add("--timeout", type=seconds, default=60.0, metavar="SECONDS",
         help="give a library up after this time without an answer (60)")  # fmt: skip

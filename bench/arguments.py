@@ -90,6 +90,7 @@ class Options:
     compare: dict[str, str | None]
     json_path: Path | None
     csv_path: Path | None
+    plot_path: Path | None
     timeout_s: float
     command_line: str
     left_out: tuple[str, ...] = ()
@@ -177,6 +178,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         compare=given.compare,
         json_path=given.json,
         csv_path=given.csv,
+        plot_path=given.plot,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
         left_out=left_out,

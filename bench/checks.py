@@ -6,7 +6,7 @@ import importlib.util
 import os
 
 from gpucoll import config
-from gpucoll.bench import environment
+from gpucoll.bench import environment, pictures
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
@@ -102,11 +102,13 @@ def check_host_devices(options: Options) -> None:
 
 
 def check_files(options: Options) -> None:
-    """Raise if the results cannot be written, before minutes of measuring."""
-    for option, path in (("--json", options.json_path), ("--csv", options.csv_path)):
-        if path is None or (option == "--csv" and options.csv_on_stdout):
-            continue
-        if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+    """Raise if a file cannot be written or drawn, before minutes of measuring."""
+    if options.plot_path is not None and (reason := pictures.why_not(options.plot_path)):
+        raise CannotMeasureError(f"--plot {reason}")
+    csv_path = None if options.csv_on_stdout else options.csv_path
+    files = {"--json": options.json_path, "--csv": csv_path, "--plot": options.plot_path}
+    for option, path in files.items():
+        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
             raise CannotMeasureError(f"{option} {path}: cannot write a file there")
 
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gpucoll import config
-from gpucoll.bench import environment, launched, table
+from gpucoll.bench import environment, launched, pictures, table
 from gpucoll.bench.arguments import Options, parse
 from gpucoll.bench.checks import (
     CannotMeasureError,
@@ -72,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CannotWriteError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         complain(f"cannot write the results: {error}")
+        return EXIT_WRONG
+    except pictures.NothingToDrawError as error:
+        complain(f"--plot: {error}")
         return EXIT_WRONG
     except KeyboardInterrupt:
         complain("interrupted; every rank was ended")
@@ -180,6 +183,8 @@ def write_files(options: Options, results: Results) -> None:
             results.write(options.json_path)
         if options.csv_path is not None and not options.csv_on_stdout:
             write_whole(options.csv_path, csv_text(results))
+        if options.plot_path is not None:
+            pictures.save(pictures.overview(results.as_json()), options.plot_path)
     except OSError as error:
         raise CannotWriteError(f"{error.strerror} ({error.filename})") from error
     if options.csv_on_stdout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "Figure"]
 
 MIB = 2.0**20
 

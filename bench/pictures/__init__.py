@@ -17,7 +17,7 @@ from gpucoll.bench.pictures.heat_map import heat_map
 from gpucoll.bench.pictures.lines import lines
 from gpucoll.bench.pictures.multiples import overview, small_multiples
 from gpucoll.bench.pictures.saving import SUFFIXES, Picture, save, to_svg, why_not
-from gpucoll.bench.pictures.series import NothingToDrawError, calls_of, digest, fullest_side
+from gpucoll.bench.pictures.series import NothingToDrawError, calls_of, digest_of, fullest_side
 from gpucoll.bench.pictures.theme import THEMES
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Picture",
     "bar_of",
     "calls_of",
-    "digest",
+    "digest_of",
     "fullest_side",
     "headline",
     "heat_map",

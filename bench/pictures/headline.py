@@ -11,7 +11,13 @@ from gpucoll.bench.pictures.heat_map import ratios_of
 from gpucoll.bench.pictures.lines import WIDTH_PT
 from gpucoll.bench.pictures.panel import LETTER_PT, Box, canvas, footing, heading
 from gpucoll.bench.pictures.saving import Picture
-from gpucoll.bench.pictures.series import Contents, NothingToDrawError, calls_of, digest, label_of
+from gpucoll.bench.pictures.series import (
+    Contents,
+    NothingToDrawError,
+    calls_of,
+    digest_of,
+    label_of,
+)
 from gpucoll.bench.pictures.theme import THEMES, blank, settings
 from gpucoll.bench.summary import SIDE_TITLES
 
@@ -113,6 +119,5 @@ def headline(
                 page.text(x, y, words, color=colours.words, verticalalignment="center",
                           fontweight=weight)  # fmt: skip
     words = " ".join(f"{bar.label}: {text}." for bar, text in zip(bars, texts, strict=True))
-    how = digest([vars(bar) for bar in bars], picture="headline", theme=theme, origin=origin,
-                 title=title)  # fmt: skip
+    how = digest_of(headline, bars, theme, origin, title)
     return Picture(figure, title, f"{explanation} {words}", how)

@@ -17,21 +17,21 @@ from gpucoll.bench.pictures.series import (
     Contents,
     NothingToDrawError,
     calls_of,
-    digest,
+    digest_of,
     label_of,
     short_names,
     types_of,
 )
-from gpucoll.bench.pictures.theme import THEMES, Theme, blank, blend, lightness, settings
+from gpucoll.bench.pictures.theme import THEMES, Theme, blank, blend, contrast, settings
 from gpucoll.bench.summary import SIDE_TITLES, by_size, is_own, is_part, ratio_to_best
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["heat_map", "ratios_of"]
+__all__ = ["colour_of", "heat_map", "ratios_of"]
 
 WHITE: Final = "#ffffff"
-_INK: Final = "#1f2328"
+INKS: Final = (WHITE, "#000000")
 _CELL_PT, _ROW_PT, _GAP = 33.0, 24.0, 1.5
 _FULL: Final = 4.0  # the factor of the full colour
 _TOP, _BELOW = 58.0, 92.0
@@ -72,7 +72,7 @@ def heat_map(contents: Contents, side: str, theme: str = "light") -> Picture:
     bottom = _TOP + _ROW_PT * len(found)
     last = list(calls.values())[-1]
     title = f"gpucoll's time relative to the best peer's, {SIDE_TITLES[side]}"
-    facts = [*types_of(calls[name] for name in found), last.where]
+    facts = [*types_of(calls[name] for name in found), last.processes, last.where]
     explanation = f"{', '.join(facts)}. Below 1.0 gpucoll is faster."
     with settings():
         figure = blank(colours, width, bottom + _BELOW)
@@ -90,10 +90,8 @@ def heat_map(contents: Contents, side: str, theme: str = "light") -> Picture:
                     _draw_cell(page, x, y, cell, ratio.value, ratio.low > 1, colours)
         _draw_sizes(page, sizes, left, cell, bottom, colours)
         _draw_legend(page, bottom + 40, colours)
-    return Picture(
-        figure, title, f"{explanation} {in_words(found)}",
-        digest(contents, picture="heat_map", side=side, theme=theme),
-    )  # fmt: skip
+    how = digest_of(heat_map, contents, side, theme)
+    return Picture(figure, title, f"{explanation} {in_words(found)}", how)
 
 
 def ratios_of(call: Call, side: str) -> dict[int, tuple[Ratio, str]]:
@@ -125,7 +123,7 @@ def _draw_cell(
     page: Axes, x: float, y: float, width: float, ratio: float, framed: bool, theme: Theme
 ) -> None:
     """Fill a cell and write its ratio; without a frame, a thin edge shows where a white one is."""
-    colour = _colour(ratio)
+    colour = colour_of(ratio)
     inset = _GAP if framed else _GAP / 2
     left, top, right, bottom = x + inset, y + inset, x + width - inset, y + _ROW_PT - inset
     edge, edge_pt = (theme.words, 2.0) if framed else (theme.grid, 0.6)
@@ -134,16 +132,16 @@ def _draw_cell(
     page.text(
         x + width / 2, y + _ROW_PT / 2, f"{ratio:.2f}" if ratio < 9.95 else f"{ratio:.0f}",
         horizontalalignment="center", verticalalignment="center",
-        color=_INK if lightness(colour) > 0.55 else WHITE,
+        color=max(INKS, key=lambda ink: contrast(ink, colour)),
         fontweight="bold" if framed else "normal",
     )  # fmt: skip
 
 
-def _colour(ratio: float) -> str:
+def colour_of(ratio: float) -> str:
     """Return the colour of a ratio, on a dark page too: numbers on them are legible."""
     strength = min(abs(math.log(ratio)) / math.log(_FULL), 1.0)
     colours = THEMES["light"]
-    return blend(WHITE, colours.slower if ratio > 1 else colours.faster, 0.9 * strength)
+    return blend(WHITE, colours.slower if ratio > 1 else colours.faster, 0.85 * strength)
 
 
 def _draw_sizes(

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from gpucoll.bench.pictures.panel import (
+    BAR_PT,
     LETTER_PT,
     Box,
     canvas,
@@ -17,6 +18,7 @@ from gpucoll.bench.pictures.panel import (
     has_sizes,
     heading,
     label_ends,
+    label_start,
 )
 from gpucoll.bench.pictures.saving import Picture
 from gpucoll.bench.pictures.scales import size_label
@@ -26,7 +28,8 @@ from gpucoll.bench.pictures.series import (
     NothingToDrawError,
     Series,
     calls_of,
-    digest,
+    digest_of,
+    only_size,
     text_of,
 )
 from gpucoll.bench.pictures.theme import THEMES, blank, settings
@@ -50,7 +53,7 @@ def lines(
     """Draw one call over its sizes: gpucoll in colour, peers in grey, the memory limit dashed.
 
     Bands are the 95 % intervals of the slowest rank's median over the rounds. A call without
-    sizes, as barrier, gets bars.
+    sizes, as barrier, or with a single one gets bars.
 
     Parameters
     ----------
@@ -82,33 +85,36 @@ def lines(
             f"nothing to draw: {call} has no {QUANTITIES[quantity]} {SIDE_TITLES[side]}"
         )
     text = partial(text_of, quantity=quantity)
+    sized = has_sizes(series)
+    longest = max(len(end_text(one, text)) for one in series)
+    left, right = (_LEFT, 24 + LETTER_PT * longest) if sized else (110.0, 90.0)
+    height = HEIGHT_PT - _TOP - _BOTTOM if sized else BAR_PT * len(series)
     with settings():
-        figure = blank(colours, WIDTH_PT, HEIGHT_PT)
-        sized = has_sizes(series)
-        longest = max(len(end_text(one, text)) for one in series)
-        left, right = (_LEFT, 24 + LETTER_PT * longest) if sized else (110.0, 90.0)
-        box = Box(left, _TOP, WIDTH_PT - left - right, HEIGHT_PT - _TOP - _BOTTOM)
-        axes = box.axes(figure)
+        figure = blank(colours, WIDTH_PT, height + _TOP + (_BOTTOM if sized else _BOTTOM / 2))
+        axes = Box(left, _TOP, WIDTH_PT - left - right, height).axes(figure)
         if sized:
             draw_lines(axes, series, colours, text)
             label_ends(axes, series, colours, text)
+            if series[0].kind == "own" and len(series[0].points) > 1:
+                label_start(axes, series[0], colours, text, below=quantity == "time")
             axes.set_xlabel("size of the array", color=colours.quiet, labelpad=6)
         else:
             draw_bars(axes, series, colours, text)
-        facts = [found.details, found.name_of_side(side), found.where]
+        title = f"{found.name} {found.processes}"
+        only = "" if sized else only_size(series)
+        facts = [found.details, only, found.name_of_side(side), found.where]
         explanation = ", ".join(filter(None, facts))
         better = "Lower" if quantity == "time" else "Higher"
         page = canvas(figure)
-        heading(page, colours, found.name, f"{explanation}. {better} is better.")
+        heading(page, colours, title, f"{explanation}. {better} is better.")
         page.text(12, _TOP - 7, QUANTITIES[quantity], color=colours.quiet)
         footing(page, colours, f"With 95 % intervals. {found.origin}")
     return Picture(
         figure,
-        found.name,
+        title,
         f"{QUANTITIES[quantity]}. {explanation}. {described(series, quantity)}",
-        digest(contents, picture="lines", call=call, side=side, quantity=quantity, theme=theme,
-               leave_out=list(leave_out)),
-    )  # fmt: skip
+        digest_of(lines, contents, call, side, quantity, theme, leave_out),
+    )
 
 
 def described(series: Sequence[Series], quantity: str) -> str:

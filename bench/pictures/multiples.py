@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpucoll.bench.pictures.lines import WIDTH_PT, described
 from gpucoll.bench.pictures.panel import (
+    BAR_PT,
     LETTER_PT,
     LINE_PT,
     Box,
@@ -21,14 +22,16 @@ from gpucoll.bench.pictures.panel import (
 )
 from gpucoll.bench.pictures.saving import Picture
 from gpucoll.bench.pictures.series import (
+    KINDS,
     QUANTITIES,
     Call,
     Contents,
     NothingToDrawError,
     Series,
     calls_of,
-    digest,
+    digest_of,
     fullest_side,
+    only_size,
     short_names,
     text_of,
     types_of,
@@ -43,17 +46,22 @@ if TYPE_CHECKING:
 __all__ = ["overview", "small_multiples"]
 
 _TOP, _BOTTOM, _SAMPLE = 54.0, 26.0, 26.0  # the heading, the footing, a line of the legend
-_ABOVE, _BELOW = 22.0, 28.0  # each panel: for its title, and for its ticks
+_TITLE, _TICKS, _GAP = 22.0, 32.0, 12.0  # of a panel; _GAP is below bars
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the pictures; `text` formats its values."""
+    """One of the pictures; `text` formats its values, `quantity` says what they are."""
 
     title: str
+    quantity: str
     series: list[Series]
     text: Callable[[float], str]
     in_words: str
+
+    def height_pt(self, plot_pt: float) -> float:
+        """Return its height without title; that of lines is given."""
+        return plot_pt + _TICKS if has_sizes(self.series) else BAR_PT * len(self.series) + _GAP
 
 
 def small_multiples(contents: Contents, theme: str = "light") -> Picture:
@@ -77,7 +85,7 @@ def small_multiples(contents: Contents, theme: str = "light") -> Picture:
     panels: list[Panel | None] = []
     for title, name in short_names(calls).items():
         panels += _panels(calls[title], name, [fullest_side(calls[title])], ["time"])
-    how = digest(contents, picture="small_multiples", theme=theme)
+    how = digest_of(small_multiples, contents, theme)
     return _grid(
         list(calls.values()), panels, 3, "Time of one call", "Lower is better.", theme, how
     )
@@ -96,14 +104,14 @@ def overview(contents: Contents, theme: str = "print") -> Picture:
         Nothing has a positive value.
     """
     calls = calls_of(contents)
+    has_rates = any(one.series(side, "bus_bw") for one in calls.values() for side in SIDES)
     panels: list[Panel | None] = []
     for title, name in short_names(calls).items():
         sides = SIDES if len(calls) == 1 else [fullest_side(calls[title])]
         panels += _panels(calls[title], name, sides, list(QUANTITIES))
-        if not any(panel is None for panel in panels) and len(panels) % 2:
+        if has_rates and len(panels) % 2:
             panels.append(None)  # each call begins at the left
-    how = digest(contents, picture="overview", theme=theme)
-    has_rates = any(one.series(side, "bus_bw") for one in calls.values() for side in SIDES)
+    how = digest_of(overview, contents, theme)
     better = "Low times and high bandwidths are good." if has_rates else "Lower is better."
     return _grid(list(calls.values()), panels, 2, "Measured calls", better, theme, how)
 
@@ -116,12 +124,15 @@ def _panels(
         for quantity in quantities:
             series = call.series(side, quantity)
             if any(one.kind != "limit" for one in series):
+                only = "" if has_sizes(series) else only_size(series)
                 title = ", ".join(filter(None, [name, call.name_of_side(side)]))
-                title += f": {QUANTITIES[quantity]}" if len(quantities) > 1 else ""
-                words = f"{title}. {described(series, quantity)}"
-                yield Panel(title, series, partial(text_of, quantity=quantity), words)
-    for title, series in call.figures() if len(quantities) > 1 else ():
-        yield Panel(f"{name}: {title}", series, "{:.3g}".format, f"{name}: {title}.")
+                what = f"{QUANTITIES[quantity]} {only}".strip()
+                words = f"{title}, {what}. {described(series, quantity)}"
+                yield Panel(title, what, series, partial(text_of, quantity=quantity), words)
+    for figure, series in call.figures() if len(quantities) > 1 else ():
+        values = [f"{one.label}: {figure.text(one.points[0].value)}." for one in series]
+        words = f"{name}, {figure.title}. {' '.join(values)}"
+        yield Panel(name, figure.title, series, figure.text, words)
 
 
 def _grid(
@@ -139,27 +150,33 @@ def _grid(
         names = ", ".join(call.title for call in calls)
         raise NothingToDrawError(f"nothing to draw: no value of {names} is positive")
     colours, plot_pt = THEMES[theme], 150.0 if len(shown) <= 4 else 104.0
-    pitch = _ABOVE + plot_pt + _BELOW
-    entries = {one.title: one for panel in shown for one in panel.series if has_sizes([one])}
-    places = list(_legend_places(list(entries.values())))
+    rows = [panels[first : first + columns] for first in range(0, len(panels), columns)]
+    has_quantity = columns == 2
+    above = _TITLE + (LINE_PT + 5) * has_quantity
+    heights = [max(one.height_pt(plot_pt) for one in row if one) + above for row in rows]
+    entries = {one.title: one for panel in shown if has_sizes(panel.series) for one in panel.series}
+    listed = sorted(entries.values(), key=lambda one: KINDS.index(one.kind))
+    places = list(_legend_places(listed))
     top = _TOP + (places[-1][2] + LINE_PT if places else 0)
-    height = top + -(-len(panels) // columns) * pitch + _BOTTOM
-    title = calls[0].name if len(calls) == 1 else several
+    title = f"{calls[0].name if len(calls) == 1 else several} {calls[-1].processes}"
     explanation = f"{', '.join([*types_of(calls), calls[-1].where])}. {better}"
     with settings():
-        figure = blank(colours, WIDTH_PT, height)
+        figure = blank(colours, WIDTH_PT, top + sum(heights) + _BOTTOM)
         page = canvas(figure)
         heading(page, colours, title, explanation)
         footing(page, colours, f"With 95 % intervals. {calls[-1].origin}")
         for one, x, y in places:
             _legend_entry(page, one, x, _TOP + y, colours)
-        for number, panel in enumerate(panels):
-            if panel is not None:
-                width = (WIDTH_PT - 12) / columns
-                left, y = number % columns * width, top + number // columns * pitch
-                page.text(left + 12, y + 14, panel.title, color=colours.words, fontweight="bold")
-                box = Box(left, y + _ABOVE, width, plot_pt)
-                _draw_panel(figure, box, panel, colours)
+        width = (WIDTH_PT - 12) / columns
+        for row, height in zip(rows, heights, strict=True):
+            for column, panel in enumerate(row):
+                if panel is not None:
+                    x = 12 + column * width
+                    page.text(x, top + 14, panel.title, color=colours.words, fontweight="bold")
+                    if has_quantity:
+                        page.text(x, top + 14 + LINE_PT, panel.quantity, color=colours.quiet)
+                    _draw_panel(figure, Box(x - 12, top + above, width, plot_pt), panel, colours)
+            top += height
     words = " ".join([explanation, *(panel.in_words for panel in shown)])
     return Picture(figure, title, words, how)
 
@@ -167,11 +184,12 @@ def _grid(
 def _draw_panel(figure: Figure, box: Box, panel: Panel, theme: Theme) -> None:
     if has_sizes(panel.series):
         left = 54.0 if box.width < 250 else 70.0
-        axes = Box(box.left + left, box.top, box.width - left, box.height).axes(figure)
+        axes = Box(box.left + left, box.top, box.width - left - 8, box.height).axes(figure)
         draw_lines(axes, panel.series, theme, panel.text)
         return
     label = 14 + LETTER_PT * max(len(one.label) for one in panel.series)
-    axes = Box(box.left + label, box.top, box.width - label - 58, box.height).axes(figure)
+    height = BAR_PT * len(panel.series)
+    axes = Box(box.left + label, box.top, box.width - label - 58, height).axes(figure)
     draw_bars(axes, panel.series, theme, panel.text)
 
 

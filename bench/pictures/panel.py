@@ -1,4 +1,4 @@
-"""One panel: lines over sizes with logarithmic axes, or bars if the call has no sizes."""
+"""One panel: lines over sizes with logarithmic axes, or bars if there is only one size."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "BAR_PT",
     "LETTER_PT",
     "LINE_PT",
     "Box",
@@ -27,12 +28,15 @@ __all__ = [
     "has_sizes",
     "heading",
     "label_ends",
+    "label_start",
 ]
 
 LINE_PT: Final = 15.0
 """The height of a line of text."""
 LETTER_PT: Final = 6.6
 """The mean width of a letter, at most."""
+BAR_PT: Final = 26.0
+"""The height of a bar and the gap to the next."""
 _MARKS: Final = 6  # on a line, so that they do not hide it
 
 
@@ -77,8 +81,8 @@ def footing(page: Axes, theme: Theme, words: str) -> None:
 
 
 def has_sizes(series: Sequence[Series]) -> bool:
-    """Return whether any value belongs to a size; if not, there are only bars to draw."""
-    return any(point.size_bytes > 0 for one in series for point in one.points)
+    """Return whether there are several sizes; if not, there are only bars to draw."""
+    return len({point.size_bytes for one in series for point in one.points}) > 1
 
 
 def draw_lines(
@@ -91,7 +95,7 @@ def draw_lines(
     axes : Axes
         Where to draw.
     series : sequence of Series
-        At least one, with a size.
+        At least one, with positive sizes; several sizes in all.
     theme : Theme
         The colours.
     text : callable
@@ -102,10 +106,10 @@ def draw_lines(
     values = [edge for one in series for point in one.points for edge in (point.low, point.high)]
     axes.set_xscale("log")
     axes.set_yscale("log")
-    margin = 2.0 if len(sizes) == 1 else (sizes[-1] / sizes[0]) ** 0.02
+    margin = (sizes[-1] / sizes[0]) ** 0.02
     axes.set_xlim(sizes[0] / margin, sizes[-1] * margin)
     least, most = min(values), max(values)
-    room = max((most / least) ** 0.06, 1.15)
+    room = max((most / least) ** 0.09, 1.15)  # for a label below the first point
     axes.set_ylim(least / room, most * room)
     width_pt, height_pt = _size_pt(axes)
     places = size_ticks(sizes, int(width_pt // 56) + 1)
@@ -173,6 +177,23 @@ def label_ends(
             color=look.colour if one.kind == "own" else theme.quiet,
             fontweight="bold" if one.title == "gpucoll" else "normal",
         )
+
+
+def label_start(
+    axes: Axes, series: Series, theme: Theme, text: Callable[[float], str], below: bool
+) -> None:
+    """Write a line's first value next to it."""
+    point = series.points[0]
+    axes.annotate(
+        text(point.value),
+        (point.size_bytes, point.value),
+        (0, -6 if below else 6),
+        textcoords="offset points",
+        horizontalalignment="center",
+        verticalalignment="top" if below else "bottom",
+        color=theme.look(series.title, series.kind).colour,
+        fontweight="bold",
+    )
 
 
 def end_text(series: Series, text: Callable[[float], str]) -> str:

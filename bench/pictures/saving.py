@@ -33,7 +33,7 @@ class Picture:
     title, description : str
         For those who cannot see it.
     digest : str
-        What it was drawn from: see `series.digest`.
+        What it was drawn from: see `series.digest_of`.
     """
 
     figure: Figure
@@ -113,6 +113,7 @@ def to_svg(picture: Picture, ids: str) -> str:
         return f' id="{ids}-{match[1]}"' if match[1] in used else ""
 
     body = re.sub(r' id="([^"]+)"', own_id, body)
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', _rounded, body)
     body = re.sub(r'href="#|url\(#', lambda match: f"{match[0]}{ids}-", body)
     width_pt, height_pt = (round(72 * inches, 2) for inches in picture.figure.get_size_inches())
     about = f"sha256 {picture.digest}, matplotlib {matplotlib.__version__}"
@@ -125,3 +126,8 @@ def to_svg(picture: Picture, ids: str) -> str:
         f'<desc id="{ids}-description">{escape(picture.description)}</desc>\n'
         f"<metadata>{about}</metadata>{body.rstrip()}"
     )
+
+
+def _rounded(attribute: re.Match[str]) -> str:
+    """Return an attribute with its numbers rounded to hundredths of a point: half the bytes."""
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", attribute[0])

@@ -11,7 +11,12 @@ from gpucoll.bench.summary import size_text
 __all__ = ["rate_text", "size_label", "size_ticks", "spread", "time_label", "value_ticks"]
 
 _UNITS: Final = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
-_MANTISSAS: Final = ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
+_MANTISSAS: Final = (
+    (1.0,),
+    (1.0, 3.0),
+    (1.0, 2.0, 5.0),
+    (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0),
+)
 
 
 def time_label(time_us: float) -> str:
@@ -22,7 +27,7 @@ def time_label(time_us: float) -> str:
 
 def rate_text(rate_gb_s: float) -> str:
     """Format a bandwidth with two digits; 1 GB is 1e9 bytes."""
-    for scale, unit in ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s")):
+    for scale, unit in ((1e3, "TB/s"), (1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s")):
         if rate_gb_s >= scale:
             return f"{float(f'{rate_gb_s / scale:.2g}'):g} {unit}"
     return f"{rate_gb_s * 1e9:.2g} B/s"
@@ -35,13 +40,15 @@ def size_label(size_bytes: int) -> str:
 
 
 def size_ticks(sizes_bytes: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` sizes, the smallest and its products with a power of two.
+    """Return at most `most` sizes: the smallest, and its products with powers of a power of two.
 
-    `sizes_bytes` are positive, the smallest first.
+    The largest size is among them if that costs few of the others. `sizes_bytes` are positive, the
+    smallest first.
     """
     first, last = sizes_bytes[0], sizes_bytes[-1]
     doublings = math.floor(math.log2(last / first))
-    step = next(step for step in range(1, doublings + 2) if doublings // step < max(most, 1))
+    least = next(step for step in range(1, doublings + 2) if doublings // step < max(most, 1))
+    step = next((step for step in range(least, 2 * least) if doublings % step == 0), least)
     return [first << power for power in range(0, doublings + 1, step)]
 
 

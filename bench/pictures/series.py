@@ -6,14 +6,15 @@ Nothing here needs matplotlib.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpucoll.bench.estimates import time_interval
-from gpucoll.bench.figures import FIGURES
-from gpucoll.bench.pictures.scales import rate_text, time_label
+from gpucoll.bench.figures import FIGURES, Figure
+from gpucoll.bench.pictures.scales import rate_text, size_label, time_label
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import (
     SIDE_TITLES,
@@ -28,6 +29,7 @@ from gpucoll.bench.summary import (
 )
 
 __all__ = [
+    "KINDS",
     "QUANTITIES",
     "Call",
     "Contents",
@@ -35,9 +37,10 @@ __all__ = [
     "Point",
     "Series",
     "calls_of",
-    "digest",
+    "digest_of",
     "fullest_side",
     "label_of",
+    "only_size",
     "short_names",
     "text_of",
     "types_of",
@@ -59,6 +62,7 @@ LABELS: Final = {
     "limit": "memory limit",
     "copy": "copy in the GPU",
 }
+KINDS: Final = ("own", "peer", "limit")
 QUANTITIES: Final = {"time": "time of one call", "bus_bw": "bus bandwidth"}
 LIMIT_FROM_BYTES: Final = 256 << 10
 """Below this size the loop that measures the memory limit takes longer to call than to stream."""
@@ -70,7 +74,7 @@ class NothingToDrawError(ValueError):
 
 @dataclass(frozen=True)
 class Point:
-    """A value at a size, with its 95 % interval: microseconds, GB/s, or a figure in its unit."""
+    """A value at a size, with its 95 % interval: microseconds, GB/s, or a figure of `FIGURES`."""
 
     size_bytes: int
     value: float
@@ -87,7 +91,7 @@ class Series:
     title, label : str
         Its name in the table, and for people.
     kind : str
-        "own", "peer" or "limit".
+        One of `KINDS`.
     points : tuple of Point
         The smallest size first; all values are positive.
     """
@@ -119,13 +123,18 @@ class Call:
         return self.title.removeprefix(self.name).strip(" ,")
 
     @property
+    def processes(self) -> str:
+        """Their number in words: "between 2 processes"."""
+        return f"between {self.ranks} processes" if self.ranks > 1 else "in 1 process"
+
+    @property
     def where(self) -> str:
-        """Where it was measured: "2 processes on 2 CPUs of one host"."""
-        processes = f"{self.ranks} process{'es' if self.ranks > 1 else ''}"
-        array = self.environment.get("array", "numpy")
-        if array == "numpy":
-            return f"{processes} on {self.environment['usable_cpus']} CPUs of one host"
-        return f"{processes}, {array} arrays"
+        """Where they ran, or the kind of arrays: "on 2 CPUs of one host"."""
+        array: str = self.environment.get("array", "numpy")
+        if array != "numpy":
+            return f"{array} arrays"
+        cpus = self.environment["usable_cpus"]
+        return f"on {cpus} CPU{'s' if cpus > 1 else ''} of one host"
 
     @property
     def origin(self) -> str:
@@ -165,18 +174,18 @@ class Call:
                 all_series.append(Series(name, label_of(name), "limit", tuple(points)))
         return [series for series in all_series if series.points]
 
-    def figures(self) -> Iterator[tuple[str, list[Series]]]:
-        """Yield title and series of each figure other than a time, at size 0."""
+    def figures(self) -> Iterator[tuple[Figure, list[Series]]]:
+        """Yield each figure other than a time, with its series of one point at size 0."""
         having = [entry for entry in self.entries if entry.get("figures")]
         for name, figure in FIGURES.items():
             found = []
             for entry in having:
-                if (value := entry["figures"].get(name, 0) / figure.unit) > 0:
+                if (value := entry["figures"].get(name, 0)) > 0:
                     point = Point(0, value, value, value)
                     kind = "own" if is_own(title(entry)) else "peer"
                     found.append(Series(title(entry), label_of(title(entry)), kind, (point,)))
             if found:
-                yield figure.title, found
+                yield figure, found
 
 
 def calls_of(contents: Contents) -> dict[str, Call]:
@@ -240,12 +249,21 @@ def text_of(value: float, quantity: str) -> str:
     return time_label(value) if quantity == "time" else rate_text(value)
 
 
-def digest(contents: Contents, **how: object) -> str:
-    """Return a digest of results and of what a picture shows of them.
+def only_size(series: Sequence[Series]) -> str:
+    """Return the size of series that have one alone: "of 4 KiB", or nothing if it is 0."""
+    size_bytes = series[0].points[0].size_bytes
+    return f"of {size_label(size_bytes)}" if size_bytes else ""
 
-    Two pictures with the same digest were drawn from the same results with the same arguments.
+
+def digest_of(function: Callable[..., object], *given: object, **named: object) -> str:
+    """Return a digest of a picture's function and arguments, results included, without drawing.
+
+    Two pictures with the same digest show the same. `to_svg` writes it into the picture.
     """
-    text = json.dumps([contents, how], sort_keys=True, separators=(",", ":"))
+    bound = inspect.signature(function).bind(*given, **named)
+    bound.apply_defaults()
+    what = [function.__name__, bound.arguments]
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=vars)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FONT_PT", "THEMES", "Look", "Theme", "blank", "blend", "lightness", "settings"]
+__all__ = ["FONT_PT", "THEMES", "Look", "Theme", "blank", "blend", "contrast", "settings"]
 
 FONT_PT: Final = 11.0
 """The smallest type; a picture is 600 pt wide, that is 800 px."""
@@ -85,7 +85,7 @@ _LIGHT = Theme(
     words="#1f2328",
     quiet="#59636e",
     grid="#d1d9e0",
-    own=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    own=("#0072b2", "#d55e00", "#009e73", "#b8618f", "#a87400"),
     peers=("#4b535c", "#7a838d", "#626b75", "#98a1aa"),
     faster="#0072b2",
     slower="#d55e00",
@@ -113,10 +113,16 @@ def blend(first: str, second: str, share: float) -> str:
     return "#" + bytes(round(a + share * (b - a)) for a, b in pairs).hex()
 
 
-def lightness(colour: str) -> float:
-    """Return how light a colour looks, from 0 to 1."""
-    red, green, blue = bytes.fromhex(colour[1:])
-    return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours by WCAG 2: 1 to 21; text needs 4.5."""
+    dark, light = sorted((_luminance(first), _luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    shares = [value / 255 for value in bytes.fromhex(colour[1:])]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @contextmanager

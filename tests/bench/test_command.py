@@ -298,6 +298,24 @@ def test_a_place_where_no_file_can_be_written(on_double, option, tmp_path, capfd
     assert "cannot write a file there" in capfd.readouterr().err
 
 
+def test_a_picture_that_cannot_be_drawn(on_double, tmp_path, monkeypatch, capfd):
+    assert cli.main([*SHORT, "--plot", "it.gif"]) == 2
+    assert "--plot it.gif: the name must end with .svg, .png or .pdf" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main([*SHORT, "--plot", "it.svg"]) == 2
+    assert "pip install 'gpucoll[plot]'" in capfd.readouterr().err
+    monkeypatch.setattr("gpucoll.bench.pictures.why_not", lambda path: None)
+    assert cli.main([*SHORT, "--plot", str(tmp_path / "no" / "folder" / "it.svg")]) == 2
+    assert "cannot write a file there" in capfd.readouterr().err
+
+
+def test_a_picture_of_nothing(monkeypatch, capfd):
+    monkeypatch.setattr(cli, "under_launcher", lambda variables: False)
+    monkeypatch.setattr(cli, "run_alone", lambda options: cli.write_files(options, Results({})))
+    assert cli.main(["--plot", "it.svg"]) == 1
+    assert "--plot: nothing to draw: there are no results" in capfd.readouterr().err
+
+
 @pytest.mark.soak
 def test_csv_instead_of_the_table(on_double, monkeypatch, capfd):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
