@@ -16,6 +16,7 @@
     ├── programs       a program of a library, under the library's own launcher
     │   └── measure_programs  the interleaved runs of those: startup, memory
     ├── collectives    each collective: its names, what it moves, which options it takes
+    ├── other_names    names of OSU's benchmarks and nccl-tests, and what differs
     ├── gpus           the GPUs that ranks are measured on
     ├── patterns       the same as collectives for patterns: asynchronous calls, objects...
     ├── results        the results, and their JSON

@@ -32,6 +32,7 @@ from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.libraries import ready_programs, start_own, start_peers
 from gpucoll.bench.measure import Bench
 from gpucoll.bench.measure_programs import ProgramBench
+from gpucoll.bench.other_names import explained
 from gpucoll.bench.peers import PeerMissingError, locate
 from gpucoll.bench.programs import Program
 from gpucoll.bench.rank.arrays import TEST_ARRAY, NoGpuError
@@ -162,6 +163,8 @@ def measure(
     if options.left_out:
         names = ", ".join(options.left_out)
         tell(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
+    for text in explained(options.other_names, ranks):
+        tell(text)
     for number, one in enumerate(options.each()):
         show(table.header(one, ranks, None if number else described))
         if own is None or one.traits.own_program:
@@ -204,9 +207,9 @@ def discard(lines: Iterator[str]) -> None:
 def note(options: Options, text: str) -> None:
     """Print a note into the table, or to standard error if there is no table."""
     if options.csv_on_stdout:
-        print(f"# {text}", file=sys.stderr, flush=True)
+        print(*table.wrapped(text), sep="\n", file=sys.stderr, flush=True)
     else:
-        say(iter([f"# {text}"]))
+        say(table.wrapped(text))
 
 
 def complain(text: str) -> None:
