@@ -24,7 +24,8 @@
     ├── figures        results that are not times: names, units
     ├── table          the results as nccl-tests' table
     ├── summary        the outcome of a whole run: medians, and where a peer is faster
-    ├── progress       the progress bar
+    ├── progress       what is measured now, how far the run is
+    │   └── time_left      how long the rest takes
     ├── environment    the machine and the versions that belong to every figure
     └── report         JSON -> the tables of docs/performance.md
 

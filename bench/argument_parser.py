@@ -177,5 +177,8 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--csv", type=Path, metavar="FILE",
         help="write them as CSV, a line for each library, size and side; - prints that instead of "
         "the table")  # fmt: skip
+    add("--progress", action="store_true",
+        help="without a terminal, too, show how far the run is: a line on stderr every 30 "
+        "s")  # fmt: skip
     add("--timeout", type=seconds, default=60.0, metavar="SECONDS",
         help="give a library up after this time without an answer (60)")  # fmt: skip

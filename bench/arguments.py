@@ -57,6 +57,8 @@ class Options:
         The kind of arrays: "numpy", on GPUs "cupy" or "torch", or "host-device".
     backend : str
         The backend that gpucoll uses for arrays on GPUs; "mpi" applies to NumPy arrays, too.
+    progress : bool
+        Whether progress is shown without a terminal, too.
     other_names : tuple of str
         The collectives that the user called by another benchmark's name: keys of `OTHER_NAMES`.
     left_out : tuple of str
@@ -95,6 +97,7 @@ class Options:
     csv_path: Path | None
     timeout_s: float
     command_line: str
+    progress: bool = False
     other_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
@@ -127,6 +130,13 @@ class Options:
     def combinations(self) -> tuple[tuple[str, str], ...]:
         """The dtypes and reductions to measure."""
         return self.traits.combinations(self.dtypes, self.redops)
+
+    def steps(self, ranks: int) -> Iterator[tuple[str, str, int]]:
+        """Yield dtype, reduction and number of elements of each step of the measurement."""
+        for dtype, redop in self.combinations:
+            counts = [self.traits.elements(size, dtype, ranks) for size in self.sizes_bytes]
+            for count in dict.fromkeys(counts):
+                yield dtype, redop, count
 
     @property
     def variants(self) -> list[str]:
@@ -187,6 +197,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         csv_path=given.csv,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
+        progress=given.progress,
         other_names=tuple(name for name in asked if name in OTHER_NAMES),
         left_out=left_out,
     )
