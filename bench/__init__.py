@@ -16,6 +16,7 @@
     ├── programs       a program of a library, under the library's own launcher
     │   └── measure_programs  the interleaved runs of those: startup, memory
     ├── collectives    each collective: its names, what it moves, which options it takes
+    ├── other_names    names of OSU's benchmarks and nccl-tests, and what differs
     ├── gpus           the GPUs that ranks are measured on
     ├── patterns       the same as collectives for patterns: asynchronous calls, objects...
     ├── results        the results, and their JSON
@@ -23,7 +24,8 @@
     ├── figures        results that are not times: names, units
     ├── table          the results as nccl-tests' table
     ├── summary        the outcome of a whole run: medians, and where a peer is faster
-    ├── progress       the progress bar
+    ├── progress       what is measured now, how far the run is
+    │   └── time_left      how long the rest takes
     ├── environment    the machine and the versions that belong to every figure
     └── report         JSON -> the tables of docs/performance.md
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from gpucoll.bench.argument_types import choice, count, factor, peers, seconds, size
 from gpucoll.bench.collectives import DTYPE_ALIASES, DTYPES, REDOPS
+from gpucoll.bench.other_names import OTHER_NAMES
 from gpucoll.bench.patterns import MEASURED, NAME_GROUPS
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.rank.arrays import KINDS
-from gpucoll.version import __version__
+from gpucoll.command_line import OneLineParser
 
 __all__ = ["build_parser"]
 
@@ -49,6 +50,11 @@ memory        what a communicator and a duplicate of it take: memory, address sp
 Three names stand for several: all (every collective), async (every async_...), and patterns
 (everything in this second list).
 
+Names of OSU Micro-Benchmarks and nccl-tests are accepted, such as osu_allreduce, osu_iallreduce,
+osu_latency (ping_pong), osu_bw (stream) and all_reduce_perf. A note says what each is here and what
+differs. Sizes are nccl-tests': for osu_allgather, osu_alltoall, osu_gather and osu_scatter SIZE
+here is OSU's SIZE times the number of ranks.
+
 Arrays on GPUs (--array cupy, torch): a sample ends when the GPU has completed its calls. --limit
 also measures a copy of the same size within the GPU of rank 0 while the other ranks are idle; the
 copies take turns with the calls. In its row, "copy", algbw counts the bytes copied and busbw those
@@ -84,7 +90,7 @@ arguments, or a missing peer); 130 interrupted
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser, which contains the help text."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="gpucoll-bench",
         description="Measure collectives between processes of this host, and compare with other "
         "libraries. The columns and definitions are those of nccl-tests.",
@@ -92,9 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--version", action="version", version=f"gpucoll-bench {__version__}")
     add("collectives", nargs="?", default=["all_reduce"],
-        type=choice(list(MEASURED), {}, NAME_GROUPS), metavar="COLLECTIVE,...",
+        type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE,...",
         help=f"one or more of {', '.join(MEASURED)}, {', '.join(NAME_GROUPS)} (default: all_reduce)"
     )  # fmt: skip
     add(
@@ -176,5 +181,8 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--plot", type=Path, metavar="FILE.svg|png|pdf",
         help="draw time and bus bandwidth over the size into this file; needs matplotlib: "
         "pip install 'gpucoll[plot]'")  # fmt: skip
+    add("--progress", action="store_true",
+        help="without a terminal, too, show how far the run is: a line on stderr every 30 "
+        "s")  # fmt: skip
     add("--timeout", type=seconds, default=60.0, metavar="SECONDS",
         help="give a library up after this time without an answer (60)")  # fmt: skip

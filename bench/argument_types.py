@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -58,10 +59,12 @@ def choice(
     known: Sequence[str],
     aliases: Mapping[str, str],
     groups: Mapping[str, Sequence[str]] | None = None,
+    others: Sequence[str] = (),
 ) -> Callable[[str], list[str]]:
     """Return an argparse type for comma-separated lists of known names.
 
-    `groups` are names that stand for several; if there are none, ``all`` stands for all.
+    `groups` are names that stand for several; if there are none, ``all`` stands for all. `others`
+    are accepted, too, and stay as they are.
     """
     several = {"all": known} if groups is None else groups
     if groups is None:
@@ -69,15 +72,19 @@ def choice(
     else:
         also = f"for several of them {', '.join(groups)}"
 
+    def hint(name: str) -> str:
+        for names in ([*known, *several], others):
+            if near := difflib.get_close_matches(name, names, 1):
+                return f": did you mean {near[0]}?"
+        return f"; known are {', '.join(known)} (or {also})"
+
     def convert(text: str) -> list[str]:
         names: list[str] = []
         for name in text.split(","):
             names += several.get(name, [aliases.get(name, name)])
         for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(
-                    f"{name!r} is unknown; known are {', '.join(known)} (or {also})"
-                )
+            if name not in known and name not in others:
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown{hint(name)}")
         return list(dict.fromkeys(names))
 
     return convert

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpucoll.bench.argument_parser import build_parser
 from gpucoll.bench.argument_types import sizes
 from gpucoll.bench.collectives import DTYPES, Collective
+from gpucoll.bench.other_names import OTHER_NAMES
 from gpucoll.bench.patterns import MEASURED, PATTERNS
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.rank.arrays import TEST_ARRAY
@@ -56,6 +57,10 @@ class Options:
         The kind of arrays: "numpy", on GPUs "cupy" or "torch", or "host-device".
     backend : str
         The backend that gpucoll uses for arrays on GPUs; "mpi" applies to NumPy arrays, too.
+    progress : bool
+        Whether progress is shown without a terminal, too.
+    other_names : tuple of str
+        The collectives that the user called by another benchmark's name: keys of `OTHER_NAMES`.
     left_out : tuple of str
         Dtypes that ``-d all`` leaves out because they are not available here.
     compare : dict
@@ -93,6 +98,8 @@ class Options:
     plot_path: Path | None
     timeout_s: float
     command_line: str
+    progress: bool = False
+    other_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
     def each(self) -> Iterator[Options]:
@@ -125,6 +132,13 @@ class Options:
         """The dtypes and reductions to measure."""
         return self.traits.combinations(self.dtypes, self.redops)
 
+    def steps(self, ranks: int) -> Iterator[tuple[str, str, int]]:
+        """Yield dtype, reduction and number of elements of each step of the measurement."""
+        for dtype, redop in self.combinations:
+            counts = [self.traits.elements(size, dtype, ranks) for size in self.sizes_bytes]
+            for count in dict.fromkeys(counts):
+                yield dtype, redop, count
+
     @property
     def variants(self) -> list[str]:
         """The variants of gpucoll to measure, by their names in `rank.library.Call`."""
@@ -149,6 +163,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     given = parser.parse_args(arguments)
+    asked = given.collectives
+    given.collectives = list(
+        dict.fromkeys(OTHER_NAMES[x].collective if x in OTHER_NAMES else x for x in asked)
+    )
     given.dtype, left_out = without_missing(given.dtype)
     refuse_contradictions(parser, given)
     return Options(
@@ -181,6 +199,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         plot_path=given.plot,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
+        progress=given.progress,
+        other_names=tuple(name for name in asked if name in OTHER_NAMES),
         left_out=left_out,
     )
 

@@ -26,18 +26,22 @@ from gpucoll.bench.checks import (
     check_memory,
     check_ranks,
 )
+from gpucoll.bench.collectives import item_bytes
 from gpucoll.bench.csv_results import csv_text
 from gpucoll.bench.gpus import check_installed, default_ranks, ranks_on_gpus
 from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.libraries import ready_programs, start_own, start_peers
-from gpucoll.bench.measure import Bench
+from gpucoll.bench.measure import Bench, seconds_of_samples
 from gpucoll.bench.measure_programs import ProgramBench
+from gpucoll.bench.other_names import explained
 from gpucoll.bench.peers import PeerMissingError, locate
 from gpucoll.bench.programs import Program
+from gpucoll.bench.progress import Progress, way_to_show
 from gpucoll.bench.rank.arrays import TEST_ARRAY, NoGpuError
 from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row, write_whole
 from gpucoll.bench.starts import cpus_of_ranks
+from gpucoll.bench.time_left import Step
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpus
@@ -59,10 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parse(arguments)
     try:
-        with terminated_like_interrupted():
+        way = way_to_show(options.progress, is_table=not options.csv_on_stdout)
+        with terminated_like_interrupted(), Progress(way) as progress:
             if under_launcher(os.environ):
-                return run_launched(options)
-            return run_alone(options)
+                return run_launched(options, progress)
+            return run_alone(options, progress)
     except (CannotMeasureError, NoGpuError, PeerMissingError) as error:
         complain(str(error))
         return EXIT_USAGE
@@ -86,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_WRONG
 
 
-def run_alone(options: Options) -> int:
+def run_alone(options: Options, progress: Progress) -> int:
     """Start the ranks of every library, measure, and end them."""
     if options.backend == "mpi":
         raise CannotMeasureError(
@@ -104,23 +109,24 @@ def run_alone(options: Options) -> int:
     if options.array in ("numpy", TEST_ARRAY):
         check_memory(options, ranks, len(located))
     compile_kernels()
+    progress.show(f"starting {', '.join(['gpucoll', *options.compare])}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-")))
         programs = []
         if any(one.traits.own_program for one in options.each()):
             programs = ready_programs(options, located, ranks, folder, partial(note, options))
         if all(one.traits.own_program for one in options.each()):
-            return measure(options, None, [], [], programs)
+            return measure(options, None, [], [], programs, progress)
         # Vendors' libraries have threads, which need CPUs of their own.
         cpus = [] if options.on_gpus or not options.pinned else cpus_of_ranks(ranks)
         if options.one_cpu:
             cpus = [min(usable_cpus())] * ranks
         peers = start_peers(options, located, ranks, cpus, stack, folder)
         own = start_own(options, ranks, cpus, stack)
-        return measure(options, own[0], [*own[1:], *peers], cpus, programs)
+        return measure(options, own[0], [*own[1:], *peers], cpus, programs, progress)
 
 
-def run_launched(options: Options) -> int:
+def run_launched(options: Options, progress: Progress) -> int:
     """Measure with the ranks that a launcher has started; only rank 0 prints."""
     check_installed(options.array)
     library = joined(options.array, config.local_rank(), options.timeout_s, options.backend)
@@ -137,7 +143,7 @@ def run_launched(options: Options) -> int:
         with ExitStack() as stack:
             own = launched.LaunchedGroup(comm, library)
             stack.callback(own.close)
-            return measure(options, own, [], own.cpus, [])
+            return measure(options, own, [], own.cpus, [], progress)
 
 
 def measure(
@@ -146,6 +152,7 @@ def measure(
     peers: list[Group],
     cpus: list[int],
     programs: list[Program],
+    progress: Progress,
 ) -> int:
     """Measure the collectives one after the other and print the results; return the exit code.
 
@@ -161,19 +168,37 @@ def measure(
     def report(rows: list[Row], limit: Row | None) -> None:
         show(table.lines_of_size(rows, limit))
 
+    progress.clear()
+    progress.plan(steps_of(options, ranks), partial(seconds_of_samples, options))
     tell = partial(note, options)
     if options.left_out:
         names = ", ".join(options.left_out)
         tell(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
+    for text in explained(options.other_names, ranks):
+        tell(text)
     for number, one in enumerate(options.each()):
         show(table.header(one, ranks, None if number else described))
         if own is None or one.traits.own_program:
-            ProgramBench(one, programs, results, report, complain).run()
+            ProgramBench(one, programs, results, report, complain, progress).run()
         else:
-            Bench(one, own, peers, results, report, complain, tell).run()
+            Bench(one, own, peers, results, report, complain, tell, progress).run()
     show(table.footer(results))
     write_files(options, results)
     return EXIT_WRONG if results.wrong or results.failures else EXIT_RIGHT
+
+
+def steps_of(options: Options, ranks: int) -> list[Step]:
+    """Return the steps of the whole run, in order."""
+    steps = []
+    for one in options.each():
+        if one.traits.own_program:
+            steps.append(Step(one.collective, 0))
+        else:
+            each = one.steps(ranks)
+            steps += [
+                Step("call", count * item_bytes(dtype) if count else 0) for dtype, _, count in each
+            ]
+    return steps
 
 
 def write_files(options: Options, results: Results) -> None:
@@ -209,9 +234,9 @@ def discard(lines: Iterator[str]) -> None:
 def note(options: Options, text: str) -> None:
     """Print a note into the table, or to standard error if there is no table."""
     if options.csv_on_stdout:
-        print(f"# {text}", file=sys.stderr, flush=True)
+        print(*table.wrapped(text), sep="\n", file=sys.stderr, flush=True)
     else:
-        say(iter([f"# {text}"]))
+        say(table.wrapped(text))
 
 
 def complain(text: str) -> None:

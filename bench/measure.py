@@ -13,8 +13,9 @@ from gpucoll.bench.collectives import item_bytes
 from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.progress import Progress
 from gpucoll.bench.results import LIMITS, Measurement, Results, Row
+from gpucoll.bench.summary import SIDE_TITLES, size_text
 
-__all__ = ["Bench", "Report"]
+__all__ = ["Bench", "Report", "seconds_of_samples"]
 
 PILOT_S = 0.003
 LEAST_REPS = 3
@@ -42,6 +43,18 @@ class Case:
         """The variant of the library, as in `rank.library.Call`."""
         return self.name.partition("/")[0]
 
+    @property
+    def title(self) -> str:
+        """The library and the case, for people: ``gpucoll symmetric, in place``."""
+        side = SIDE_TITLES[self.name.partition("/")[2]]
+        variant = "" if self.variant == "private" else f" {self.variant}"
+        return f"{self.group.name}{variant}, {side}"
+
+    @property
+    def call_s(self) -> float:
+        """The slowest rank's seconds per call in the last sample."""
+        return max(self.rounds_us[-1]) / 1e6
+
     def measurement(self) -> Measurement:
         """Return the samples, by rank and round."""
         cpu_us = np.array(self.cpu_us).T
@@ -67,6 +80,8 @@ class Bench:
         Called with a line about a peer that failed.
     note : callable
         Called with a line about something that has no results.
+    progress : Progress
+        Told of each step, round and case.
     """
 
     def __init__(
@@ -78,6 +93,7 @@ class Bench:
         report: Report,
         complain: Callable[[str], None],
         note: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self.options = options
         self.own = own
@@ -86,50 +102,52 @@ class Bench:
         self.report = report
         self.complain = complain
         self.note = note
-        sizes = len(options.sizes_bytes) * len(options.combinations)
-        self.progress = Progress(sizes * options.rounds)
+        self.progress = progress
 
     def run(self) -> None:
         """Measure every size of every dtype and reduction."""
-        for dtype, redop in self.options.combinations:
-            options = self.options
-            counts = [
-                options.traits.elements(size, dtype, self.own.ranks) for size in options.sizes_bytes
-            ]
-            for count in dict.fromkeys(counts):
-                self.measure_size(dtype, redop, count)
-        self.progress.clear()
+        for step in self.options.steps(self.own.ranks):
+            self.measure_size(*step)
 
     def measure_size(self, dtype: str, redop: str, count: int) -> None:
         """Measure every library at one size, and report the results."""
-        what = " ".join([self.options.collective, dtype, redop, f"{count} elements:"])
+        self.progress.begin(self.title(dtype, redop, count), self.options.rounds)
         cases: list[Case] = []
         for group in [self.own, *self.peers]:
-            self.progress.step(f"{what} {group.name}, checking", steps=0)
+            self.progress.show(f"{group.name}, checking")
             with self.tolerating(group):
                 cases += self.prepare(group, dtype, redop, count)
         for number in range(self.options.rounds):
+            self.progress.end_round(number)
             for position in range(len(cases)):
                 # Each round starts with another case, because a case affects its successor through
                 # the caches.
                 case = cases[(position + number) % len(cases)]
                 if self.alive(case.group):
-                    self.progress.step(f"{what} {case.group.name} {case.name}", steps=0)
+                    self.progress.show(case.title)
                     with self.tolerating(case.group):
                         self.keep_sample(case)
-            self.progress.step(what)
-        rows = self.rows([case for case in cases if self.alive(case.group)], dtype, redop, count)
+        cases = [case for case in cases if self.alive(case.group)]
+        rows = self.rows(cases, dtype, redop, count)
         limit = next((row for row in rows if row.library in LIMITS), None)
         rows = [row for row in rows if row is not limit]
         self.results.rows += rows
         self.results.limits += [limit] if limit else []
-        self.progress.clear()
+        self.progress.end([case.call_s for case in cases])
         if not rows:
             self.note(f"{self.options.collective} of {dtype}, {redop}: no library here has it")
         self.report(rows, limit)
         for group in [self.own, *self.peers]:
             with self.tolerating(group):
                 group.call("release", self.options.timeout_s)
+
+    def title(self, dtype: str, redop: str, count: int) -> str:
+        """Return what is measured at one size: ``all_reduce float32 sum 64 KiB``."""
+        words = [self.options.collective, *(word for word in (dtype, redop) if word != "none")]
+        if self.options.traits.has_data:
+            size = size_text(count * item_bytes(dtype))
+            words.append(f"{size}B" if size.endswith("i") else f"{size} B")
+        return " ".join(words)
 
     def prepare(self, group: Group, dtype: str, redop: str, count: int) -> list[Case]:
         """Allocate the arrays, check the results, and choose the number of calls in a sample."""
@@ -184,8 +202,8 @@ class Bench:
 
     def sample(self, case: Case, reps: int) -> tuple[list[float], list[float]]:
         """Return each rank's microseconds per call over `reps` calls: elapsed time and CPU time."""
-        slowest_us = max(case.rounds_us[-1]) if case.rounds_us else 0.0
-        timeout_s = self.options.timeout_s + 20 * reps * slowest_us / 1e6
+        slowest_s = case.call_s if case.rounds_us else 0.0
+        timeout_s = self.options.timeout_s + 20 * reps * slowest_s
         answers = case.group.call("measure", timeout_s, case=case.name, reps=reps)
         return (
             [answer["seconds"] / reps * 1e6 for answer in answers],
@@ -234,6 +252,13 @@ class Bench:
             self.results.failures.append(f"{error}")
             self.progress.clear()
             self.complain(f"{error}\n{group.name} was ended, and is left out from here on")
+
+
+def seconds_of_samples(options: Options, call_s: float) -> float:
+    """Return the seconds of all samples of a case whose call takes `call_s`."""
+    reps = options.reps or LEAST_REPS
+    sample_s = reps * call_s if options.reps else max(options.sample_s, reps * call_s)
+    return options.rounds * sample_s
 
 
 def named(library: str, variant: str) -> tuple[str, str]:

@@ -40,6 +40,8 @@ class ProgramBench:
         Called with the rows.
     complain : callable
         Called with a line about a peer that failed.
+    progress : Progress
+        Told of each round and program.
     """
 
     def __init__(
@@ -49,27 +51,29 @@ class ProgramBench:
         results: Results,
         report: Callable[[list[Row], Row | None], None],
         complain: Callable[[str], None],
+        progress: Progress,
     ) -> None:
         self.options = options
         self.programs = programs
         self.results = results
         self.report = report
         self.complain = complain
+        self.progress = progress
         self.own = programs[0]
 
     def run(self) -> None:
         """Measure the program: its time in several rounds, its memory, which is stable, once."""
         is_memory = self.options.collective == "memory"
         rounds = 1 if is_memory else self.options.rounds
-        progress = Progress(rounds)
+        self.progress.begin(self.options.collective, rounds)
         runs: dict[str, list[Run]] = {}
         for number in range(rounds):
+            self.progress.end_round(number)
             start = number % len(self.programs)
             for program in [*self.programs[start:], *self.programs[:start]]:
-                progress.step(f"{self.options.collective}: {program.name}", steps=0)
+                self.progress.show(program.name)
                 self.run_once(program, runs.setdefault(program.name, []))
-            progress.step(self.options.collective)
-        progress.clear()
+        self.progress.end()
         make = self.memory if is_memory else self.startup
         rows = [make(program.name, runs[program.name]) for program in self.programs]
         self.results.rows += rows
@@ -85,6 +89,7 @@ class ProgramBench:
                 raise
             self.programs.remove(program)
             self.results.failures.append(f"{error}")
+            self.progress.clear()
             self.complain(f"{error}\n{program.name} is left out from here on")
 
     def startup(self, library: str, runs: list[Run]) -> Row:

@@ -11,7 +11,7 @@ from gpucoll.bench.peers import PEERS
 from gpucoll.bench.results import OWN, SIDES, Measurement, Results, Row
 from gpucoll.bench.summary import summaries
 
-__all__ = ["footer", "header", "lines_of_size"]
+__all__ = ["footer", "header", "lines_of_size", "wrapped"]
 
 WIDTHS = "{:>12}  {:>12}  {:>10}  {:>6}  {:>6}"
 SIDE_WIDTHS = "  {:>8}  {:>6}  {:>6}  {:>6}"

@@ -19,11 +19,13 @@ def columns() -> int:
     named = os.environ.get("COLUMNS", "")
     if named.isdecimal() and int(named):
         return int(named)
-    try:
-        # 0 if it is not known
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
-    except (AttributeError, OSError, ValueError):  # no terminal, or a closed one
-        return 80
+    for stream in (sys.__stdout__, sys.__stderr__):
+        try:
+            # 0 if it is not known
+            return os.get_terminal_size(stream.fileno()).columns or 80  # type: ignore[union-attr]
+        except (AttributeError, OSError, ValueError):  # no terminal, or a closed one
+            continue
+    return 80
 
 
 def is_terminal(descriptor: int) -> bool:

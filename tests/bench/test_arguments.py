@@ -5,6 +5,7 @@ import pytest
 from gpucoll.bench.argument_types import size, sizes
 from gpucoll.bench.arguments import parse
 from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.other_names import OTHER_NAMES, explained
 from gpucoll.bench.patterns import MEASURED, PATTERNS
 
 
@@ -38,14 +39,19 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["-f", "2", "-i", "4"], "not allowed with"),
         (["--ranks", "0"], "at least 1"),
         (["--ranks", "two"], "whole number"),
+        (["--rank=2"], "unrecognized arguments: --rank=2"),
         (["-n", "0"], "at least 1"),
         (["-w", "-1"], "at least 0"),
-        (["-d", "float31"], "'float31' is unknown; known are"),
+        (["-d", "float31"], "'float31' is unknown: did you mean float32?"),
         (["-o", "mean"], "'mean' is unknown; known are"),
         (["-d", "float32", "-o", "bxor"], "not defined on"),
         (["-d", "complex64", "-o", "min,max"], "not defined on"),
-        (["all_gadder"], "'all_gadder' is unknown; known are"),
-        (["all_reduce,all_gadder"], "'all_gadder' is unknown; known are"),
+        (["all_gadder"], "'all_gadder' is unknown: did you mean all_gather?"),
+        (["all_reduce,all_gadder"], "'all_gadder' is unknown: did you mean all_gather?"),
+        (["allreduce"], "did you mean all_reduce?"),
+        (["bcast"], "did you mean broadcast?"),
+        (["osu_latenzy"], "did you mean osu_latency?"),
+        (["everything"], "'everything' is unknown; known are all_reduce, reduce, "),
         (["scan", "-o", "avg"], "scan: -o avg is not defined on"),
         (["gather", "--limit"], "--limit: no memory limit is known for gather"),
         (["gather", "--list", "5"], "--list is for all_reduce and broadcast, not for gather"),
@@ -64,7 +70,7 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["--one-cpu", "--unpinned"], "give only one of them"),
         (["--one-cpu", "--array", "cupy"], "--one-cpu supports only host arrays"),
         (["barrier,startup", "--one-cpu"], "--one-cpu: startup cannot be bound"),
-        (["asynchronous"], "(or for several of them all, async, patterns)"),
+        (["everything"], "(or for several of them all, async, patterns)"),
         (["-d", "any"], "(or all for all of them)"),
         (["stream,ping_pong", "--plan"], "stream, ping_pong has no plan"),
         (["--sample", "0"], "above 0"),
@@ -189,3 +195,27 @@ def test_a_list_is_measured_in_one_call_and_in_many():
 )
 def test_steps(arguments, expected):
     assert sizes(*arguments) == expected
+
+
+def test_names_of_other_benchmarks():
+    options = parse(["osu_allgather,all_reduce,all_reduce_perf,osu_iallgather"])
+    assert options.collectives == ("all_gather", "all_reduce", "async_all_gather")
+    assert options.other_names == ("osu_allgather", "all_reduce_perf", "osu_iallgather")
+    first, second, third, osu, nccl = explained(options.other_names, 4)
+    assert first.startswith("osu_allgather is all_gather here; OSU's SIZE is one rank's block")
+    assert first.endswith("use 4 times OSU's.")
+    assert second == "all_reduce_perf is all_reduce here."
+    assert "pure communication" in third
+    assert third.endswith("use 4 times OSU's.")
+    assert osu.startswith("OSU times each call alone")
+    assert nccl.startswith("Sizes and bandwidths are nccl-tests'.")
+    assert not list(explained([], 4))
+
+
+def test_every_other_name_is_measured_here():
+    assert {one.collective for one in OTHER_NAMES.values()} <= {*MEASURED}
+    assert not {*OTHER_NAMES} & {*MEASURED}
+    # sizes differ if OSU's is a block's, except for the input of reduce_scatter
+    for name, one in OTHER_NAMES.items():
+        in_blocks = MEASURED[one.collective].in_blocks and "reduce_scatter" not in name
+        assert ("{ranks}" in one.differs) is (in_blocks and one.benchmark == "OSU")
