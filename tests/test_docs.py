@@ -21,6 +21,8 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
+PRIVATE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|mnt)/\S+")
+"""Paths of the machine on which a document was written."""
 CALLS_LATE = re.compile(r"(?:within|up to)\s+(\w+)\s+calls\b")
 FOR_USERS = [path for path in DOCUMENTS if "decisions" not in path.parts] + sorted(
     (ROOT / "src/gpucoll/api").rglob("*.py")
@@ -67,6 +69,16 @@ def test_links_into_documents_lead_to_headings(document: Path):
     ]
 
     assert not missing
+
+
+def test_no_document_names_a_private_path():
+    found = {
+        (path.name, name)
+        for path in DOCUMENTS
+        for name in PRIVATE.findall(path.read_text(encoding="utf-8"))
+    }
+
+    assert not found
 
 
 def test_the_map_leads_to_every_document():

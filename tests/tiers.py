@@ -80,6 +80,7 @@ PLACES = {
     "tests/tables/test_libraries.py": "libraries",
     "tests/tables/test_published_libraries.py": "libraries",
     "tests/tools/test_gpu_probes.py": "soak",
+    "tests/tools/test_make_site.py": "libraries",
     "tests/training/gossip/test_libraries.py": "libraries",
     "tests/training/test_libraries.py": "libraries",
     "tests/transport/tcp/test_secure_streams.py": "soak",

@@ -4,11 +4,12 @@
 
     python tools/make_site.py             # into build/site; open build/site/index.html
     python tools/make_site.py --check     # from nothing, into a folder that is removed again
-    python tools/make_site.py --online    # types also link to the documentation of Python and NumPy
+    python tools/make_site.py --online    # types also link to Python's and NumPy's documentation
 
 It needs ``pip install '.[docs]'``. Warnings are errors, and every link within the site must lead
 somewhere. Neither building nor reading needs a network, except with ``--online``. Sphinx reads the
-pages from build/site_source, where tools/site_pages.py and tools/site_reference.py put them.
+pages from a folder beside the site's, where tools/site_pages.py and tools/site_reference.py put
+them.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ import site_pages
 import site_reference
 
 ROOT = link_tree.ROOT
-PLACE, SOURCE = ROOT / "build/site", ROOT / "build/site_source"
-NEEDED = ("sphinx", "furo", "myst_parser", "numpydoc", "sphinx_copybutton")
+NEEDED = ("sphinx", "furo", "myst_parser", "numpydoc", "sphinx_copybutton", "cloudpickle", "numba")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description="Build the site.")
+    parser.add_argument("place", nargs="?", type=Path, default=ROOT / "build/site")
     parser.add_argument("--check", action="store_true", help="build everything anew, keep nothing")
     parser.add_argument("--online", action="store_true", help="link to Python's and NumPy's names")
     options = parser.parse_args(arguments)
@@ -42,12 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"site: {needs} cannot be imported: pip install '.[docs]'", file=sys.stderr)
         return 2
     if not options.check:
-        return build(SOURCE, PLACE, is_online=options.online)
+        return build(options.place.resolve(), is_online=options.online)
     with tempfile.TemporaryDirectory() as folder:
-        return build(Path(folder, "source"), Path(folder, "site"), is_online=options.online)
+        return build(Path(folder, "site"), is_online=options.online)
 
 
-def build(source: Path, place: Path, *, is_online: bool = False) -> int:
+def build(place: Path, *, is_online: bool = False) -> int:
     """Write the sources, let Sphinx make pages of them, check these; return the exit code."""
     link_tree.make()
     sys.path.insert(0, str(link_tree.DEFAULT_PLACE))
@@ -55,20 +56,20 @@ def build(source: Path, place: Path, *, is_online: bool = False) -> int:
 
     sources = site_pages.pages()
     sources.texts.update(site_reference.pages())
+    source, trees = place.with_name(f"{place.name}_source"), place.with_name(f"{place.name}_trees")
     write(sources, source)
     options = ["-q", "-W", "--keep-going", "-n", "-b", "html", "-c", str(ROOT / "docs")]
-    trees = place.with_name("site_doctrees")
-    options += ["-d", str(trees)]
-    options += ["-t", "online"] if is_online else []
+    options += ["-d", str(trees), *(["-t", "online"] if is_online else [])]
     code: int = run_sphinx([*options, str(source), str(place)])
     problems = site_links.problems(place)
     for problem in problems:
         print(f"site: {problem}", file=sys.stderr)
-    if not (code or problems):
-        print(f"site: {place / 'index.html'}")
     if code:  # Sphinx would not read these pages again, nor repeat what it said of them
         shutil.rmtree(trees, ignore_errors=True)
-    return code or int(bool(problems))
+    if code or problems:
+        return 1
+    print(f"site: {place / 'index.html'}")
+    return 0
 
 
 def write(sources: site_pages.Sources, folder: Path) -> None:

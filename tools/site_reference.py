@@ -146,7 +146,7 @@ def in_navigation() -> list[str]:
 def pages() -> dict[str, str]:
     """Return the text of every page, by path."""
     texts = {f"reference/{name}.rst": _page(page) for name, page in PAGES.items()}
-    texts["reference/communicator.rst"] = _communicator(PAGES["communicator"])
+    texts["reference/communicator.rst"] = communicator_page()
     texts[COMMANDS] = _commands()
     return texts
 
@@ -240,11 +240,17 @@ def _data(path: str, home: str, value: object) -> list[str]:
 # --- the communicator -----------------------------------------------------------------------------
 
 
-def _communicator(page: Page) -> str:
+def communicator_page() -> str:
     """Return the page of the communicator: its methods under the headings of their families."""
     from gpucoll import Communicator
 
-    lines = [*_title(page), ".. currentmodule:: gpucoll", "", ".. autoclass:: Communicator", ""]
+    lines = [
+        *_title(PAGES["communicator"]),
+        ".. currentmodule:: gpucoll",
+        "",
+        ".. autoclass:: Communicator",
+        "",
+    ]
     own, *inherited = Communicator.__mro__
     for family in [*(each for each in inherited if each.__name__ in FAMILIES), own]:
         heading = FAMILIES[family.__name__]
