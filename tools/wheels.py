@@ -35,8 +35,10 @@ TOOLS = ROOT / "build" / "release_tools"
 GLIBC = "2_28"
 """The oldest glibc that wheels ask for; tests/test_packaging.py checks what the loops call."""
 LIMIT_S = 1200.0
-IN_NO_SDIST = (".gitignore", ".github/")
-"""What is tracked and not part of the source distribution."""
+IN_NO_SDIST = re.compile(
+    r"\.git(ignore$|hub/)|(build|dist|\.\w+_cache)/|.*(__pycache__/|\.egg-info/)"
+)
+"""What a checkout has and a source distribution has not."""
 MADE_BY_SETUPTOOLS = re.compile(r"PKG-INFO|setup\.cfg|gpucoll\.egg-info/.*")
 SHIPPED = (".py", ".typed", ".cu", ".h")
 PLACES_OF_BUILDS = re.compile(rb"/(?:tmp|home|root|build)/[\w.-]+/")
@@ -97,8 +99,8 @@ def build(
         A build fails, or a file holds what it should not, or lacks something.
     """
     tools = install_tools()
-    wanted = {name for name in files_below(tree) if not name.startswith(IN_NO_SDIST)}
-    run(tools, "-m", "build", "-q", "--sdist", "--outdir", dist, tree)
+    wanted = {name for name in files_below(tree) if not IN_NO_SDIST.match(name)}
+    run(tools, "-m", "build", "-q", "--sdist", "--outdir", dist, tree, PIP_NO_COMPILE="1")
     (archive,) = dist.glob("*.tar.gz")
     check(archive, names_in(archive), wanted)
     with tempfile.TemporaryDirectory(prefix="gpucoll-wheels-") as work:
