@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import ctypes
 import importlib
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
@@ -23,23 +26,24 @@ from gpucoll.kernels.cpu.levels import levels_here, of_this_machine
 from gpucoll.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import pythons  # noqa: E402
+import release  # noqa: E402
+import wheels  # noqa: E402
+
+sys.path.remove(str(ROOT / "tools"))
+
 PLACES = {
     "gpucoll": "src/gpucoll",
     "gpucoll/kernels": "kernels",
     "gpucoll/backends": "backends",
     "gpucoll/bench": "bench",
 }
-SHIPPED = (".py", ".typed", ".cu", ".h")
 
 
 def expected_files() -> set[str]:
     """Return what an installation holds, from the sources as they lie there."""
-    return {
-        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
-        for package, folder in PLACES.items()
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in SHIPPED
-    }
+    return wheels.package_files(ROOT)
 
 
 def files_below(folder: Path) -> set[str]:
@@ -198,15 +202,107 @@ class TestMachineCode:
         assert not list(home.iterdir())
 
 
-def test_version_is_the_same_everywhere(tree: Path):
-    metadata = Parser().parsestr((tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8"))
+def metadata_of(tree: Path) -> Message:
+    return Parser().parsestr((tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8"))
 
-    assert metadata["Version"] == __version__ == gpucoll.__version__
+
+def requirements_of(metadata: Message) -> dict[str, list[str]]:
+    """Return what each extra requires, and under an empty name what gpucoll itself does."""
+    found: dict[str, list[str]] = {
+        "": [],
+        **{name: [] for name in metadata.get_all("Provides-Extra", [])},
+    }
+    for line in metadata.get_all("Requires-Dist", []):
+        requirement, _, condition = line.partition(";")
+        found[condition.partition("==")[2].strip().strip("\"'")].append(requirement.strip())
+    return found
+
+
+def test_version_is_the_same_everywhere(tree: Path):
+    assert metadata_of(tree)["Version"] == __version__ == gpucoll.__version__
+    assert release.version_of(ROOT) == __version__  # and tests/tools/test_release.py
+
+
+def test_an_index_names_the_pythons_of_the_readme(tree: Path):
+    classifiers = metadata_of(tree).get_all("Classifier", [])
+    named = [text.rpartition(" ")[2] for text in classifiers if "Python :: 3." in text]
+    assert named == pythons.promised()
+
+
+def test_the_page_on_installing_has_every_extra(tree: Path):
+    """Its table names the packages of each, in order."""
+    text = (ROOT / "docs/installing.md").read_text("utf-8")
+    rows = re.findall(r"^\| (none|`[\w-]+`) \|.*?\| ([^|]+) \| [^|]+ \|$", text, re.MULTILINE)
+    told = {
+        name.strip("`").replace("none", ""): re.findall(r"`([\w-]+)`", cell) for name, cell in rows
+    }
+    required = {
+        extra: [
+            re.split(r"[<>=!~ ]", name.removeprefix("gpucoll[").removesuffix("]"))[0]
+            for name in names
+        ]
+        for extra, names in requirements_of(metadata_of(tree)).items()
+    }
+    assert {name: sorted(packages) for name, packages in told.items()} == {
+        name: sorted(packages) for name, packages in required.items()
+    }
+
+
+def test_conda_requires_the_same(tree: Path):
+    text = (ROOT / "packages/conda/recipe.yaml").read_text("utf-8")
+    run, host = (text.partition(f"  {name}:\n")[2] for name in ("run", "host"))
+    listed = [re.match(r"(?:    - .+\n)+", part) for part in (run, host)]
+    assert all(listed)
+    for_run, for_build = (
+        {line.strip(" -").replace(" ", "") for line in part[0].splitlines()}
+        for part in listed
+        if part
+    )
+    metadata = metadata_of(tree)
+    assert for_run == {f"python{metadata['Requires-Python']}", *requirements_of(metadata)[""]}
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    requires = re.findall('"([^"]+)"', re.findall(r"^requires = (.+)$", project, re.MULTILINE)[0])
+    assert for_build == {"python", "pip", *requires}
+
+
+@pytest.mark.soak
+def test_conda_renders_a_package_for_each_python():
+    rattler_build = pytest.importorskip("rattler_build", reason="needs py-rattler-build")
+    described = vars(rattler_build)["Stage0Recipe"].from_file(
+        str(ROOT / "packages/conda/recipe.yaml")
+    )
+    lines = "".join(f"  - {version}.*\n" for version in pythons.promised())
+    variants = rattler_build.VariantConfig.from_yaml(f"python:\n{lines}")
+    assert len(described.render(variants)) == len(pythons.promised())
+
+
+@pytest.mark.soak
+def test_the_citation_is_valid():
+    citation = pytest.importorskip("cffconvert.cli.create_citation", reason="needs cffconvert")
+    citation.create_citation(str(ROOT / "CITATION.cff"), None).validate()
+
+
+def test_loops_call_no_newer_libc_than_wheels_ask_for():
+    """auditwheel cannot tell: the symbols that our linker writes have no version."""
+    lookup = ctypes.CDLL(None).dlvsym
+    lookup.restype, lookup.argtypes = (
+        ctypes.c_void_p,
+        (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p),
+    )
+    newest = int(wheels.GLIBC.partition("_")[2])
+    versions = [b"GLIBC_2.2.5", *(b"GLIBC_2.%d" % minor for minor in range(3, newest + 1))]
+    named = re.compile(r'ExternalFunction\(\s*"(\w+)"')
+    sources = [path for folder in PLACES.values() for path in (ROOT / folder).rglob("*.py")]
+    names = {name for path in sources for name in named.findall(path.read_text("utf-8"))}
+    called = sorted(name for name in names if not name.startswith("Py"))
+    assert {"clock_gettime", "syscall"} <= {*called}
+    if platform.machine() == "x86_64" and lookup(None, b"malloc", versions[0]):
+        newer = [n for n in called if not any(lookup(None, n.encode(), v) for v in versions)]
+        assert not newer, f"wheels.GLIBC is {wheels.GLIBC}"
 
 
 def test_an_index_shows_the_readme_without_links_to_files(tree: Path):
-    text = (tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8")
-    metadata = Parser().parsestr(text)
+    metadata = metadata_of(tree)
     shown = str(metadata.get_payload())
 
     assert metadata["Description-Content-Type"].startswith("text/markdown")

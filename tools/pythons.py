@@ -1,4 +1,4 @@
-"""Print the oldest and the newest Python that the README names, with interpreters on this machine.
+"""Print the Pythons that the README names, oldest first, with interpreters on this machine.
 
 ::
 
@@ -23,19 +23,14 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 _ANSWER_S = 30.0
 
 
-def promised(text: str) -> list[str]:
+def promised(text: str | None = None) -> list[str]:
     """Return the versions that the README's section on platforms names, oldest first."""
+    text = README.read_text(encoding="utf-8") if text is None else text
     _, _, platforms = text.partition("\n## Platforms\n")
     found = set(re.findall(r"\b3\.\d+\b", platforms.partition("\n## ")[0]))
     if not found:
         raise ValueError("the README's section on platforms names no version of Python")
     return sorted(found, key=_number)
-
-
-def oldest_and_newest() -> list[str]:
-    """Return both versions, as the README of this checkout names them."""
-    versions = promised(README.read_text(encoding="utf-8"))
-    return [versions[0], versions[-1]]
 
 
 def find(version: str) -> Path | None:
@@ -67,7 +62,7 @@ def _runs_as(path: Path, version: str) -> bool:
 
 def main() -> int:
     """Print the lines."""
-    for version in oldest_and_newest():
+    for version in promised():
         print(version, find(version) or "")
     return 0
 
