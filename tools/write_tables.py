@@ -15,20 +15,20 @@ without their dates; the newest of each name counts::
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gpucoll.bench.estimates import Ratio
+from gpucoll.bench.kept import read
 from gpucoll.bench.pictures.heat_map import ratios_of
 from gpucoll.bench.pictures.series import calls_of, label_of
-from gpucoll.bench.report import markdown, summary_table
+from gpucoll.bench.report import libraries, machine, markdown, summary_table
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import SIDE_TITLES, by_size, size_text, summaries
 
@@ -47,8 +47,6 @@ HEADLINE: Final = (
     ("startup", None, "program that adds up its ranks, with its launcher"),
 )
 """Collective, size (None: the only one) and what the reader is told of it."""
-
-Content = dict[str, Any]
 
 
 class Cell(NamedTuple):
@@ -69,11 +67,8 @@ def newest(name: str) -> Path | None:
     return max(RESULTS.glob(f"????-??-??-{name}.json"), default=None)
 
 
-@cache
-def content_of(path: Path) -> Content:
-    """Return what a result file holds."""
-    content: Content = json.loads(path.read_text(encoding="utf-8"))
-    return content
+content_of: Final = cache(read)
+"""Path of a result file -> what it holds."""
 
 
 @cache
@@ -137,17 +132,12 @@ def slower(paths: Sequence[Path]) -> Iterator[str]:
             )
 
 
-def machine(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield machine, versions, day, command and file of each result."""
+def runs(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the file of each result, with its day, machine and versions."""
     for path in paths:
         told = content_of(path)["environment"]
-        where = f"{told['ranks']} ranks on {told['usable_cpus']} CPUs"
-        pinned = ", one CPU for each rank" if told["pinned_cpus"] else ""
-        libraries = ", ".join(one["library"] for one in told["libraries"].values())
-        yield (
-            f"- [{path.name}](../bench/results/{path.name}), {told['date'][:10]}: {told['cpu']}, "
-            f"{where}{pinned}, {told['kernel']}, Python {told['python']}; {libraries}."
-        )
+        link = f"[{path.name}](../bench/results/{path.name})"
+        yield f"- {link}, {told['date'][:10]}: {machine(told)}; {', '.join(libraries(told))}."
 
 
 def summary(paths: Sequence[Path]) -> Iterator[str]:
@@ -158,15 +148,14 @@ def summary(paths: Sequence[Path]) -> Iterator[str]:
 
 def every_size(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the tables of `gpucoll.bench.report`."""
-    for path in paths:
-        yield from markdown(content_of(path))
+    yield from markdown([content_of(path) for path in paths])
 
 
 TABLES: Final[dict[str, Callable[[Sequence[Path]], Iterable[str]]]] = {
     "headline": headline,
     "outcome": outcome,
     "slower": slower,
-    "machine": machine,
+    "runs": runs,
     "summary": summary,
     "every size": every_size,
 }

@@ -46,7 +46,8 @@ def write(folder: Path, times: dict[int, tuple[float, float]]) -> Path:
     rows = [row(name, size, time_us) for size, both in times.items()
             for name, time_us in zip(("gpucoll", "mpich"), both, strict=True)]  # fmt: skip
     path = folder / "2030-01-02-some.json"
-    Results({}, rows).write(path)
+    named = ("cpu", "usable_cpus", "array", "ranks", "command", "date", "kernel", "python")
+    Results({**dict.fromkeys(named), "libraries": {}}, rows).write(path)
     return path
 
 
