@@ -27,8 +27,19 @@
     ├── progress       what is measured now, how far the run is
     │   └── time_left      how long the rest takes
     ├── environment    the machine and the versions that belong to every figure
-    └── report         JSON -> the tables of docs/performance.md
+    └── COMMANDS       what is done with kept results
+        ├── report         kept results -> tables, pictures, a page
+        ├── compare        two runs -> what became slower
+        │   └── changes        which changes are real, and their intervals
+        └── kept           reads what --json wrote, and takes several files as one
 
 `rank` runs inside every rank of every library. It imports nothing else of gpucoll, because a peer's
 ranks run in an environment where gpucoll is not installed.
 """
+
+COMMANDS = {
+    "report": "show kept results as tables, pictures or a page",
+    "compare": "say what became slower between two runs",
+}
+"""Commands of ``gpucoll-bench`` that measure nothing. Each is a module here that has `main` and
+`make_parser`."""

@@ -81,7 +81,8 @@ examples:
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
   gpucoll-bench all_reduce,broadcast --limit --compare mpich=/envs/mpich --plot calls.svg
   gpucoll-bench all --array host-device --ranks 2 -e 1M
-  python -m gpucoll.bench.report result.json
+  gpucoll-bench report result.json --html result.html
+  gpucoll-bench compare before.json after.json
 
 exit codes: 0 success; 1 wrong results, or a failure while measuring; 2 nothing was measured (wrong
 arguments, or a missing peer); 130 interrupted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gpucoll import config
-from gpucoll.bench import environment, launched, pictures, table
+from gpucoll.bench import COMMANDS, environment, launched, pictures, table
 from gpucoll.bench.arguments import Options, parse
 from gpucoll.bench.checks import (
     CannotMeasureError,
@@ -42,6 +43,7 @@ from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row, write_whole
 from gpucoll.bench.starts import cpus_of_ranks
 from gpucoll.bench.time_left import Step
+from gpucoll.command_line import run_printing
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpus
@@ -61,6 +63,10 @@ class CannotWriteError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments and (name := arguments[0]) in COMMANDS:
+        inner = importlib.import_module(f"gpucoll.bench.{name}")
+        return run_printing(f"gpucoll-bench {name}", inner.main, arguments[1:])
     options = parse(arguments)
     try:
         way = way_to_show(options.progress, is_table=not options.csv_on_stdout)

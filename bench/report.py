@@ -1,23 +1,16 @@
-"""Convert the JSON of ``gpucoll-bench --json`` to the tables of ``docs/performance.md``.
-
-::
-
-    python -m gpucoll.bench.report RESULT.json                   # Markdown, on standard output
-    python -m gpucoll.bench.report RESULT.json --plot RESULT.svg # and a drawing (needs matplotlib)
-"""
+"""``gpucoll-bench report``: kept results as Markdown tables."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpucoll.bench.figures import FIGURES
+from gpucoll.bench.kept import CannotReadError, Content, counted, read
 from gpucoll.bench.results import OWN, SIDES
 from gpucoll.bench.summary import (
     SIDE_TITLES,
@@ -28,74 +21,99 @@ from gpucoll.bench.summary import (
     is_own,
     is_part,
     ratio_to_best,
+    several_ranks,
     size_text,
     summaries,
     title,
 )
 from gpucoll.bench.table import time_text
+from gpucoll.command_line import OneLineParser
 
-__all__ = ["main"]
+__all__ = ["libraries", "machine", "main", "make_parser", "markdown", "public_command"]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of this command's arguments."""
+    parser = OneLineParser(
+        prog="gpucoll-bench report",
+        description="Show results that gpucoll-bench --json kept: as Markdown tables on standard "
+        "output. If several files have the same "
+        "call at the same size, the newest file's times count.",
+    )
+    add = parser.add_argument
+    add("results", nargs="+", type=Path, metavar="RESULT.json", help="kept results, of one machine")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gpucoll.bench.report",
-        description=("Convert gpucoll-bench's JSON to Markdown tables."),
-    )
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw busbw over size")
-    given = parser.parse_args(arguments)
+    """Run the command; return the exit code."""
+    given = make_parser().parse_args(arguments)
     try:
-        content = json.loads(given.result.read_text(encoding="utf-8"))
-        for line in markdown(content):
-            print(line)
-        if given.plot is not None:
-            plot(content, given.plot)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        print(f"{given.result}: {type(error).__name__}: {error}", file=sys.stderr)
+        contents = counted([read(path) for path in given.results])
+    except CannotReadError as error:
+        print(f"gpucoll-bench report: {error}", file=sys.stderr)
         return 2
+    print("\n".join(markdown(contents)).rstrip())
     return 0
 
 
-def markdown(content: dict[str, Any]) -> Iterator[str]:
+def markdown(contents: Sequence[Content]) -> Iterator[str]:
     """Return the lines of the tables, one table for each call and side."""
-    environment = content["environment"]
-    libraries = environment["libraries"].values()
-    # The path of an environment does not interest readers, and may be private.
-    command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
-    yield f"`{re.sub(r'--json[ =][^ ]+', '--json FILE', command)}`"
-    yield ""
-    yield (
-        f"{environment['cpu']}, {environment['ranks']} ranks on {environment['usable_cpus']} CPUs"
-        f"{' (pinned)' if environment['pinned_cpus'] else ''}, {environment['kernel']}, "
-        f"Python {environment['python']}; {', '.join(one['library'] for one in libraries)}; "
-        f"{environment['date'][:10]}. Microseconds; ratios are gpucoll's time over the best peer's "
-        "with the 95 % interval of this run."
-    )
-    if note := environment.get("test_device"):
+    for content in contents:
+        environment = content["environment"]
+        yield f"`{public_command(environment)}`"
         yield ""
-        yield str(note)
-    yield from summary_table(list(summaries(content["results"])))
-    limits = grouped(content["limit"])
-    for call, entries in grouped(content["results"]).items():
+        yield (
+            f"{machine(environment)}; {', '.join(libraries(environment))}; "
+            f"{environment['date'][:10]}. Microseconds; ratios are gpucoll's time over the best "
+            "peer's with the 95 % interval of this run."
+        )
+        yield ""
+        if note := environment.get("test_device"):
+            yield str(note)
+            yield ""
+    results = [entry for content in contents for entry in content["results"]]
+    has_ranks = several_ranks(results)
+    yield from summary_table(list(summaries(results)))
+    limits = grouped((entry for one in contents for entry in one["limit"]), has_ranks)
+    for call, entries in grouped(results, has_ranks).items():
+        entries.sort(key=lambda entry: int(entry["size"]))
         for side in SIDES:
             if any(entry[side] for entry in entries if entry["library"] in OWN):
-                yield ""
                 yield f"**{call}, {SIDE_TITLES[side]}**"
                 yield ""
                 yield from side_table(entries, limits.get(call, []), side)
+                yield ""
         if any("figures" in entry for entry in entries):
-            yield ""
             yield f"**{call}**"
             yield ""
             yield from figure_table(entries)
+            yield ""
+
+
+def public_command(environment: Mapping[str, Any]) -> str:
+    """Return the command of a run, without paths, which may be private."""
+    command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
+    return re.sub(r"--(json|html|plot|csv)[ =][^ ]+", r"--\1 FILE", command)
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Return where a run was measured."""
+    return (
+        f"{environment['cpu']}, {environment['ranks']} ranks on {environment['usable_cpus']} CPUs"
+        f"{' (pinned)' if environment.get('pinned_cpus') else ''}, {environment['kernel']}, "
+        f"Python {environment['python']}"
+    )
+
+
+def libraries(environment: Mapping[str, Any]) -> list[str]:
+    """Return the libraries of a run with their versions."""
+    return [one["library"] for one in environment["libraries"].values()]
 
 
 def summary_table(found: list[Summary]) -> Iterator[str]:
     """Return the table of medians over the sizes; empty if there are no peers."""
     if found:
-        yield ""
         yield "| call | side | library | median ratio | sizes | interval wholly above 1.0 |"
         yield "| --- | --- | --- | ---: | ---: | --- |"
     for one in found:
@@ -108,6 +126,8 @@ def summary_table(found: list[Summary]) -> Iterator[str]:
             one.slower_text,
         ]
         yield f"| {' | '.join(cells)} |"
+    if found:
+        yield ""
 
 
 def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator[str]:
@@ -178,25 +198,3 @@ def part_cell(limit: Side | None, side: Side | None, of_copy: bool = False) -> s
     if of_copy:
         return f"{side['bus_bw'] / limit['bus_bw']:.2f}" if limit and side else ""
     return f"{limit['time'] / side['time']:.2f}" if limit and side else ""
-
-
-def plot(content: dict[str, Any], path: Path) -> None:
-    """Plot bus bandwidth over size, with a panel for each call and side."""
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    groups = grouped(content["results"])
-    panels, axes = pyplot.subplots(len(groups), 2, squeeze=False, figsize=(11, 4 * len(groups)))
-    for row, (call, entries) in zip(axes, groups.items(), strict=True):
-        for axis, side in zip(row, SIDES, strict=True):
-            for name in dict.fromkeys(title(entry) for entry in entries):
-                mine = [entry for entry in entries if title(entry) == name and entry[side]]
-                heights = [entry[side]["bus_bw"] for entry in mine]
-                axis.plot([entry["size"] for entry in mine], heights, marker="o", label=name)
-            axis.set(title=f"{call}, {SIDE_TITLES[side]}", xscale="log", yscale="log",
-                     xlabel="bytes", ylabel="busbw (GB/s)")  # fmt: skip
-            axis.legend()
-    panels.tight_layout()
-    panels.savefig(path)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,7 @@ Reads the entries of the JSON's ``results``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,14 @@ __all__ = [
     "Entry",
     "Side",
     "Summary",
+    "by_size",
+    "call_title",
     "grouped",
     "is_own",
     "is_part",
     "ratio_to_best",
+    "samples",
+    "several_ranks",
     "size_text",
     "summaries",
     "title",
@@ -71,7 +75,7 @@ class Summary:
 
 def summaries(entries: list[Entry]) -> Iterator[Summary]:
     """Yield a summary for each of gpucoll's calls that has a peer."""
-    for call, found in grouped(entries).items():
+    for call, found in grouped(entries, several_ranks(entries)).items():
         for side in SIDES:
             titles = list(dict.fromkeys(title(entry) for entry in found if entry[side]))
             for name in titles:
@@ -92,16 +96,29 @@ def summary(call: str, entries: list[Entry], side: str, name: str) -> Iterator[S
         yield Summary(call, SIDE_TITLES[side], name, median, len(ratios), slower)
 
 
-def grouped(entries: list[Entry]) -> dict[str, list[Entry]]:
-    """Return the entries by title: collective, dtype, reduction and length of lists."""
+def grouped(entries: Iterable[Entry], has_ranks: bool = False) -> dict[str, list[Entry]]:
+    """Return the entries by `call_title`."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        words = [entry["collective"], entry["type"], entry["redop"]]
-        call = " ".join(word for word in words if word != "none")
-        length = entry.get("list_length", 1)
-        call += f", list of {length}" if length > 1 else ""
-        groups.setdefault(call, []).append(entry)
+        groups.setdefault(call_title(entry, has_ranks), []).append(entry)
     return groups
+
+
+def several_ranks(entries: Iterable[Entry]) -> bool:
+    """Return whether the numbers of ranks differ, so that titles must have them."""
+    return len({entry["ranks"] for entry in entries}) > 1
+
+
+def call_title(entry: Entry, has_ranks: bool = False) -> str:
+    """Return collective, dtype, reduction and length of lists: ``all_reduce float32 sum``.
+
+    With `has_ranks`, the number of ranks, too.
+    """
+    words = [entry["collective"], entry["type"], entry["redop"]]
+    call = " ".join(word for word in words if word != "none")
+    length = entry.get("list_length", 1)
+    call += f", list of {length}" if length > 1 else ""
+    return f"{call}, {entry['ranks']} ranks" if has_ranks else call
 
 
 def by_size(entries: list[Entry], side: str) -> dict[int, dict[str, Side]]:

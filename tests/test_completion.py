@@ -37,7 +37,10 @@ def completed(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["gpucoll", ""], [*COMMANDS]),
+        (["gpucoll", ""], [name for name in COMMANDS if " " not in name]),
+        (["gpucoll", "bench", "re"], ["report"]),
+        (["gpucoll-bench", "compare", "--thr"], ["--threshold"]),
+        (["gpucoll", "bench", "compare", "--thr"], ["--threshold"]),
         (["gpucoll", "do"], ["doctor"]),
         (["gpucoll", "run", "--bi"], ["--bind"]),
         (["gpucoll-run", "--bi"], ["--bind"]),

@@ -25,7 +25,7 @@ def test_lists_the_commands(arguments):
 
     assert (code, err) == (0, "")
     assert out.startswith(f"gpucoll {__version__}: ")
-    assert all(f"gpucoll {name} " in out for name in COMMANDS)
+    assert all(f"  gpucoll {name} " in out for name in COMMANDS)
 
 
 @pytest.mark.soak(quick=2)
@@ -36,7 +36,12 @@ def test_lists_the_commands(arguments):
         (["run"], "gpucoll-run"),
         (["bench"], "gpucoll-bench"),
         (["doctor"], "gpucoll-doctor"),
-        *(([name], f"gpucoll {name}") for name, each in COMMANDS.items() if not each.has_program),
+        (["bench", "compare"], "gpucoll-bench compare"),
+        *(
+            ([name], f"gpucoll {name}")
+            for name, each in COMMANDS.items()
+            if not each.has_program and " " not in name
+        ),
     ],
 )
 def test_every_command_has_a_version(arguments, name):
@@ -54,7 +59,10 @@ def test_no_such_command():
     code, out, err = said("launch")
 
     assert (code, out) == (2, "")
-    known = "run, bench, doctor, why, top, trace, metrics, precompile, completion"
+    known = (
+        "run, bench, bench report, bench compare, doctor, why, top, trace, metrics, precompile, "
+        "completion"
+    )
     assert err == f"gpucoll: no command 'launch'; commands: {known} (see --help)\n"
 
 

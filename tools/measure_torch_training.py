@@ -100,9 +100,11 @@ def run_rank(rank: int, given: argparse.Namespace, port: int) -> None:
     if rank == 0:
         report(times, given.backends)
         if given.json is not None:
+            from gpucoll.bench.results import compact, write_whole
+
             count = sum(one.numel() for one in models["no communication"].parameters())
             content = as_json(times, given, count)
-            given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            write_whole(given.json, compact(json.dumps(content, indent=1)) + "\n")
     dist.destroy_process_group()
 
 

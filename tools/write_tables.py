@@ -15,36 +15,28 @@ without their dates; the newest of each name counts::
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gpucoll.bench.estimates import Ratio
-from gpucoll.bench.report import markdown, summary_table
+from gpucoll.bench.kept import read
+from gpucoll.bench.pictures.heat_map import ratios_of
+from gpucoll.bench.pictures.series import calls_of, label_of
+from gpucoll.bench.report import libraries, machine, markdown, summary_table
 from gpucoll.bench.results import SIDES
-from gpucoll.bench.summary import (
-    SIDE_TITLES,
-    by_size,
-    grouped,
-    is_own,
-    is_part,
-    ratio_to_best,
-    size_text,
-    summaries,
-)
+from gpucoll.bench.summary import SIDE_TITLES, by_size, size_text, summaries
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = ROOT / "bench/results"
 PAGES: Final = ("docs/performance.md", "docs/performance_tables.md")
 TABLE: Final = re.compile(r"<!-- ([\w ]+): ([\w -]+) -->\n.*?<!-- end of \1 -->\n", re.DOTALL)
 
-PEERS: Final = {"impi": "Intel MPI", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo"}
 RANGES: Final = ((0, 4 << 10), (4 << 10, 256 << 10), (256 << 10, 64 << 20))
 """Of sizes in bytes: above the first, up to the second."""
 HEADLINE: Final = (
@@ -55,8 +47,6 @@ HEADLINE: Final = (
     ("startup", None, "program that adds up its ranks, with its launcher"),
 )
 """Collective, size (None: the only one) and what the reader is told of it."""
-
-Content = dict[str, Any]
 
 
 class Cell(NamedTuple):
@@ -77,25 +67,20 @@ def newest(name: str) -> Path | None:
     return max(RESULTS.glob(f"????-??-??-{name}.json"), default=None)
 
 
-@cache
-def content_of(path: Path) -> Content:
-    """Return what a result file holds."""
-    content: Content = json.loads(path.read_text(encoding="utf-8"))
-    return content
+content_of: Final = cache(read)
+"""Path of a result file -> what it holds."""
 
 
 @cache
 def cells_of(path: Path) -> tuple[Cell, ...]:
     """Return a cell for each plain call of gpucoll's that has a peer."""
     cells = []
-    for call, entries in grouped(content_of(path)["results"]).items():
+    for name, call in calls_of(content_of(path)).items():
         for side in SIDES:
-            for size, sides in by_size(entries, side).items():
-                peers = [name for name in sides if not is_own(name) and not is_part(name)]
-                if (found := ratio_to_best(sides, "gpucoll", peers)) is not None:
-                    ratio, peer = found
-                    time_us, peer_us = (sides[name]["time"] for name in ("gpucoll", peer))
-                    cells.append(Cell(call, side, size, time_us, ratio, peer, peer_us))
+            by_library = by_size(call.entries, side)
+            for size, (ratio, peer) in ratios_of(call, side).items():
+                time_us, peer_us = (by_library[size][one]["time"] for one in ("gpucoll", peer))
+                cells.append(Cell(name, side, size, time_us, ratio, label_of(peer), peer_us))
     return tuple(cells)
 
 
@@ -108,7 +93,7 @@ def headline(paths: Sequence[Path]) -> Iterator[str]:
         for cell in found:
             is_meant = cell.call.split()[0] == collective and size in (None, cell.size)
             if is_meant and (collective != "all_reduce" or cell.side == "in_place"):
-                peer = f"{PEERS[cell.peer]} {time_text(cell.peer_us)}"
+                peer = f"{cell.peer} {time_text(cell.peer_us)}"
                 yield f"| {words} | {time_text(cell.time_us)} | {peer} | {cell.ratio} |"
 
 
@@ -140,24 +125,19 @@ def slower(paths: Sequence[Path]) -> Iterator[str]:
         if lost := [cell for cell in mine if cell.ratio.low > 1]:
             worst = max(lost, key=lambda cell: cell.ratio.value)
             sizes = ranges([cell.size for cell in mine], {cell.size for cell in lost})
-            there = f"{bytes_text(worst.size)}, {PEERS[worst.peer]}"
+            there = f"{bytes_text(worst.size)}, {worst.peer}"
             yield (
                 f"| {call.split()[0]} | {SIDE_TITLES[side]} | {sizes} | {len(lost)} of {len(mine)} "
                 f"| {worst.ratio} | {there} |"
             )
 
 
-def machine(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield machine, versions, day, command and file of each result."""
+def runs(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the file of each result, with its day, machine and versions."""
     for path in paths:
         told = content_of(path)["environment"]
-        where = f"{told['ranks']} ranks on {told['usable_cpus']} CPUs"
-        pinned = ", one CPU for each rank" if told["pinned_cpus"] else ""
-        libraries = ", ".join(one["library"] for one in told["libraries"].values())
-        yield (
-            f"- [{path.name}](../bench/results/{path.name}), {told['date'][:10]}: {told['cpu']}, "
-            f"{where}{pinned}, {told['kernel']}, Python {told['python']}; {libraries}."
-        )
+        link = f"[{path.name}](../bench/results/{path.name})"
+        yield f"- {link}, {told['date'][:10]}: {machine(told)}; {', '.join(libraries(told))}."
 
 
 def summary(paths: Sequence[Path]) -> Iterator[str]:
@@ -168,15 +148,14 @@ def summary(paths: Sequence[Path]) -> Iterator[str]:
 
 def every_size(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the tables of `gpucoll.bench.report`."""
-    for path in paths:
-        yield from markdown(content_of(path))
+    yield from markdown([content_of(path) for path in paths])
 
 
 TABLES: Final[dict[str, Callable[[Sequence[Path]], Iterable[str]]]] = {
     "headline": headline,
     "outcome": outcome,
     "slower": slower,
-    "machine": machine,
+    "runs": runs,
     "summary": summary,
     "every size": every_size,
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gpucoll import bench
+from gpucoll.command_line import run_printing
 from gpucoll.version import __version__
 
 if TYPE_CHECKING:
@@ -45,6 +44,12 @@ COMMANDS: Final = {
         "gpucoll.bench.argument_parser:build_parser",
         "measure collectives and compare them with MPI and others",
     ),
+    **{
+        f"bench {name}": Command(
+            f"gpucoll.bench.{name}", f"gpucoll.bench.{name}:make_parser", description, False
+        )
+        for name, description in bench.COMMANDS.items()
+    },
     "doctor": Command(
         "gpucoll.doctor.cli",
         "gpucoll.doctor.cli:make_parser",
@@ -89,15 +94,11 @@ COMMANDS: Final = {
 }
 
 EXIT_USAGE = 2
-EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
-EXIT_NO_OUTPUT = os.EX_IOERR
-"""What a command has found cannot be printed. No command gives this code another meaning."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def usage() -> str:
     """Return the text of ``--help``."""
-    rows = "".join(f"  gpucoll {name:12}{each.description}\n" for name, each in COMMANDS.items())
+    rows = "".join(f"  gpucoll {name:15}{each.description}\n" for name, each in COMMANDS.items())
     programs = [f"gpucoll-{name}" for name, each in COMMANDS.items() if each.has_program]
     return (
         f"gpucoll {__version__}: collectives between Python processes.\n\n{rows}\n"
@@ -114,32 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif name in ("-h", "--help"):
         print(usage(), end="")
     elif name in COMMANDS:
-        return _run(name, rest)
+        main_of_command = importlib.import_module(COMMANDS[name].module).main
+        return run_printing(f"gpucoll {name}", main_of_command, rest)
     else:
         known = ", ".join(COMMANDS)
         print(f"gpucoll: no command {name!r}; commands: {known} (see --help)", file=sys.stderr)
         return EXIT_USAGE
     return 0
-
-
-def _run(name: str, arguments: Sequence[str]) -> int:
-    """Run a command; return the exit code, also if what it prints cannot be written."""
-    try:
-        code: int = importlib.import_module(COMMANDS[name].module).main(arguments)
-        if sys.stdout is not None:  # closed by a shell's >&-
-            sys.stdout.flush()
-    except BrokenPipeError:  # | head
-        code = EXIT_BROKEN_PIPE
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        print(f"gpucoll {name}: cannot print the result: {error.strerror}", file=sys.stderr)
-        code = EXIT_NO_OUTPUT
-    else:
-        return code
-    # Otherwise Python would fail again when it flushes at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
 
 
 if __name__ == "__main__":

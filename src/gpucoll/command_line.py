@@ -1,14 +1,23 @@
-"""The parser of gpucoll's commands, and the numbers that their options take."""
+"""The parser of gpucoll's commands, the numbers that their options take, and how they print."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gpucoll.version import __version__
 
-__all__ = ["OneLineParser", "at_least_one", "seconds_between"]
+__all__ = ["OneLineParser", "at_least_one", "run_printing", "seconds_between"]
+
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+EXIT_NO_OUTPUT = os.EX_IOERR
+"""What a command has found cannot be printed. No command gives this code another meaning."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -45,3 +54,23 @@ def at_least_one(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def run_printing(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run a command; return the exit code, also if what it prints cannot be written."""
+    try:
+        code = main(arguments)
+        if sys.stdout is not None:  # closed by a shell's >&-
+            sys.stdout.flush()
+    except BrokenPipeError:  # | head
+        code = EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        print(f"{name}: cannot print the result: {error.strerror}", file=sys.stderr)
+        code = EXIT_NO_OUTPUT
+    else:
+        return code
+    # Otherwise Python would fail again when it flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

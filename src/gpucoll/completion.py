@@ -60,10 +60,26 @@ def _commands() -> dict[str, tuple[str, list[Option], bool]]:
     """Return each command's description, its options, and whether it is a program as well."""
     from gpucoll.__main__ import COMMANDS
 
-    return {
+    found = {
         name: (each.description, [*options_of(each.make_parser())], each.has_program)
         for name, each in COMMANDS.items()
     }
+    for name in _inner():
+        outer, _, word = name.partition(" ")
+        found[outer][1].append(Option((), found[name][0], False, (word,)))
+    return found
+
+
+def _inner() -> list[str]:
+    """Return the names of the commands of commands: ``bench report``."""
+    from gpucoll.__main__ import COMMANDS
+
+    return [name for name in COMMANDS if " " in name]
+
+
+def _outer() -> list[str]:
+    """Return the names of the other commands."""
+    return [name for name in _commands() if name not in _inner()]
 
 
 # --- bash -----------------------------------------------------------------------------------------
@@ -72,22 +88,27 @@ def _commands() -> dict[str, tuple[str, list[Option], bool]]:
 def _bash() -> str:
     lines = [
         "_gpucoll() {",
-        "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]}",
+        "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} next=1",
     ]
     lines += ["    local command=${COMP_WORDS[0]##*/} options=", "    COMPREPLY=()"]
     lines += ["    if [ $command = gpucoll ]; then"]
     lines += ["        if [ $COMP_CWORD -eq 1 ]; then"]
-    lines += [f'            COMPREPLY=($(compgen -W "{" ".join(_commands())}" -- "$word"))']
+    lines += [f'            COMPREPLY=($(compgen -W "{" ".join(_outer())}" -- "$word"))']
     lines += [
         "            return",
         "        fi",
-        "        command=gpucoll-${COMP_WORDS[1]}",
+        "        command=gpucoll-${COMP_WORDS[1]} next=2",
+        "    fi",
+        "    if [ $COMP_CWORD -gt $next ]; then",
+        '        case "$command ${COMP_WORDS[next]}" in',
+        f"            {_patterns()}) command=$command-${{COMP_WORDS[next]}} ;;",
+        "        esac",
         "    fi",
     ]
     lines += ['    case "$command $before" in']
     for name, (_, options, _) in _commands().items():
         for option in options:
-            patterns = "|".join(f'"gpucoll-{name} {each}"' for each in option.names)
+            patterns = "|".join(f'"{_key(name)} {each}"' for each in option.names)
             if option.choices and patterns:
                 words = " ".join(option.choices)
                 lines.append(
@@ -100,9 +121,19 @@ def _bash() -> str:
         for pattern, words_of in _bash_words(options):
             if words_of:
                 offered = f'COMPREPLY=($(compgen -W "{" ".join(words_of)}" -- "$word"))'
-                lines.append(f"        gpucoll-{name}\\ {pattern}) {offered} ;;")
+                lines.append(f"        {_key(name)}\\ {pattern}) {offered} ;;")
     lines += ["    esac", "}", f"complete -o default -F _gpucoll {' '.join(_programs())}", ""]
     return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    """Return what the completion calls a command."""
+    return f"gpucoll-{name.replace(' ', '-')}"
+
+
+def _patterns() -> str:
+    """Return what a shell's case matches with a command and the word after it."""
+    return "|".join(f'"gpucoll-{name}"' for name in _inner())
 
 
 def _bash_words(options: list[Option]) -> Iterator[tuple[str, list[str]]]:
@@ -117,15 +148,18 @@ def _bash_words(options: list[Option]) -> Iterator[tuple[str, list[str]]]:
 def _zsh() -> str:
     lines = [f"#compdef {' '.join(_programs())}", "_gpucoll() {", "    local command=$service"]
     lines += ["    if [[ $command == gpucoll ]]; then", "        if (( CURRENT == 2 )); then"]
-    rows = [f"{name}:{text}" for name, (text, _, _) in _commands().items()]
+    rows = [f"{name}:{_commands()[name][0]}" for name in _outer()]
     lines += [f"            local -a commands=({' '.join(map(shlex.quote, rows))})"]
     lines += ["            _describe command commands", "            return", "        fi"]
     lines += ["        command=gpucoll-$words[2]", "        shift words; (( CURRENT-- ))", "    fi"]
-    lines += ["    case $command in"]
+    lines += ["    if (( CURRENT > 2 )); then", '        case "$command $words[2]" in']
+    moved = "shift words; (( CURRENT-- ))"
+    lines += [f"            {_patterns()}) command=$command-$words[2]; {moved} ;;"]
+    lines += ["        esac", "    fi", "    case $command in"]
     for name, (_, options, _) in _commands().items():
         specs = [spec for option in options for spec in _zsh_specs(option)]
         specs += [] if name == "completion" else ["*:file:_files"]
-        lines.append(f"        gpucoll-{name}) _arguments {' '.join(map(shlex.quote, specs))} ;;")
+        lines.append(f"        {_key(name)}) _arguments {' '.join(map(shlex.quote, specs))} ;;")
     lines += ["    esac", "}", f"compdef _gpucoll {' '.join(_programs())}", ""]
     return "\n".join(lines)
 
@@ -145,14 +179,19 @@ def _zsh_specs(option: Option) -> Iterator[str]:
 def _fish() -> str:
     lines = []
     for name, (text, options, has_program) in _commands().items():
-        lines.append(
-            f"complete -c gpucoll -n __fish_use_subcommand -f -a {name} -d {shlex.quote(text)}"
-        )
+        first, *rest = name.split()
+        seen = [f"__fish_seen_subcommand_from {word}" for word in (first, *rest)]
+        if not rest:
+            lines.append(
+                f"complete -c gpucoll -n __fish_use_subcommand -f -a {name} -d {shlex.quote(text)}"
+            )
         for option in options:
             words = _fish_words(option)
-            lines.append(f"complete -c gpucoll -n '__fish_seen_subcommand_from {name}' {words}")
+            lines.append(f"complete -c gpucoll -n '{'; and '.join(seen)}' {words}")
             if has_program:
                 lines.append(f"complete -c gpucoll-{name} {words}")
+            elif rest:
+                lines.append(f"complete -c gpucoll-{first} -n '{seen[1]}' {words}")
     return "\n".join([*lines, ""])
 
 

@@ -57,7 +57,7 @@ def test_what_is_beside_it(tmp_path, capfd):
     content = json.loads(path.read_text())
     assert content["environment"]["test_device"].startswith("Host devices are a test device")
     assert content["environment"]["array"] == "host-device"
-    text = "\n".join(markdown(content))
+    text = "\n".join(markdown([content]))
     assert TEST_DEVICE in text
     assert "| gpucoll busbw / copy | gpucoll-plan busbw / copy |" in text
 

@@ -7,6 +7,7 @@ from gpucoll.bench.results import Measurement, Results, Row
 
 ENVIRONMENT = {
     "command": "gpucoll-bench --compare mpich=/somewhere/bin/python,gloo --json /tmp/it.json -b 4",
+    "array": "numpy",
     "cpu": "A CPU",
     "ranks": 2,
     "usable_cpus": 2,
