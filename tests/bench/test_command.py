@@ -311,7 +311,9 @@ def test_a_picture_that_cannot_be_drawn(on_double, tmp_path, monkeypatch, capfd)
 
 def test_a_picture_of_nothing(monkeypatch, capfd):
     monkeypatch.setattr(cli, "under_launcher", lambda variables: False)
-    monkeypatch.setattr(cli, "run_alone", lambda options: cli.write_files(options, Results({})))
+    monkeypatch.setattr(
+        cli, "run_alone", lambda options, progress: cli.write_files(options, Results({}))
+    )
     assert cli.main(["--plot", "it.svg"]) == 1
     assert "--plot: nothing to draw: there are no results" in capfd.readouterr().err
 
