@@ -77,6 +77,7 @@ examples:
   gpucoll-bench broadcast_object -b 100 -e 20000000 -f 200000 --compare mpich
   gpucoll-bench all_reduce -b 8 -e 8 --torch
   gpucoll-bench startup,memory --ranks 4 --compare mpich
+  gpucoll-bench all_reduce -e 64K --percentiles --compare mpich --csv result.csv
   gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
   gpucoll-bench all_reduce,broadcast --limit --compare mpich=/envs/mpich --plot calls.svg
@@ -147,6 +148,9 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--rounds", type=count(1), default=9, help="samples of each case, interleaved (9)")
     add("--sample", type=seconds, default=0.015, metavar="SECONDS",
         help="duration of a sample without -n (0.015); it has at least 3 calls")  # fmt: skip
+    add("--percentiles", action="store_true",
+        help="also time calls one by one: p50 and p99 in the table; p90 and the largest time in "
+        "JSON and CSV, too")  # fmt: skip
     add("--list", type=count(2), default=1, metavar="N",
         help="measure one call on a list of N arrays, and N calls on one array each")  # fmt: skip
     add("--symmetric", action="store_true", help="also measure arrays from comm.empty")

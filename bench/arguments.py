@@ -57,6 +57,8 @@ class Options:
         The kind of arrays: "numpy", on GPUs "cupy" or "torch", or "host-device".
     backend : str
         The backend that gpucoll uses for arrays on GPUs; "mpi" applies to NumPy arrays, too.
+    percentiles : bool
+        Whether single calls are timed in addition.
     progress : bool
         Whether progress is shown without a terminal, too.
     other_names : tuple of str
@@ -98,6 +100,7 @@ class Options:
     plot_path: Path | None
     timeout_s: float
     command_line: str
+    percentiles: bool = False
     progress: bool = False
     other_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -199,6 +202,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         plot_path=given.plot,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
+        percentiles=given.percentiles,
         progress=given.progress,
         other_names=tuple(name for name in asked if name in OTHER_NAMES),
         left_out=left_out,
@@ -270,6 +274,13 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error(
             "--list compares one call with many: leave --symmetric, --plan, --limit and --torch out"
         )
+    if given.percentiles and given.array != "numpy":
+        parser.error(
+            "--percentiles times single calls, but a call on a GPU only enqueues work: leave out "
+            "--percentiles or --array"
+        )
+    if given.percentiles and all(row.own_program or row.checks_itself for row in rows):
+        parser.error(f"--percentiles: {names} has no single calls")
     if given.torch and not any(row.has_data and row.tensors for row in rows):
         parser.error(f"--torch: {names} is not measured with tensors")
     if given.torch and given.array != "numpy":

@@ -166,13 +166,17 @@ def measure(
     """
     libraries = programs if own is None else [own, *peers]
     ranks = libraries[0].ranks
-    described = environment.describe(options, ranks, cpus, libraries)
+    clock_ns = None
+    if own is not None and options.percentiles:
+        clocks = own.call("clock", options.timeout_s)
+        clock_ns = max(answer["nanoseconds"] for answer in clocks)
+    described = environment.describe(options, ranks, cpus, libraries, clock_ns)
     results = Results(described)
 
     show = discard if options.csv_on_stdout else say
 
     def report(rows: list[Row], limit: Row | None) -> None:
-        show(table.lines_of_size(rows, limit))
+        show(table.lines_of_size(rows, limit, options.percentiles))
 
     progress.clear()
     progress.plan(steps_of(options, ranks), partial(seconds_of_samples, options))

@@ -319,6 +319,24 @@ def test_a_picture_of_nothing(monkeypatch, capfd):
 
 
 @pytest.mark.soak
+def test_percentiles_beside_a_peer(on_double, double_peer, tmp_path, capfd):
+    double_peer("gloo")
+    path = tmp_path / "result.json"
+    arguments = ["--ranks", "2", "-b", "4", "-e", "4", "-w", "0", "--limit", "--percentiles"]
+    assert cli.main([*arguments, "--compare", "gloo", "--json", str(path)]) == 0
+    out = capfd.readouterr().out
+    assert "Each time includes the clock's " in " ".join(out.replace("#", "").split())
+    for row in results(out):
+        for p50, p99 in (row[6:8], row[12:14]):
+            assert 0 < float(p50) <= float(p99)
+    content = json.loads(path.read_text())
+    calls = [entry["in_place"]["single_calls"]["calls"] for entry in content["results"]]
+    assert all(200 <= one <= 9000 for one in calls)
+    assert "single_calls" not in content["limit"][0]["in_place"]
+    assert 0 < content["environment"]["clock_ns"] < 1e6
+
+
+@pytest.mark.soak
 def test_csv_instead_of_the_table(on_double, monkeypatch, capfd):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     arguments = ["broadcast", "--ranks", "1", "-b", "64", "-e", "64", "-n", "1", "-d", "all"]
