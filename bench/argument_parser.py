@@ -77,6 +77,7 @@ examples:
   gpucoll-bench broadcast_object -b 100 -e 20000000 -f 200000 --compare mpich
   gpucoll-bench all_reduce -b 8 -e 8 --torch
   gpucoll-bench startup,memory --ranks 4 --compare mpich
+  gpucoll-bench all_reduce -e 64K --percentiles --compare mpich --csv result.csv
   gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
   gpucoll-bench all_reduce,broadcast --limit --compare mpich=/envs/mpich --plot calls.svg
@@ -93,15 +94,16 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser, which contains the help text."""
     parser = OneLineParser(
         prog="gpucoll-bench",
-        description="Measure collectives between processes of this host, and compare with other "
+        description="Measure collectives between processes of this host, and compare with other\n"
         "libraries. The columns and definitions are those of nccl-tests.",
         epilog=DETAILS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("collectives", nargs="?", default=["all_reduce"],
-        type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE,...",
-        help=f"one or more of {', '.join(MEASURED)}, {', '.join(NAME_GROUPS)} (default: all_reduce)"
+    add("collectives", nargs="*", default=[["all_reduce"]],
+        type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE",
+        help=f"one or more, with commas or spaces between, of {', '.join([*MEASURED, *NAME_GROUPS])} "
+        "(default: all_reduce)"
     )  # fmt: skip
     add(
         "--ranks",
@@ -110,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="number of ranks (default: one per usable CPU, 2 to 8, or one per GPU)",
     )
     add("-b", dest="first", type=size, default=4, metavar="SIZE", help="smallest size in bytes (4)")
-    add("-e", dest="last", type=size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
+    add("-e", dest="last", type=size, metavar="SIZE", help="largest size (64M, or that of -b)")
     step = parser.add_mutually_exclusive_group()
     step.add_argument(
         "-f",
@@ -147,6 +149,9 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--rounds", type=count(1), default=9, help="samples of each case, interleaved (9)")
     add("--sample", type=seconds, default=0.015, metavar="SECONDS",
         help="duration of a sample without -n (0.015); it has at least 3 calls")  # fmt: skip
+    add("--percentiles", action="store_true",
+        help="also time calls one by one: p50 and p99 in the table; p90 and the largest time in "
+        "JSON and CSV, too")  # fmt: skip
     add("--list", type=count(2), default=1, metavar="N",
         help="measure one call on a list of N arrays, and N calls on one array each")  # fmt: skip
     add("--symmetric", action="store_true", help="also measure arrays from comm.empty")

@@ -20,6 +20,9 @@ from gpucoll.bench.rank.inputs import STORAGE
 
 __all__ = ["Options", "parse"]
 
+LAST_BYTES = 64 << 20
+"""The largest size if the user names none."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -57,6 +60,8 @@ class Options:
         The kind of arrays: "numpy", on GPUs "cupy" or "torch", or "host-device".
     backend : str
         The backend that gpucoll uses for arrays on GPUs; "mpi" applies to NumPy arrays, too.
+    percentiles : bool
+        Whether single calls are timed in addition.
     progress : bool
         Whether progress is shown without a terminal, too.
     other_names : tuple of str
@@ -98,6 +103,7 @@ class Options:
     plot_path: Path | None
     timeout_s: float
     command_line: str
+    percentiles: bool = False
     progress: bool = False
     other_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -163,7 +169,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     given = parser.parse_args(arguments)
-    asked = given.collectives
+    if given.last is None:
+        given.last = max(LAST_BYTES, given.first)
+    asked = list(dict.fromkeys(name for names in given.collectives for name in names))
     given.collectives = list(
         dict.fromkeys(OTHER_NAMES[x].collective if x in OTHER_NAMES else x for x in asked)
     )
@@ -199,6 +207,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         plot_path=given.plot,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
+        percentiles=given.percentiles,
         progress=given.progress,
         other_names=tuple(name for name in asked if name in OTHER_NAMES),
         left_out=left_out,
@@ -270,6 +279,13 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error(
             "--list compares one call with many: leave --symmetric, --plan, --limit and --torch out"
         )
+    if given.percentiles and given.array != "numpy":
+        parser.error(
+            "--percentiles times single calls, but a call on a GPU only enqueues work: leave out "
+            "--percentiles or --array"
+        )
+    if given.percentiles and all(row.own_program or row.checks_itself for row in rows):
+        parser.error(f"--percentiles: {names} has no single calls")
     if given.torch and not any(row.has_data and row.tensors for row in rows):
         parser.error(f"--torch: {names} is not measured with tensors")
     if given.torch and given.array != "numpy":

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpucoll.bench.figures import FIGURES
-from gpucoll.bench.results import SIDES, Results, Row
+from gpucoll.bench.results import PERCENTILES, SIDES, Results, Row
 
 __all__ = ["COLUMNS", "csv_text"]
 
 COLUMNS = (
     "collective", "library", "placement", "ranks", "size_bytes", "count", "dtype", "redop", "root",
     "list_length", "side", "time_us", "alg_bw_gb_s", "bus_bw_gb_s", "cpu_us", "wrong", "path",
-    "reps", "samples",
+    "reps", "samples", *(f"{name}_us" for name in PERCENTILES), "single_calls",
 )  # fmt: skip
 """The columns that every file has, in this order."""
 
@@ -66,4 +66,6 @@ def _lines(row: Row) -> Iterator[dict[str, Any]]:
             "path": side.path,
             "reps": side.reps,
             "samples": side.samples.shape[1],
+            **{f"{name}_us": us for name, us in (side.percentiles_us or {}).items()},
+            "single_calls": None if side.single_us is None else len(side.single_us),
         }

@@ -10,9 +10,10 @@ import numpy as np
 
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.collectives import item_bytes
+from gpucoll.bench.estimates import Samples
 from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.progress import Progress
-from gpucoll.bench.results import LIMITS, Measurement, Results, Row
+from gpucoll.bench.results import LEAST_SINGLE_CALLS, LIMITS, Measurement, Results, Row
 from gpucoll.bench.summary import SIDE_TITLES, size_text
 
 __all__ = ["Bench", "Report", "seconds_of_samples"]
@@ -21,6 +22,9 @@ PILOT_S = 0.003
 LEAST_REPS = 3
 UNCHECKED = (*LIMITS, "work")
 MOST_REPS = 20_000
+MOST_SINGLE_CALLS = 9_000
+MOST_SINGLE_CALLS_S = 2.0
+"""Time for all single calls of a case at one size."""
 
 Report = Callable[[list[Row], Row | None], None]
 """Receives the rows of one size, and the memory limit if it was measured."""
@@ -37,6 +41,7 @@ class Case:
     path: str = ""
     rounds_us: list[list[float]] = field(default_factory=list)
     cpu_us: list[list[float]] = field(default_factory=list)
+    single_us: list[Samples] | None = None
 
     @property
     def variant(self) -> str:
@@ -57,8 +62,11 @@ class Case:
 
     def measurement(self) -> Measurement:
         """Return the samples, by rank and round."""
-        cpu_us = np.array(self.cpu_us).T
-        return Measurement(np.array(self.rounds_us).T, self.reps, self.wrong, self.path, cpu_us)
+        single_us = None
+        if self.single_us is not None:
+            single_us = np.concatenate([np.empty(0), *self.single_us])
+        samples, cpu_us = np.array(self.rounds_us).T, np.array(self.cpu_us).T
+        return Measurement(samples, self.reps, self.wrong, self.path, cpu_us, single_us)
 
 
 class Bench:
@@ -103,6 +111,7 @@ class Bench:
         self.complain = complain
         self.note = note
         self.progress = progress
+        self.what = ""
 
     def run(self) -> None:
         """Measure every size of every dtype and reduction."""
@@ -111,7 +120,8 @@ class Bench:
 
     def measure_size(self, dtype: str, redop: str, count: int) -> None:
         """Measure every library at one size, and report the results."""
-        self.progress.begin(self.title(dtype, redop, count), self.options.rounds)
+        self.what = self.title(dtype, redop, count)
+        self.progress.begin(self.what, self.options.rounds)
         cases: list[Case] = []
         for group in [self.own, *self.peers]:
             self.progress.show(f"{group.name}, checking")
@@ -127,6 +137,8 @@ class Bench:
                     self.progress.show(case.title)
                     with self.tolerating(case.group):
                         self.keep_sample(case)
+        if self.options.percentiles and not self.options.traits.checks_itself:
+            self.time_single_calls([case for case in cases if case.variant not in LIMITS])
         cases = [case for case in cases if self.alive(case.group)]
         rows = self.rows(cases, dtype, redop, count)
         limit = next((row for row in rows if row.library in LIMITS), None)
@@ -200,6 +212,31 @@ class Bench:
         case.rounds_us.append(times_us)
         case.cpu_us.append(cpu_us)
 
+    def time_single_calls(self, cases: list[Case]) -> None:
+        """Time calls one by one, the cases in turns, a part of them in each."""
+        rounds = self.options.rounds
+        wanted = []
+        for case in cases:
+            case.single_us = []
+            calls = single_calls(self.options, case.call_s)
+            wanted.append(-(-calls // rounds))
+        for number in range(rounds):
+            for position in range(len(cases)):
+                place = (position + number) % len(cases)
+                case = cases[place]
+                if wanted[place] and self.alive(case.group):
+                    self.progress.show(f"{case.title}, single calls")
+                    with self.tolerating(case.group):
+                        self.keep_single_calls(case, wanted[place])
+
+    def keep_single_calls(self, case: Case, calls: int) -> None:
+        """Time some calls one by one, and store the slowest rank's time of each."""
+        assert case.single_us is not None
+        timeout_s = self.options.timeout_s + 20 * calls * case.call_s
+        answers = case.group.call("single_calls", timeout_s, case=case.name, calls=calls)
+        times = np.array([answer["nanoseconds"] for answer in answers])
+        case.single_us.append(times.max(axis=0) / 1e3)
+
     def sample(self, case: Case, reps: int) -> tuple[list[float], list[float]]:
         """Return each rank's microseconds per call over `reps` calls: elapsed time and CPU time."""
         slowest_s = case.call_s if case.rounds_us else 0.0
@@ -244,12 +281,13 @@ class Bench:
         """Remove a peer if the block fails; a failure of gpucoll ends the run."""
         try:
             yield
-        except GroupError as error:
+        except GroupError as failure:
+            error = f"{failure}\nit was measuring {self.what}"
             if group is self.own:
-                raise
+                raise GroupError(error) from failure
             self.peers.remove(group)
             group.close()
-            self.results.failures.append(f"{error}")
+            self.results.failures.append(error)
             self.progress.clear()
             self.complain(f"{error}\n{group.name} was ended, and is left out from here on")
 
@@ -258,7 +296,16 @@ def seconds_of_samples(options: Options, call_s: float) -> float:
     """Return the seconds of all samples of a case whose call takes `call_s`."""
     reps = options.reps or LEAST_REPS
     sample_s = reps * call_s if options.reps else max(options.sample_s, reps * call_s)
-    return options.rounds * sample_s
+    single_s = single_calls(options, call_s) * call_s if options.percentiles else 0.0
+    return options.rounds * sample_s + single_s
+
+
+def single_calls(options: Options, call_s: float) -> int:
+    """Return how many calls to time alone: none if even `LEAST_SINGLE_CALLS` take too long."""
+    if LEAST_SINGLE_CALLS * call_s > MOST_SINGLE_CALLS_S:
+        return 0
+    fitting = round(options.rounds * options.sample_s / max(call_s, 1e-9))
+    return min(max(fitting, LEAST_SINGLE_CALLS), MOST_SINGLE_CALLS)
 
 
 def named(library: str, variant: str) -> tuple[str, str]:

@@ -10,10 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gpucoll.bench.estimates import Samples, time_us
 from gpucoll.bench.patterns import MEASURED
 
-__all__ = ["LIMITS", "OWN", "PARTS", "SIDES", "Measurement", "Results", "Row", "write_whole"]
+__all__ = [
+    "LEAST_SINGLE_CALLS",
+    "LIMITS",
+    "OWN",
+    "PARTS",
+    "PERCENTILES",
+    "SIDES",
+    "Measurement",
+    "Results",
+    "Row",
+    "write_whole",
+]
 
 SIDES = ("out_of_place", "in_place")
 OWN = ("gpucoll", "gpucoll-plan", "gpucoll-list")
@@ -22,6 +35,10 @@ LIMITS = ("limit", "copy")
 """The limits that a call is compared with: that of the host memory, or a copy in rank 0's GPU."""
 PARTS = ("blocking", "work")
 """Placements that are a part of a pattern, measured alone and not compared with peers."""
+PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+"""Percentiles of calls that are timed alone: each is the time of one of these calls."""
+LEAST_SINGLE_CALLS = 200
+"""Calls from which two are above the 99th percentile."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,9 @@ class Measurement:
         The path that the call took through the library, if known.
     cpu_samples : array or None
         Microseconds of CPU time per call, over all threads of a rank, by rank and round.
+    single_us : array or None
+        The slowest rank's microseconds of each call that was timed alone; empty if they would
+        have taken too long, None if nobody asked for them.
     """
 
     samples: Samples
@@ -47,11 +67,20 @@ class Measurement:
     wrong: int | None
     path: str = ""
     cpu_samples: Samples | None = None
+    single_us: Samples | None = None
 
     @property
     def time_us(self) -> float:
         """The slowest rank's median."""
         return time_us(self.samples)
+
+    @property
+    def percentiles_us(self) -> dict[str, float] | None:
+        """Percentiles of the calls that were timed alone; None if there are too few of them."""
+        if self.single_us is None or len(self.single_us) < LEAST_SINGLE_CALLS:
+            return None
+        found = np.percentile(self.single_us, list(PERCENTILES.values()), method="inverted_cdf")
+        return {name: round(float(us), 4) for name, us in zip(PERCENTILES, found, strict=True)}
 
     @property
     def cpu_us(self) -> float | None:
@@ -139,6 +168,10 @@ class Row:
         if side is None:
             return None
         algorithm, bus = self.bandwidths(side)
+        single: dict[str, Any] = {}
+        if side.single_us is not None:
+            found = side.percentiles_us
+            single["single_calls"] = found and {"calls": len(side.single_us), **found}
         return {
             "time": side.time_us,
             "alg_bw": algorithm,
@@ -148,6 +181,7 @@ class Row:
             "path": side.path,
             "reps": side.reps,
             "samples_us": [[round(value, 4) for value in rank] for rank in side.samples.tolist()],
+            **single,
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.estimates import Ratio, ratio
@@ -14,9 +14,9 @@ from gpucoll.bench.summary import summaries
 __all__ = ["footer", "header", "lines_of_size", "wrapped"]
 
 WIDTHS = "{:>12}  {:>12}  {:>10}  {:>6}  {:>6}"
-SIDE_WIDTHS = "  {:>8}  {:>6}  {:>6}  {:>6}"
 BEFORE_SIDES = len(WIDTHS.format(*[""] * 5))
-SIDE_WIDTH = len(SIDE_WIDTHS.format(*[""] * 4))
+PERCENTILES = ("p50", "p99")
+"""The columns of ``--percentiles``, after the time."""
 
 
 def header(
@@ -44,13 +44,21 @@ def header(
     yield "#"
     if environment is not None:
         yield from machine(ranks, environment)
-    side = "{:^" + str(SIDE_WIDTH) + "}"
-    yield "#" + " " * (BEFORE_SIDES - 1) + side.format("out-of-place") + side.format("in-place")
-    names = ("time", "algbw", "busbw", "#wrong")
-    units = ("(us)", "(GB/s)", "(GB/s)", "")
+    width = len(side_columns([""] * 4, ["", ""] if options.percentiles else []))
+    yield "#" + " " * (BEFORE_SIDES - 1) + f"{'out-of-place':^{width}}{'in-place':^{width}}"
+    extra = PERCENTILES if options.percentiles else ()
+    names = side_columns(("time", "algbw", "busbw", "#wrong"), extra)
+    units = side_columns(("(us)", "(GB/s)", "(GB/s)", ""), ["(us)"] * len(extra))
     columns = WIDTHS.format("size", "count", "type", "redop", "root")
-    yield "#" + columns[1:] + 2 * SIDE_WIDTHS.format(*names) + "  library"
-    yield "#" + WIDTHS.format("(B)", "(elements)", "", "", "")[1:] + 2 * SIDE_WIDTHS.format(*units)
+    yield "#" + columns[1:] + 2 * names + "  library"
+    yield "#" + WIDTHS.format("(B)", "(elements)", "", "", "")[1:] + 2 * units
+
+
+def side_columns(texts: Sequence[object], percentiles: Sequence[object]) -> str:
+    """Return the columns of one side: time, bandwidths and wrong, and percentiles if there are."""
+    time, *others = texts
+    wide = "".join(f"  {text:>8}" for text in (time, *percentiles))
+    return wide + "".join(f"  {text:>6}" for text in others)
 
 
 def machine(ranks: int, environment: dict[str, object]) -> Iterator[str]:
@@ -87,38 +95,46 @@ def wrapped(text: str, width: int = 110) -> Iterator[str]:
     yield line
 
 
-def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
+def lines_of_size(rows: list[Row], limit: Row | None, percentiles: bool = False) -> Iterator[str]:
     """Yield the results of one size, each of gpucoll's followed by its ratios to the peers."""
-    peers = [row for row in rows if row.library not in OWN and not row.is_part]
     for row in rows:
-        yield line_of(row)
+        yield line_of(row, percentiles)
         yield from figure_lines(row)
     if limit is not None and limit.library == "copy":
-        yield line_of(limit)
+        yield line_of(limit, percentiles)
+    width = len(side_columns([""] * 4, [""] * len(PERCENTILES) if percentiles else []))
+    for title, texts in comparisons(rows, limit):
+        line = f"#{title:>{BEFORE_SIDES - 1}}"
+        yield (line + "".join(f"  {text:<{width - 2}}" for text in texts)).rstrip()
+
+
+def comparisons(rows: list[Row], limit: Row | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield what is compared, and the result of each side."""
+    peers = [row for row in rows if row.library not in OWN and not row.is_part]
     for row in rows:
         parts = [part for part in rows if part.is_part and part.library == row.library]
         if parts and not row.is_part:
-            yield ratio_line(f"{row.title} / longer part", row, parts, longest=True)
+            yield f"{row.title} / longer part", ratios(row, parts, longest=True)
         if row.library in OWN and not row.is_part and (row.out_of_place or row.in_place):
             for peer in peers:
-                yield ratio_line(f"{row.title} / {peer.title}", row, [peer])
+                yield f"{row.title} / {peer.title}", ratios(row, [peer])
             if len(peers) > 1:
-                yield ratio_line(f"{row.title} / best", row, peers)
+                yield f"{row.title} / best", ratios(row, peers)
             if row.placement == "torch":
-                yield ratio_line("gpucoll torch / gpucoll", row, rows[:1])
-                yield difference_line("gpucoll torch - gpucoll", row, rows[0])
+                yield "gpucoll torch / gpucoll", ratios(row, rows[:1])
+                yield "gpucoll torch - gpucoll", differences(row, rows[0])
             if row.library == "gpucoll-list":
-                yield ratio_line("gpucoll-list / gpucoll", row, rows[:1])
+                yield "gpucoll-list / gpucoll", ratios(row, rows[:1])
             if limit is not None and limit.library == "copy":
-                yield fraction_line(f"{row.title} busbw / copy", row, limit)
+                yield f"{row.title} busbw / copy", fractions(row, limit)
             elif limit is not None:
-                yield ratio_line(f"limit / {row.title}", limit, [row])
+                yield f"limit / {row.title}", ratios(limit, [row])
 
 
-def line_of(row: Row) -> str:
+def line_of(row: Row, percentiles: bool) -> str:
     """Return the line of a result."""
     start = WIDTHS.format(row.size_bytes, row.count, row.dtype, row.redop, row.root)
-    sides = "".join(side_text(row, row.side(name)) for name in SIDES)
+    sides = "".join(side_text(row, row.side(name), percentiles) for name in SIDES)
     return start + sides + f"  {row.title}" + (f" ({row.path})" if row.path else "")
 
 
@@ -130,13 +146,16 @@ def figure_lines(row: Row) -> Iterator[str]:
         yield f"#{title:>{BEFORE_SIDES - 1}}  {figure.text(value):>10}"
 
 
-def side_text(row: Row, side: Measurement | None) -> str:
-    """Return the four columns of one side; N/A if the library has no such call."""
+def side_text(row: Row, side: Measurement | None, percentiles: bool) -> str:
+    """Return the columns of one side; N/A if the library has no such call."""
+    names = PERCENTILES if percentiles else ()
     if side is None:
-        return SIDE_WIDTHS.format("N/A", "N/A", "N/A", "N/A")
+        return side_columns(["N/A"] * 4, ["N/A"] * len(names))
     bandwidths = ["N/A" if one is None else f"{one:.2f}" for one in row.bandwidths(side)]
     wrong = "N/A" if side.wrong is None else side.wrong
-    return SIDE_WIDTHS.format(time_text(side.time_us), *bandwidths, wrong)
+    found = side.percentiles_us or {}
+    extra = [time_text(found[name]) if found else "N/A" for name in names]
+    return side_columns([time_text(side.time_us), *bandwidths, wrong], extra)
 
 
 def time_text(time_us: float) -> str:
@@ -145,9 +164,9 @@ def time_text(time_us: float) -> str:
     return f"{time_us:.{digits}f}"
 
 
-def difference_line(title: str, own: Row, other: Row) -> str:
-    """Return the extra cost of one call over another in microseconds: time, and CPU time."""
-    text = f"#{title:>{BEFORE_SIDES - 1}}"
+def differences(own: Row, other: Row) -> list[str]:
+    """Return each side's extra cost over another call in microseconds: time, and CPU time."""
+    texts = []
     for name in SIDES:
         mine, theirs = own.side(name), other.side(name)
         found = "N/A"
@@ -155,16 +174,16 @@ def difference_line(title: str, own: Row, other: Row) -> str:
             found = f"{mine.time_us - theirs.time_us:+.2f} us"
             if mine.cpu_us is not None and theirs.cpu_us is not None:
                 found += f", {mine.cpu_us - theirs.cpu_us:+.2f} us of CPU"
-        text += f"  {found:<{SIDE_WIDTH - 2}}"
-    return text.rstrip()
+        texts.append(found)
+    return texts
 
 
-def ratio_line(title: str, own: Row, others: list[Row], longest: bool = False) -> str:
-    """Return the ratios of times, each side with its 95 % interval, aligned below the times.
+def ratios(own: Row, others: list[Row], longest: bool = False) -> list[str]:
+    """Return each side's ratio of times with its 95 % interval.
 
     The other time is that of the best of `others`, or with `longest` the longest.
     """
-    text = f"#{title:>{BEFORE_SIDES - 1}}"
+    texts = []
     for name in SIDES:
         mine = own.side(name)
         theirs = [(row, side) for row in others if (side := row.side(name)) is not None]
@@ -176,17 +195,14 @@ def ratio_line(title: str, own: Row, others: list[Row], longest: bool = False) -
                 choose = max if longest else min
                 chosen = choose(theirs, key=lambda one: one[1].time_us)[0]
                 found += f" {chosen.placement if longest else chosen.library}"
-        text += f"  {found:<{SIDE_WIDTH - 2}}"
-    return text.rstrip()
+        texts.append(found)
+    return texts
 
 
-def fraction_line(title: str, own: Row, copy: Row) -> str:
-    """Return the ratios of a call's bus bandwidth to that of a copy, each with its interval."""
-    text = f"#{title:>{BEFORE_SIDES - 1}}"
-    for name in SIDES:
-        found = fraction_of_copy(own, own.side(name), copy, copy.side(name))
-        text += f"  {'N/A' if found is None else str(found):<{SIDE_WIDTH - 2}}"
-    return text.rstrip()
+def fractions(own: Row, copy: Row) -> list[str]:
+    """Return each side's ratio of bus bandwidth to that of a copy, with its interval."""
+    found = [fraction_of_copy(own, own.side(name), copy, copy.side(name)) for name in SIDES]
+    return ["N/A" if one is None else str(one) for one in found]
 
 
 def fraction_of_copy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 from gpucoll.bench.rank import inputs
 from gpucoll.bench.rank.library import Call, Library, Loop
+from gpucoll.bench.rank.loops import timed
 
 __all__ = ["Session"]
 
@@ -48,6 +50,8 @@ class Session:
                 "prepare": self.prepare,
                 "check": self.check,
                 "measure": self.measure,
+                "single_calls": self.single_calls,
+                "clock": self.clock,
                 "release": self.release,
             }
             method = methods[arguments.pop("do")]
@@ -168,6 +172,24 @@ class Session:
         cpu_seconds = time.process_time() - cpu_begun
         self.library.barrier()  # no rank goes to sleep while a peer may still need it
         return {"seconds": seconds, "cpu_seconds": cpu_seconds}
+
+    def single_calls(self, case: str, calls: int) -> dict[str, Any]:
+        """Return the nanoseconds of each of several calls, which follow one another.
+
+        Between two calls, about a microsecond passes in this loop. There is no barrier, because the
+        ranks' ways out of a library's barrier would count as the time of its call.
+        """
+        loop = self.loops[case]
+        loop(1)
+        self.library.barrier()
+        seconds = [loop(1) for _ in range(calls)]
+        self.library.barrier()
+        return {"nanoseconds": [round(1e9 * one) for one in seconds]}
+
+    def clock(self) -> dict[str, Any]:
+        """Return the nanoseconds that the timing of a call takes: the median of no calls."""
+        loop = timed("pass")
+        return {"nanoseconds": 1e9 * statistics.median(loop(1) for _ in range(1000))}
 
     def release(self) -> dict[str, Any]:
         """Release the arrays and loops."""

@@ -5,6 +5,7 @@ import pytest
 from gpucoll.bench.argument_types import size, sizes
 from gpucoll.bench.arguments import parse
 from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.measure import seconds_of_samples, single_calls
 from gpucoll.bench.other_names import OTHER_NAMES, explained
 from gpucoll.bench.patterns import MEASURED, PATTERNS
 
@@ -81,6 +82,8 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["--compare", "mpich="], "must follow the equals sign"),
         (["--compare", "mpich,mpich"], "twice"),
         (["--timeout", "0"], "above 0"),
+        (["--percentiles", "--array", "cupy"], "but a call on a GPU only enqueues work"),
+        (["startup,producer_consumer", "--percentiles"], "producer_consumer has no single calls"),
         (["--json", "x", "--csv", "x"], "--json and --csv name the same file: x"),
     ],
 )
@@ -219,3 +222,25 @@ def test_every_other_name_is_measured_here():
     for name, one in OTHER_NAMES.items():
         in_blocks = MEASURED[one.collective].in_blocks and "reduce_scatter" not in name
         assert ("{ranks}" in one.differs) is (in_blocks and one.benchmark == "OSU")
+
+
+@pytest.mark.parametrize(
+    ("call_s", "calls"),
+    [(1e-6, 9000), (50e-6, 2700), (1e-3, 200), (10e-3, 200), (10.1e-3, 0), (1.0, 0)],
+)
+def test_single_calls_are_enough_or_none(call_s, calls):
+    options = parse(["--percentiles"])
+    assert single_calls(options, call_s) == calls
+    samples_s = seconds_of_samples(parse([]), call_s)
+    assert seconds_of_samples(options, call_s) == pytest.approx(samples_s + calls * call_s)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["gather,scan"], ["gather", "scan", "gather"], ["gather, scan"], ["gather,scan,"]]
+)
+def test_several_names(arguments):
+    assert parse(arguments).collectives == ("gather", "scan")
+
+
+def test_a_first_size_above_the_usual_last_one():
+    assert parse(["-b", "128M"]).sizes_bytes == (128 << 20,)

@@ -177,6 +177,13 @@ def test_a_list_in_one_call_beside_many(on_double, double_peer, tmp_path, capfd)
     assert {entry["list_length"] for entry in json.loads(path.read_text())["results"]} == {5}
 
 
+@pytest.mark.soak
+def test_more_ranks_than_cpus_are_noted(on_double, monkeypatch, capfd):
+    monkeypatch.setattr(cli, "usable_cpu_count", lambda: 1)
+    assert cli.main([*SHORT, "-e", "4"]) == 0
+    assert "# 2 ranks on 1 usable CPUs take turns" in capfd.readouterr().out
+
+
 def test_messages_need_two_ranks(on_double, capfd):
     assert cli.main(["scan,ping_pong", *SHORT, "--ranks", "1"]) == 2
     assert "ping_pong needs at least two ranks" in capfd.readouterr().err
@@ -201,7 +208,9 @@ def test_a_rank_that_raises(on_double, capfd):
 def test_a_killed_rank_is_named(on_double, capfd):
     on_double("die:1")
     assert cli.main(SHORT) == 1
-    assert "gpucoll: rank 1 of 2 was killed by SIGKILL (while check" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "gpucoll: rank 1 of 2 was killed by SIGKILL (while check" in error
+    assert error.endswith("\nit was measuring all_reduce float32 sum 4 B\n")
 
 
 def test_a_rank_that_does_not_join(on_double, capfd):
@@ -316,6 +325,24 @@ def test_a_picture_of_nothing(monkeypatch, capfd):
     )
     assert cli.main(["--plot", "it.svg"]) == 1
     assert "--plot: nothing to draw: there are no results" in capfd.readouterr().err
+
+
+@pytest.mark.soak
+def test_percentiles_beside_a_peer(on_double, double_peer, tmp_path, capfd):
+    double_peer("gloo")
+    path = tmp_path / "result.json"
+    arguments = ["--ranks", "2", "-b", "4", "-e", "4", "-w", "0", "--limit", "--percentiles"]
+    assert cli.main([*arguments, "--compare", "gloo", "--json", str(path)]) == 0
+    out = capfd.readouterr().out
+    assert "Each time includes the clock's " in " ".join(out.replace("#", "").split())
+    for row in results(out):
+        for p50, p99 in (row[6:8], row[12:14]):
+            assert 0 < float(p50) <= float(p99)
+    content = json.loads(path.read_text())
+    calls = [entry["in_place"]["single_calls"]["calls"] for entry in content["results"]]
+    assert all(200 <= one <= 9000 for one in calls)
+    assert "single_calls" not in content["limit"][0]["in_place"]
+    assert 0 < content["environment"]["clock_ns"] < 1e6
 
 
 @pytest.mark.soak

@@ -100,10 +100,20 @@ def test_an_error_is_the_exit_code(alone, monkeypatch, capfd):
 def test_the_other_ranks_follow():
     prepare = {"do": "prepare", "collective": "all_reduce", "dtype": "float32", "redop": "sum",
                "root": 0, "count": 4, "variants": ["private"]}  # fmt: skip
-    comm = Alone([prepare, {"do": "check", "case": "private/in_place"}, {"do": "finish"}])
+    commands = [
+        prepare,
+        {"do": "check", "case": "private/in_place"},
+        {"do": "single_calls", "case": "private/in_place", "calls": 5},
+        {"do": "clock"},
+        {"do": "finish"},
+    ]
+    comm = Alone(commands)
     launched.follow(comm, Own(comm))
     assert comm.commands == []
-    assert comm.answers == [{"cases": ["private/out_of_place", "private/in_place"]}, {"wrong": 0}]
+    *first, calls, clock = comm.answers
+    assert first == [{"cases": ["private/out_of_place", "private/in_place"]}, {"wrong": 0}]
+    assert len(calls["nanoseconds"]) == 5
+    assert min(calls["nanoseconds"]) >= clock["nanoseconds"] / 2 > 0
 
 
 @pytest.mark.parametrize(

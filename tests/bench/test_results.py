@@ -89,6 +89,7 @@ def test_the_csv():
         "root": "-1", "list_length": "1", "side": "out_of_place", "time_us": "60.0",
         "alg_bw_gb_s": first["bus_bw_gb_s"], "bus_bw_gb_s": first["bus_bw_gb_s"], "cpu_us": "",
         "wrong": "0", "path": "", "reps": "7", "samples": "3", "cpu_s": "",
+        "p50_us": "", "p90_us": "", "p99_us": "", "max_us": "", "single_calls": "",
     }  # fmt: skip
     assert float(first["bus_bw_gb_s"]) == pytest.approx(1e6 / 60 / 1e3)
     where = [(line[1], line[header.index("side")]) for line in lines]
@@ -97,3 +98,30 @@ def test_the_csv():
         ("a, \"b\"", ""), ("limit", "out_of_place"), ("limit", "in_place"),
     ]  # fmt: skip
     assert lines[3][-1] == "0.5"
+
+
+def timed_alone(calls):
+    return Measurement(np.full((2, 3), 5.0), 7, 0, single_us=np.arange(calls, 0, -1) / 10)
+
+
+def test_percentiles_are_times_of_calls():
+    assert timed_alone(200).percentiles_us == {"p50": 10.0, "p90": 18.0, "p99": 19.8, "max": 20.0}
+    assert timed_alone(199).percentiles_us is None  # only one call is above the 99th
+    assert Measurement(np.full((2, 3), 5.0), 7, 0).percentiles_us is None
+
+
+def test_percentiles_in_the_files():
+    where = ("private", "all_reduce", 2, 4, 1, "float32", "sum", -1)
+    row = Row("gpucoll", *where, timed_alone(200), timed_alone(0))
+    entry = row.as_json()
+    assert entry["out_of_place"]["single_calls"] == {
+        "calls": 200, "p50": 10.0, "p90": 18.0, "p99": 19.8, "max": 20.0,
+    }  # fmt: skip
+    assert entry["in_place"]["single_calls"] is None
+    plain = Row("gpucoll", *where, Measurement(np.full((2, 3), 5.0), 7, 0), None)
+    assert "single_calls" not in plain.as_json()["out_of_place"]
+    header, first, second, third = csv.reader(io.StringIO(csv_text(Results({}, [row, plain]))))
+    assert header[-5:] == ["p50_us", "p90_us", "p99_us", "max_us", "single_calls"]
+    assert first[-5:] == ["10.0", "18.0", "19.8", "20.0", "200"]
+    assert second[-5:] == ["", "", "", "", "0"]
+    assert third[-5:] == ["", "", "", "", ""]

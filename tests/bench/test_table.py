@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gpucoll.bench import table
@@ -125,6 +127,27 @@ def test_the_header_of_a_further_collective_does_not_repeat_the_environment():
 def test_lines_of_a_size():
     lines = table.lines_of_size(rows(), row("limit", side(40.0), side(20.0)))
     assert "".join(f"{line}\n" for line in lines) == LINES
+
+
+WIDE = """\
+#                                                                          out-of-place                                            in-place
+#       size         count        type   redop    root      time       p50       p99   algbw   busbw  #wrong      time       p50       p99   algbw   busbw  #wrong  library
+#        (B)    (elements)                                  (us)      (us)      (us)  (GB/s)  (GB/s)              (us)      (us)      (us)  (GB/s)  (GB/s)
+     1048576        262144     float32     sum      -1     50.00     100.0     198.0   20.97   20.97       0     25.00       N/A       N/A   41.94   41.94       0  gpucoll
+     1048576        262144     float32     sum      -1     100.0       N/A       N/A   10.49   10.49       0       N/A       N/A       N/A     N/A     N/A     N/A  mpich
+#                                      gpucoll / mpich  0.50 [0.50, 0.50]                                     N/A
+"""
+
+
+def test_columns_of_percentiles():
+    single_us = np.arange(200) + 1.0
+    given = [
+        row("gpucoll", replace(side(50.0), single_us=single_us), side(25.0)),
+        row("mpich", side(100.0), None),
+    ]
+    lines = list(table.header(parse(["--percentiles"]), 2))[-3:]
+    lines += table.lines_of_size(given, None, percentiles=True)
+    assert "".join(f"{line.rstrip()}\n" for line in lines) == WIDE
 
 
 def test_footer():
