@@ -8,6 +8,7 @@ from pathlib import Path
 
 import draw_pictures
 import pytest
+import write_tables
 
 from gpucoll.bench.pictures import save
 
@@ -47,13 +48,15 @@ def test_the_readmes_pictures_are_among_them():
 def kept(tmp_path, monkeypatch):
     """Return a folder for results, and let the tool draw into another one."""
     results, docs = tmp_path / "results", tmp_path / "docs"
-    monkeypatch.setattr(draw_pictures, "RESULTS", results)
+    monkeypatch.setattr(write_tables, "RESULTS", results)
+    write_tables.newest.cache_clear()
     monkeypatch.setattr(draw_pictures, "IMAGES", docs)
     monkeypatch.setattr(draw_pictures, "ROOT", tmp_path)
     monkeypatch.setattr(draw_pictures, "OTHERS", {})
     results.mkdir()
     docs.mkdir()
-    return results
+    yield results
+    write_tables.newest.cache_clear()
 
 
 def entry(collective: str, library: str, size: int, time_us: float) -> dict[str, object]:
@@ -86,8 +89,8 @@ def test_the_newest_results_are_taken(kept):
     ]
     bars, theme, origin = drawn["headline-dark"].arguments
     assert [(bar.label, bar.ratio.value, bar.peer) for bar in bars] == [
-        ("all_reduce, 4 B", 0.5, "Intel MPI"),
-        ("start of a program", 2.0, "MPICH"),
+        ("all_reduce of 4 B", 0.5, "Intel MPI"),
+        ("program that adds up its ranks, with its launcher", 2.0, "MPICH"),
     ]
     assert (theme, origin) == ("dark", "a CPU, 2030-01-02")
 
