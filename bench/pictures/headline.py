@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from gpucoll.bench.estimates import Ratio
 from gpucoll.bench.pictures.heat_map import ratios_of
 from gpucoll.bench.pictures.lines import WIDTH_PT
-from gpucoll.bench.pictures.panel import LETTER_PT, Box, canvas, footing, heading
+from gpucoll.bench.pictures.panel import BAR_PT, LETTER_PT, LINE_PT, Box, canvas, footing, heading
 from gpucoll.bench.pictures.saving import Picture
 from gpucoll.bench.pictures.series import (
     Contents,
@@ -24,7 +25,7 @@ from gpucoll.bench.summary import SIDE_TITLES
 __all__ = ["Bar", "bar_of", "headline"]
 
 HEADING: Final = "gpucoll's time relative to the best peer's"
-_ROW_PT, _TOP, _BELOW = 28.0, 76.0, 30.0
+_TOP, _BELOW, _LABEL_LETTERS = 76.0, 30.0, 28
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,10 @@ def headline(
     if not bars:
         raise NothingToDrawError("nothing to draw: there are no bars")
     colours = THEMES[theme]
-    height = _TOP + _ROW_PT * len(bars) + _BELOW
-    left = 20 + LETTER_PT * max(len(bar.label) for bar in bars)
+    labels = [textwrap.wrap(bar.label, _LABEL_LETTERS) for bar in bars]
+    row_pt = 12 + LINE_PT * max(map(len, labels))
+    height = _TOP + row_pt * len(bars) + _BELOW
+    left = 20 + LETTER_PT * max(len(line) for label in labels for line in label)
     texts = [f"{bar.ratio.value:.2f} of {bar.peer}" for bar in bars]
     right = 24 + LETTER_PT * max(map(len, texts))
     explanation = "Shorter is better. Beyond the line at 1 a peer is faster."
@@ -100,7 +103,7 @@ def headline(
         page = canvas(figure)
         heading(page, colours, title, explanation)
         footing(page, colours, f"With 95 % intervals. {origin}".strip())
-        axes = Box(left, _TOP, WIDTH_PT - left - right, _ROW_PT * len(bars)).axes(figure)
+        axes = Box(left, _TOP, WIDTH_PT - left - right, row_pt * len(bars)).axes(figure)
         axes.set_axis_off()
         axes.set_xlim(0, max(1.1, *(1.03 * bar.ratio.high for bar in bars)))
         axes.set_ylim(len(bars) - 0.5, -0.5)
@@ -111,11 +114,11 @@ def headline(
         )  # fmt: skip
         for row, (bar, text) in enumerate(zip(bars, texts, strict=True)):
             slower = bar.ratio.value > 1
-            axes.barh(row, bar.ratio.value, height=0.62,
+            axes.barh(row, bar.ratio.value, height=0.62 * BAR_PT / row_pt,
                       color=colours.slower if slower else colours.faster)  # fmt: skip
             axes.plot([bar.ratio.low, bar.ratio.high], [row, row], color=colours.words)
-            y, weight = _TOP + _ROW_PT * (row + 0.5), "bold" if slower else "normal"
-            for x, words in ((12, bar.label), (WIDTH_PT - right + 12, text)):
+            y, weight = _TOP + row_pt * (row + 0.5), "bold" if slower else "normal"
+            for x, words in ((12, "\n".join(labels[row])), (WIDTH_PT - right + 12, text)):
                 page.text(x, y, words, color=colours.words, verticalalignment="center",
                           fontweight=weight)  # fmt: skip
     words = " ".join(f"{bar.label}: {text}." for bar, text in zip(bars, texts, strict=True))

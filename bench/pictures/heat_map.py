@@ -128,7 +128,7 @@ def _draw_cell(
     left, top, right, bottom = x + inset, y + inset, x + width - inset, y + _ROW_PT - inset
     edge, edge_pt = (theme.words, 2.0) if framed else (theme.grid, 0.6)
     corners = [left, right, right, left], [top, top, bottom, bottom]
-    page.fill(*corners, facecolor=colour, edgecolor=edge, linewidth=edge_pt)
+    page.fill(*corners, facecolor=colour, edgecolor=edge, linewidth=edge_pt, clip_on=False)
     page.text(
         x + width / 2, y + _ROW_PT / 2, f"{ratio:.2f}" if ratio < 9.95 else f"{ratio:.0f}",
         horizontalalignment="center", verticalalignment="center",

@@ -9,11 +9,12 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gpucoll.bench.estimates import time_interval
 from gpucoll.bench.figures import FIGURES, Figure
+from gpucoll.bench.kept import Content, counted
 from gpucoll.bench.pictures.scales import rate_text, size_label, time_label
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import (
@@ -21,10 +22,12 @@ from gpucoll.bench.summary import (
     Entry,
     Side,
     by_size,
+    call_title,
     grouped,
     is_own,
     is_part,
     samples,
+    several_ranks,
     title,
 )
 
@@ -46,7 +49,6 @@ __all__ = [
     "types_of",
 ]
 
-Content = dict[str, Any]
 Contents = Content | Sequence[Content]
 """What ``gpucoll-bench --json`` wrote: the content of one file, or of several."""
 
@@ -191,31 +193,31 @@ class Call:
 def calls_of(contents: Contents) -> dict[str, Call]:
     """Return the calls by title: collective, dtype, reduction, length of lists.
 
-    If several contents measured a call at the same size, the last one counts, with all its
-    libraries: ratios are those of one run. If numbers of ranks differ, titles have them, too.
+    Of several contents, those count that `kept.counted` returns: at each size the newest, with all
+    its libraries. If numbers of ranks differ, titles have them, too.
 
     Raises
     ------
     NothingToDrawError
         There are no results.
+    CannotReadError
+        The contents are of different machines.
     """
-    listed = [contents] if isinstance(contents, dict) else list(contents)
-    numbers = {entry["ranks"] for content in listed for entry in content["results"]}
-    calls: dict[str, Call] = {}
-    for content in listed:
-        limits = _by_call(content["limit"], len(numbers) > 1)
-        for name, entries in _by_call(content["results"], len(numbers) > 1).items():
-            call = Call(name, entries, limits.get(name, []), content["environment"])
-            if earlier := calls.get(name):
-                call = replace(
-                    call,
-                    entries=_replaced(earlier.entries, entries),
-                    limits=_replaced(earlier.limits, call.limits),
-                )
-            calls[name] = call
-    if not calls:
+    listed = [contents] if isinstance(contents, dict) else counted(contents)
+    results = [entry for content in listed for entry in content["results"]]
+    if not results:
         raise NothingToDrawError("nothing to draw: there are no results")
-    return calls
+    has_ranks = several_ranks(results)
+    limits = grouped((entry for content in listed for entry in content["limit"]), has_ranks)
+    environments = {
+        call_title(entry, has_ranks): content["environment"]
+        for content in listed
+        for entry in content["results"]
+    }
+    return {
+        name: Call(name, entries, limits.get(name, []), environments[name])
+        for name, entries in grouped(results, has_ranks).items()
+    }
 
 
 def short_names(calls: dict[str, Call]) -> dict[str, str]:
@@ -265,21 +267,6 @@ def digest_of(function: Callable[..., object], *given: object, **named: object) 
     what = [function.__name__, bound.arguments]
     text = json.dumps(what, sort_keys=True, separators=(",", ":"), default=vars)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _by_call(entries: list[Entry], has_ranks: bool) -> dict[str, list[Entry]]:
-    if not has_ranks:
-        return grouped(entries)
-    return {
-        f"{name}, {ranks} ranks": [entry for entry in found if entry["ranks"] == ranks]
-        for name, found in grouped(entries).items()
-        for ranks in sorted({entry["ranks"] for entry in found})
-    }
-
-
-def _replaced(earlier: list[Entry], later: list[Entry]) -> list[Entry]:
-    sizes = {entry["size"] for entry in later}
-    return [*(entry for entry in earlier if entry["size"] not in sizes), *later]
 
 
 def _values(entries: list[Entry], side: str, quantity: str) -> dict[str, list[Point]]:

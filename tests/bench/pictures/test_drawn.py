@@ -129,6 +129,7 @@ def test_svg_in_a_page(make):
     assert "all_reduce, out of place, time of one call. gpucoll: 3 µs at 4 B" in description
     assert f"sha256 {picture.digest}," in metadata
     words = [one.text for one in page.iter(f"{SVG}text")]
+    assert all("sans-serif" in one.attrib["style"] for one in page.iter(f"{SVG}text"))
     origin = "With 95 % intervals. A <CPU> & more, 2030-01-02"
     assert {"all_reduce, out of place", "Intel MPI", origin} <= {*words}
 

@@ -86,15 +86,15 @@ def test_several_contents_never_mix_the_runs_of_a_size(make):
     first = content(row("gpucoll", 4, 1.0), row("mpich", 4, 2.0), row("gpucoll", 64, 3.0))
     second = content(row("gpucoll", 4, 5.0), date="2030-02-01")
     call = calls_of([first, second])[CALL]
-    assert [(one["library"], one["size"]) for one in call.entries] == [("gpucoll", 64),
-                                                                       ("gpucoll", 4)]  # fmt: skip
+    found = [(one["library"], one["size"]) for one in call.entries]
+    assert found == [("gpucoll", 64), ("gpucoll", 4)]
     assert call.environment["date"] == "2030-02-01"
 
 
 def test_numbers_of_ranks_are_told_apart(make):
     row, content = make
     contents = [content(row("gpucoll", 4, 1.0, ranks=ranks), ranks=ranks) for ranks in (2, 4)]
-    assert list(calls_of(contents)) == [f"{CALL}, 2 ranks", f"{CALL}, 4 ranks"]
+    assert sorted(calls_of(contents)) == [f"{CALL}, 2 ranks", f"{CALL}, 4 ranks"]
 
 
 def test_the_side_with_most_libraries(make):
