@@ -101,6 +101,7 @@ class Options:
     json_path: Path | None
     csv_path: Path | None
     plot_path: Path | None
+    html_path: Path | None
     timeout_s: float
     command_line: str
     percentiles: bool = False
@@ -205,6 +206,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         json_path=given.json,
         csv_path=given.csv,
         plot_path=given.plot,
+        html_path=given.html,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
         percentiles=given.percentiles,
