@@ -52,6 +52,7 @@ BARS: Final = (
     ("all_reduce, 4 B", ALL_REDUCE, 4, "in_place"),
     ("all_reduce, 64 KiB", ALL_REDUCE, 64 << 10, "in_place"),
     ("all_reduce, 64 MiB", ALL_REDUCE, 64 << 20, "in_place"),
+    ("training step", "ddp_step float32 avg", 100_712_448, "in_place"),
     ("start of a program", "startup", 0, "out_of_place"),
 )
 """The headline: label, call, bytes and side."""
@@ -73,7 +74,7 @@ class Drawing(NamedTuple):
 def drawings() -> Iterator[Drawing]:
     """Yield the pictures of results for which there are results."""
     peers, calls = newest("all_reduce-2-ranks"), newest("all-2-ranks")
-    starts = newest("startup-2-ranks")
+    steps, starts = newest("ddp_step-2-ranks"), newest("startup-2-ranks")
     for theme in ("light", "dark"):
         if peers:
             of_peers = peers, ALL_REDUCE, "in_place", "time", theme, VARIANTS
@@ -82,7 +83,7 @@ def drawings() -> Iterator[Drawing]:
             for side in ("in_place", "out_of_place"):
                 yield Drawing(IMAGES / f"ratios_{side}-{theme}.svg", heat_map, (calls, side, theme))
             yield Drawing(IMAGES / f"calls-{theme}.svg", small_multiples, (calls, theme))
-            contents = [calls, starts] if starts else [calls]
+            contents = [content for content in (calls, steps, starts) if content]
             origin = calls_of(calls)[ALL_REDUCE].origin
             of_bars = list(bars(contents)), theme, origin
             yield Drawing(IMAGES / f"headline-{theme}.svg", headline, of_bars)

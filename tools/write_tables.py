@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+from draw_pictures import BARS
 
 from gpucoll.bench.estimates import Ratio
 from gpucoll.bench.kept import read
@@ -39,14 +40,6 @@ TABLE: Final = re.compile(r"<!-- ([\w ]+): ([\w -]+) -->\n.*?<!-- end of \1 -->\
 
 RANGES: Final = ((0, 4 << 10), (4 << 10, 256 << 10), (256 << 10, 64 << 20))
 """Of sizes in bytes: above the first, up to the second."""
-HEADLINE: Final = (
-    ("all_reduce", 4, "all_reduce of 4 B"),
-    ("all_reduce", 64 << 10, "all_reduce of 64 KiB"),
-    ("all_reduce", 64 << 20, "all_reduce of 64 MiB"),
-    ("ddp_step", None, "training step of DistributedDataParallel"),
-    ("startup", None, "program that adds up its ranks, with its launcher"),
-)
-"""Collective, size (None: the only one) and what the reader is told of it."""
 
 
 class Cell(NamedTuple):
@@ -88,13 +81,11 @@ def headline(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the table behind the first picture."""
     yield "| | gpucoll | fastest peer | gpucoll takes |"
     yield "| --- | ---: | ---: | ---: |"
-    found = [cell for path in paths for cell in cells_of(path)]
-    for collective, size, words in HEADLINE:
-        for cell in found:
-            is_meant = cell.call.split()[0] == collective and size in (None, cell.size)
-            if is_meant and (collective != "all_reduce" or cell.side == "in_place"):
-                peer = f"{cell.peer} {time_text(cell.peer_us)}"
-                yield f"| {words} | {time_text(cell.time_us)} | {peer} | {cell.ratio} |"
+    found = {(cell.call, cell.size, cell.side): cell for path in paths for cell in cells_of(path)}
+    for label, call, size, side in BARS:
+        if cell := found.get((call, size, side)):
+            peer = f"{cell.peer} {time_text(cell.peer_us)}"
+            yield f"| {label} | {time_text(cell.time_us)} | {peer} | {cell.ratio} |"
 
 
 def outcome(paths: Sequence[Path]) -> Iterator[str]:
