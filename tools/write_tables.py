@@ -108,18 +108,22 @@ def outcome(paths: Sequence[Path]) -> Iterator[str]:
 
 def slower(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the calls at which a peer is faster: at which sizes, and how much at worst."""
-    yield "| call | side | sizes | of | largest ratio | there |"
-    yield "| --- | --- | --- | ---: | ---: | --- |"
+    yield "| call | sizes | largest ratio |"
+    yield "| --- | --- | --- |"
     found = [cell for path in paths for cell in cells_of(path)]
-    for call, side in dict.fromkeys((cell.call, cell.side) for cell in found):
+    sides = dict.fromkeys((cell.call, cell.side) for cell in found)
+    two_sided = {call for call, side in sides if side == SIDES[0]} & {
+        call for call, side in sides if side == SIDES[1]
+    }
+    for call, side in sides:
         mine = [cell for cell in found if (cell.call, cell.side) == (call, side)]
         if lost := [cell for cell in mine if cell.ratio.low > 1]:
             worst = max(lost, key=lambda cell: cell.ratio.value)
             sizes = ranges([cell.size for cell in mine], {cell.size for cell in lost})
-            there = f"{bytes_text(worst.size)}, {worst.peer}"
+            side_text = f", {SIDE_TITLES[side]}" if call in two_sided else ""
             yield (
-                f"| {call.split()[0]} | {SIDE_TITLES[side]} | {sizes} | {len(lost)} of {len(mine)} "
-                f"| {worst.ratio} | {there} |"
+                f"| {call.split()[0]}{side_text} | {sizes} "
+                f"| {worst.ratio.value:.2f} at {bytes_text(worst.size)} ({worst.peer}) |"
             )
 
 

@@ -55,7 +55,7 @@ def test_where_a_peer_is_faster(tmp_path):
     times = {1 << power: (1.0, 2.0) for power in (2, 3, 7)} | {16: (3.0, 2.0), 32: (4.0, 2.0)}
     path = write(tmp_path, {**times, 64: (2.0, 2.0), 1 << 20: (5.0, 2.0)})
     assert list(write_tables.slower([path]))[2:] == [
-        "| scan | out of place | 16 B to 32 B, 1 MiB | 3 of 7 | 2.50 [2.50, 2.50] | 1 MiB, MPICH |"
+        "| scan | 16 B to 32 B, 1 MiB | 2.50 at 1 MiB (MPICH) |"
     ]
     assert list(write_tables.outcome([path]))[2:] == [
         "| all sizes | 3 | 1 | 3 | 1.00 |",
@@ -72,7 +72,7 @@ def test_the_newest_result_counts(tmp_path, monkeypatch):
     page = write_tables.written("a\n<!-- slower: some more -->\nold\n<!-- end of slower -->\nz\n")
     write_tables.newest.cache_clear()
     assert page.startswith("a\n<!-- slower: some more -->\n\n| call |")
-    assert page.endswith("| 4 B, MPICH |\n\n<!-- end of slower -->\nz\n")
+    assert page.endswith("at 4 B (MPICH) |\n\n<!-- end of slower -->\nz\n")
     assert "old" not in page
 
 
