@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+from draw_pictures import BARS
 
 from gpucoll.bench.estimates import Ratio
 from gpucoll.bench.kept import libraries, machine, read
@@ -39,14 +40,6 @@ TABLE: Final = re.compile(r"<!-- ([\w ]+): ([\w -]+) -->\n.*?<!-- end of \1 -->\
 
 RANGES: Final = ((0, 4 << 10), (4 << 10, 256 << 10), (256 << 10, 64 << 20))
 """Of sizes in bytes: above the first, up to the second."""
-HEADLINE: Final = (
-    ("all_reduce", 4, "all_reduce of 4 B"),
-    ("all_reduce", 64 << 10, "all_reduce of 64 KiB"),
-    ("all_reduce", 64 << 20, "all_reduce of 64 MiB"),
-    ("ddp_step", None, "training step of DistributedDataParallel"),
-    ("startup", None, "program that adds up its ranks, with its launcher"),
-)
-"""Collective, size (None: the only one) and what the reader is told of it."""
 
 
 class Cell(NamedTuple):
@@ -88,13 +81,11 @@ def headline(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the table behind the first picture."""
     yield "| | gpucoll | fastest peer | gpucoll takes |"
     yield "| --- | ---: | ---: | ---: |"
-    found = [cell for path in paths for cell in cells_of(path)]
-    for collective, size, words in HEADLINE:
-        for cell in found:
-            is_meant = cell.call.split()[0] == collective and size in (None, cell.size)
-            if is_meant and (collective != "all_reduce" or cell.side == "in_place"):
-                peer = f"{cell.peer} {time_text(cell.peer_us)}"
-                yield f"| {words} | {time_text(cell.time_us)} | {peer} | {cell.ratio} |"
+    found = {(cell.call, cell.size, cell.side): cell for path in paths for cell in cells_of(path)}
+    for label, call, size, side in BARS:
+        if cell := found.get((call, size, side)):
+            peer = f"{cell.peer} {time_text(cell.peer_us)}"
+            yield f"| {label} | {time_text(cell.time_us)} | {peer} | {cell.ratio} |"
 
 
 def outcome(paths: Sequence[Path]) -> Iterator[str]:
@@ -117,18 +108,22 @@ def outcome(paths: Sequence[Path]) -> Iterator[str]:
 
 def slower(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the calls at which a peer is faster: at which sizes, and how much at worst."""
-    yield "| call | side | sizes | of | largest ratio | there |"
-    yield "| --- | --- | --- | ---: | ---: | --- |"
+    yield "| call | sizes | largest ratio |"
+    yield "| --- | --- | --- |"
     found = [cell for path in paths for cell in cells_of(path)]
-    for call, side in dict.fromkeys((cell.call, cell.side) for cell in found):
+    sides = dict.fromkeys((cell.call, cell.side) for cell in found)
+    two_sided = {call for call, side in sides if side == SIDES[0]} & {
+        call for call, side in sides if side == SIDES[1]
+    }
+    for call, side in sides:
         mine = [cell for cell in found if (cell.call, cell.side) == (call, side)]
         if lost := [cell for cell in mine if cell.ratio.low > 1]:
             worst = max(lost, key=lambda cell: cell.ratio.value)
             sizes = ranges([cell.size for cell in mine], {cell.size for cell in lost})
-            there = f"{bytes_text(worst.size)}, {worst.peer}"
+            side_text = f", {SIDE_TITLES[side]}" if call in two_sided else ""
             yield (
-                f"| {call.split()[0]} | {SIDE_TITLES[side]} | {sizes} | {len(lost)} of {len(mine)} "
-                f"| {worst.ratio} | {there} |"
+                f"| {call.split()[0]}{side_text} | {sizes} "
+                f"| {worst.ratio.value:.2f} at {bytes_text(worst.size)} ({worst.peer}) |"
             )
 
 

@@ -55,7 +55,7 @@ def test_where_a_peer_is_faster(tmp_path):
     times = {1 << power: (1.0, 2.0) for power in (2, 3, 7)} | {16: (3.0, 2.0), 32: (4.0, 2.0)}
     path = write(tmp_path, {**times, 64: (2.0, 2.0), 1 << 20: (5.0, 2.0)})
     assert list(write_tables.slower([path]))[2:] == [
-        "| scan | out of place | 16 B to 32 B, 1 MiB | 3 of 7 | 2.50 [2.50, 2.50] | 1 MiB, MPICH |"
+        "| scan | 16 B to 32 B, 1 MiB | 2.50 at 1 MiB (MPICH) |"
     ]
     assert list(write_tables.outcome([path]))[2:] == [
         "| all sizes | 3 | 1 | 3 | 1.00 |",
@@ -72,7 +72,7 @@ def test_the_newest_result_counts(tmp_path, monkeypatch):
     page = write_tables.written("a\n<!-- slower: some more -->\nold\n<!-- end of slower -->\nz\n")
     write_tables.newest.cache_clear()
     assert page.startswith("a\n<!-- slower: some more -->\n\n| call |")
-    assert page.endswith("| 4 B, MPICH |\n\n<!-- end of slower -->\nz\n")
+    assert page.endswith("at 4 B (MPICH) |\n\n<!-- end of slower -->\nz\n")
     assert "old" not in page
 
 
@@ -86,8 +86,8 @@ def test_steps_of_training_are_a_result(tmp_path, monkeypatch):
     times = {"gloo": [0.2] * 3, "gpucoll": [0.1] * 3, "no communication": [0.05] * 3}
     given = argparse.Namespace(ranks=2, backends=["gloo", "gpucoll"], environment={})
     path = tmp_path / "2030-01-02-ddp_step-2-ranks.json"
-    content = measure_torch_training.as_json(times, given, 25)
+    content = measure_torch_training.as_json(times, given, 25_178_112)
     monkeypatch.setattr(write_tables, "content_of", lambda _: content)
     assert list(write_tables.headline([path]))[2:] == [
-        "| training step of DistributedDataParallel | 100 ms | Gloo 200 ms | 0.50 [0.50, 0.50] |"
+        "| training step | 100 ms | Gloo 200 ms | 0.50 [0.50, 0.50] |"
     ]
