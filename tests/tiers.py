@@ -4,7 +4,7 @@
 
 - its file or folder is in `PLACES`,
 - it has the mark ``soak`` (``soak(quick=2)`` leaves two of its cases in the quick tier, which
-  differ as much as possible), or
+  differ as much as possible; in a file of another tier the mark takes out what has it), or
 - its parameters are a product: then the quick tier takes the cases that together have each value
   of each parameter once, and ``soak`` the rest.
 """
@@ -195,7 +195,7 @@ def _tiers_of_cases(cases: list[pytest.Item]) -> Iterator[str]:
     """Yield the tier of each case of one test function."""
     place = place_of(cases[0].nodeid.partition("::")[0])
     if place != "quick":
-        yield from [place] * len(cases)
+        yield from ("soak" if case.get_closest_marker("soak") else place for case in cases)
         return
     most = _n_quick(cases[0])
     quick = covering([_values_of(case, together=most is None) for case in cases])
