@@ -86,6 +86,12 @@ def test_another_tier(run):
     assert "Left to other tiers: 5 of quick" in output
 
 
+def test_the_mark_in_a_file_of_another_tier():
+    marked, plain = (Mock(nodeid=f"tests/backends/mpi/test_mpi.py::test_it[{n}]") for n in range(2))
+    plain.get_closest_marker.return_value = None
+    assert [*tiers.tiers_of([marked, plain])] == ["soak", "mpi"]
+
+
 def test_files_that_compile_for_long_are_in_one_share_each():
     items: list[Any] = [
         Mock(nodeid=f"{file}::test_it[{n}]") for file in tiers.IN_ONE_SHARE for n in range(9)
