@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from tests import tiers
 from tests.tiers import PLACES, TIERS, covering
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +84,24 @@ def test_another_tier(run):
     names, output = run("--tier", "soak", ".")
     assert names == {*SOAK}
     assert "Left to other tiers: 5 of quick" in output
+
+
+def test_the_mark_in_a_file_of_another_tier():
+    marked, plain = (Mock(nodeid=f"tests/backends/mpi/test_mpi.py::test_it[{n}]") for n in range(2))
+    plain.get_closest_marker.return_value = None
+    assert [*tiers.tiers_of([marked, plain])] == ["soak", "mpi"]
+
+
+def test_files_that_compile_for_long_are_in_one_share_each():
+    items: list[Any] = [
+        Mock(nodeid=f"{file}::test_it[{n}]") for file in tiers.IN_ONE_SHARE for n in range(9)
+    ]
+    assert {tiers.place_of(file) for file in tiers.IN_ONE_SHARE} == {"soak"}
+    kept = []
+    for part in range(5):
+        others = tiers._other_shares(items, ["soak"] * len(items), part, 5)
+        kept.append([item for item in items if item not in others])
+    assert [len(share) for share in kept] == [9, 9, 9, 0, 0]
 
 
 @pytest.mark.soak

@@ -4,7 +4,7 @@
 
 - its file or folder is in `PLACES`,
 - it has the mark ``soak`` (``soak(quick=2)`` leaves two of its cases in the quick tier, which
-  differ as much as possible), or
+  differ as much as possible; in a file of another tier the mark takes out what has it), or
 - its parameters are a product: then the quick tier takes the cases that together have each value
   of each parameter once, and ``soak`` the rest.
 """
@@ -72,7 +72,7 @@ PLACES = {
     "tests/integrations/test_native.py": "quick",
     "tests/kernels/cpu/test_memory_order.py": "soak",
     "tests/kernels/gpu/test_compile_amd.py": "soak",
-    "tests/kernels/gpu/test_compile_cuda.py": "libraries",
+    "tests/kernels/gpu/test_compile_cuda.py": "soak",
     "tests/kernels/gpu/test_on_gpu.py": "libraries",
     "tests/models": "soak",
     "tests/rendezvous/test_kubernetes.py": "frameworks",
@@ -81,12 +81,20 @@ PLACES = {
     "tests/tables/test_libraries.py": "libraries",
     "tests/tables/test_published_libraries.py": "libraries",
     "tests/tools/test_gpu_probes.py": "soak",
+    "tests/test_typed.py": "libraries",
     "tests/tools/test_make_site.py": "libraries",
     "tests/training/gossip/test_libraries.py": "libraries",
     "tests/training/test_libraries.py": "libraries",
     "tests/transport/tcp/test_secure_streams.py": "soak",
 }
 """The tier of each file or folder whose tests are not in the quick one; the longest path counts."""
+
+IN_ONE_SHARE = (
+    "tests/kernels/cpu/test_memory_order.py",
+    "tests/kernels/gpu/test_compile_cuda.py",
+    "tests/kernels/gpu/test_compile_amd.py",
+)
+"""Files in soak that first compile for minutes: each has all its cases in one share, its own."""
 
 _LEFT = pytest.StashKey[Counter[str]]()
 
@@ -141,6 +149,9 @@ def _other_shares(
         # Functions with few cases begin in different shares, or the last would have none of them;
         # those of one file in the same one, so that what it prepares is not prepared in each.
         file = function.partition("::")[0]
+        if file in IN_ONE_SHARE:
+            others.update(cases if IN_ONE_SHARE.index(file) % parts != part else ())
+            continue
         first = zlib.crc32(file.encode()) if len(cases) < parts else 0
         others.update(case for place, case in enumerate(cases) if (first + place) % parts != part)
     return others
@@ -185,7 +196,7 @@ def _tiers_of_cases(cases: list[pytest.Item]) -> Iterator[str]:
     """Yield the tier of each case of one test function."""
     place = place_of(cases[0].nodeid.partition("::")[0])
     if place != "quick":
-        yield from [place] * len(cases)
+        yield from ("soak" if case.get_closest_marker("soak") else place for case in cases)
         return
     most = _n_quick(cases[0])
     quick = covering([_values_of(case, together=most is None) for case in cases])

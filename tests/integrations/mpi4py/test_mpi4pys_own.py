@@ -27,7 +27,14 @@ def own_tests(tmp_path_factory, packages) -> Path:
     return packages.source_of(f"mpi4py=={VERSION}", folder) / "test"
 
 
-@pytest.mark.parametrize(("n_ranks", "files"), [(1, ()), (2, _ON_TWO), (3, _ON_THREE)])
+@pytest.mark.parametrize(
+    ("n_ranks", "files"),
+    [
+        pytest.param(1, (), marks=pytest.mark.soak),
+        (2, _ON_TWO),
+        pytest.param(3, _ON_THREE, marks=pytest.mark.soak),
+    ],
+)
 def test_mpi4pys_own(n_ranks, files, own_tests):
     command = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", str(n_ranks)]
     command += [str(SUITE / "__main__.py"), str(own_tests), *files]

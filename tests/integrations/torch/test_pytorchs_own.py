@@ -60,7 +60,7 @@ def run_suite(tmp_path):
     return run_suite
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_all_but_what_is_listed_passes(run_suite, world_size):
     outcomes = run_suite("gpucoll", world_size)
 
