@@ -10,6 +10,7 @@ from gpucoll.bench.argument_types import choice, count, factor, peers, seconds, 
 from gpucoll.bench.collectives import DTYPE_ALIASES, DTYPES, REDOPS
 from gpucoll.bench.patterns import MEASURED, NAME_GROUPS
 from gpucoll.bench.peers import PEERS
+from gpucoll.bench.predict.command import add_arguments as add_predicting
 from gpucoll.bench.rank.arrays import KINDS
 from gpucoll.version import __version__
 
@@ -74,6 +75,8 @@ examples:
   gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
   gpucoll-bench all --array host-device --ranks 2 -e 1M
+  gpucoll-bench all_reduce --predict 64,1024,10000 --hosts-of 8 --link 25,10
+  gpucoll-bench --predict 64 --hosts-of 1 --from measured_on_4_hosts.json
   python -m gpucoll.bench.report result.json
 
 exit codes: 0 success; 1 wrong results, or a failure while measuring; 2 nothing was measured (wrong
@@ -127,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="root rank, for collectives with a root (0)",
     )
     add_measuring(add)
+    add_predicting(add)
     return parser
 
 

@@ -14,6 +14,7 @@ from gpucoll.bench.argument_types import sizes
 from gpucoll.bench.collectives import DTYPES, Collective
 from gpucoll.bench.patterns import MEASURED, PATTERNS
 from gpucoll.bench.peers import PEERS
+from gpucoll.bench.predict.command import Prediction, read_arguments
 from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
 
@@ -62,6 +63,8 @@ class Options:
         Peer -> path of its Python; None for this process's environment.
     json_path, csv_path : Path or None
         Where to write the results. A CSV at ``-`` goes to stdout, and there is no table.
+    predict : Prediction or None
+        What to predict from the results.
     """
 
     collectives: tuple[str, ...]
@@ -93,6 +96,7 @@ class Options:
     timeout_s: float
     command_line: str
     left_out: tuple[str, ...] = ()
+    predict: Prediction | None = None
 
     def each(self) -> Iterator[Options]:
         """Yield the options for each collective in turn."""
@@ -150,6 +154,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     given = parser.parse_args(arguments)
     given.dtype, left_out = without_missing(given.dtype)
     refuse_contradictions(parser, given)
+    predict = read_arguments(parser, given)
     return Options(
         collectives=tuple(given.collectives),
         collective=given.collectives[0],
@@ -180,6 +185,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
         left_out=left_out,
+        predict=predict,
     )
 
 

@@ -33,12 +33,13 @@ from gpucoll.bench.libraries import ready_programs, start_own, start_peers
 from gpucoll.bench.measure import Bench
 from gpucoll.bench.measure_programs import ProgramBench
 from gpucoll.bench.peers import PeerMissingError, locate
+from gpucoll.bench.predict.command import predicted_lines
 from gpucoll.bench.programs import Program
 from gpucoll.bench.rank.arrays import TEST_ARRAY, NoGpuError
 from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row, write_whole
 from gpucoll.bench.starts import cpus_of_ranks
-from gpucoll.errors import GpucollError
+from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpus
 
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parse(arguments)
     try:
+        if options.predict is not None and options.predict.sources:
+            predict(options, None)
+            return EXIT_RIGHT
         with terminated_like_interrupted():
             if under_launcher(os.environ):
                 return run_launched(options)
@@ -170,6 +174,8 @@ def measure(
             Bench(one, own, peers, results, report, complain, tell).run()
     show(table.footer(results))
     write_files(options, results)
+    if options.predict is not None:
+        predict(options, results)
     return EXIT_WRONG if results.wrong or results.failures else EXIT_RIGHT
 
 
@@ -184,6 +190,16 @@ def write_files(options: Options, results: Results) -> None:
         raise CannotWriteError(f"{error.strerror} ({error.filename})") from error
     if options.csv_on_stdout:
         say(iter([csv_text(results)]), end="")
+
+
+def predict(options: Options, results: Results | None) -> None:
+    """Print predictions from the results, or from kept ones; CannotMeasureError: they are none."""
+    assert options.predict is not None
+    try:
+        content = None if results is None else results.as_json()
+        say(predicted_lines(options.predict, options.sizes_bytes, content))
+    except ArgumentError as error:
+        raise CannotMeasureError(str(error)) from error
 
 
 def say(lines: Iterator[str], end: str = "\n") -> None:
