@@ -105,8 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("collectives", nargs="*", default=[["all_reduce"]],
         type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE",
-        help=f"one or more, with commas or spaces between, of {', '.join([*MEASURED, *NAME_GROUPS])} "
-        "(default: all_reduce)"
+        help="one or more, with commas or spaces between, of "
+        f"{', '.join([*MEASURED, *NAME_GROUPS])} (default: all_reduce)"
     )  # fmt: skip
     add(
         "--ranks",

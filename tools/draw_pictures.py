@@ -21,11 +21,11 @@ from typing import Any, Final, NamedTuple
 
 import draw_gpu_ring
 import draw_slow_links
-import write_tables
 from schedules.drawing import draw as draw_schedule
 
 from gpucoll.algorithms.table import named
 from gpucoll.bench.pictures import (
+    NothingToDrawError,
     Picture,
     bar_of,
     calls_of,
@@ -44,9 +44,18 @@ __all__ = ["Drawing", "drawings", "main"]
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 IMAGES: Final = DOCS / "images"
+RESULTS: Final = ROOT / "bench/results"
 ALL_REDUCE: Final = "all_reduce float32 sum"
 VARIANTS: Final = ("gpucoll symmetric", "gpucoll-plan", "limit")
 """What the README's picture leaves out, which its readers do not know."""
+BARS: Final = (
+    ("all_reduce, 4 B", ALL_REDUCE, 4, "in_place"),
+    ("all_reduce, 64 KiB", ALL_REDUCE, 64 << 10, "in_place"),
+    ("all_reduce, 64 MiB", ALL_REDUCE, 64 << 20, "in_place"),
+    ("training step", "ddp_step float32 avg", 100_712_448, "in_place"),
+    ("start of a program", "startup", 0, "out_of_place"),
+)
+"""The headline: label, call, bytes and side."""
 
 
 class Drawing(NamedTuple):
@@ -65,7 +74,7 @@ class Drawing(NamedTuple):
 def drawings() -> Iterator[Drawing]:
     """Yield the pictures of results for which there are results."""
     peers, calls = newest("all_reduce-2-ranks"), newest("all-2-ranks")
-    others = [newest("ddp_step-2-ranks"), newest("startup-2-ranks")]
+    steps, starts = newest("ddp_step-2-ranks"), newest("startup-2-ranks")
     for theme in ("light", "dark"):
         if peers:
             of_peers = peers, ALL_REDUCE, "in_place", "time", theme, VARIANTS
@@ -74,26 +83,26 @@ def drawings() -> Iterator[Drawing]:
             for side in ("in_place", "out_of_place"):
                 yield Drawing(IMAGES / f"ratios_{side}-{theme}.svg", heat_map, (calls, side, theme))
             yield Drawing(IMAGES / f"calls-{theme}.svg", small_multiples, (calls, theme))
-            contents = [calls, *filter(None, others)]
+            contents = [content for content in (calls, steps, starts) if content]
             origin = calls_of(calls)[ALL_REDUCE].origin
             of_bars = list(bars(contents)), theme, origin
             yield Drawing(IMAGES / f"headline-{theme}.svg", headline, of_bars)
 
 
-def newest(name: str) -> dict[str, Any] | None:
-    """Return the newest results of a name; None if there are none."""
-    path = write_tables.newest(name)
-    return None if path is None else write_tables.content_of(path)
+def newest(kind: str) -> dict[str, Any] | None:
+    """Return the newest results of a kind; None if there are none."""
+    paths = sorted(RESULTS.glob(f"????-??-??-{kind}.json"))
+    content: dict[str, Any] = json.loads(paths[-1].read_text("utf-8")) if paths else {}
+    return content or None
 
 
 def bars(contents: Sequence[dict[str, Any]]) -> Iterator[Bar]:
-    """Yield a bar for each row of the table `write_tables.headline` that was measured."""
-    for collective, size, label in write_tables.HEADLINE:
-        for title, call in calls_of(contents).items():
-            sizes = [entry["size"] for entry in call.entries]
-            if call.name == collective and (size in sizes or size is None):
-                side = "in_place" if call.entries[0]["in_place"] else "out_of_place"
-                yield bar_of(contents, title, sizes[0] if size is None else size, side, label)
+    """Yield the bars of the headline that were measured."""
+    for label, call, size_bytes, side in BARS:
+        try:
+            yield bar_of(contents, call, size_bytes, side, label)
+        except NothingToDrawError:
+            continue
 
 
 def draw_slow_links_picture(path: Path) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import draw_pictures
-import numpy as np
 import pytest
-import write_tables
 
 from gpucoll.bench.pictures import save
-from gpucoll.bench.results import Measurement, Results, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,39 +47,37 @@ def test_the_readmes_pictures_are_among_them():
 def kept(tmp_path, monkeypatch):
     """Return a folder for results, and let the tool draw into another one."""
     results, docs = tmp_path / "results", tmp_path / "docs"
-    monkeypatch.setattr(write_tables, "RESULTS", results)
-    write_tables.newest.cache_clear()
+    monkeypatch.setattr(draw_pictures, "RESULTS", results)
     monkeypatch.setattr(draw_pictures, "IMAGES", docs)
     monkeypatch.setattr(draw_pictures, "ROOT", tmp_path)
     monkeypatch.setattr(draw_pictures, "OTHERS", {})
     results.mkdir()
     docs.mkdir()
-    yield results
-    write_tables.newest.cache_clear()
+    return results
 
 
-def row(collective: str, library: str, size: int, time_us: float) -> Row:
-    side = Measurement(np.full((2, 3), time_us), 5, 0)
-    is_start = collective == "startup"
-    types = ("none", "none") if is_start else ("float32", "sum")
-    where = (library, "private", collective, 2, size, size // 4, *types, -1)
-    return Row(*where, side, None if is_start else side)
-
-
-def keep(folder: Path, name: str, *rows: Row) -> None:
-    environment = {
-        "cpu": "a CPU", "date": name[:10], "usable_cpus": 2, "libraries": {}, "array": "numpy",
-        "ranks": 2, "command": "", "kernel": "", "python": "",
+def entry(collective: str, library: str, size: int, time_us: float) -> dict[str, object]:
+    side = {"time": time_us, "bus_bw": None, "samples_us": [[time_us] * 3] * 2}
+    return {
+        "library": library, "placement": "private", "collective": collective, "ranks": 2,
+        "type": "none" if collective == "startup" else "float32",
+        "redop": "none" if collective == "startup" else "sum",
+        "size": size, "in_place": None if collective == "startup" else side, "out_of_place": side,
     }  # fmt: skip
-    Results(environment, list(rows)).write(folder / name)
+
+
+def keep(folder: Path, name: str, *entries: dict[str, object]) -> None:
+    environment = {"cpu": "a CPU", "date": "2030-01-02", "usable_cpus": 2, "libraries": {}}
+    content = {"results": list(entries), "limit": [], "environment": environment}
+    (folder / name).write_text(json.dumps(content))
 
 
 def test_the_newest_results_are_taken(kept):
     for date, time_us in (("2030-01-03", 3.0), ("2030-01-02", 2.0)):
-        found = row("all_reduce", "gpucoll", 4, time_us), row("all_reduce", "impi", 4, 6.0)
+        found = entry("all_reduce", "gpucoll", 4, time_us), entry("all_reduce", "impi", 4, 6.0)
         keep(kept, f"{date}-all-2-ranks.json", *found)
-    keep(kept, "2030-01-01-startup-2-ranks.json", row("startup", "gpucoll", 0, 2.0),
-         row("startup", "mpich", 0, 1.0))  # fmt: skip
+    keep(kept, "2030-01-01-startup-2-ranks.json", entry("startup", "gpucoll", 0, 2.0),
+         entry("startup", "mpich", 0, 1.0))  # fmt: skip
     drawn = {one.path.stem: one for one in draw_pictures.drawings()}
     assert sorted(drawn) == [
         f"{name}-{theme}"
@@ -90,14 +86,14 @@ def test_the_newest_results_are_taken(kept):
     ]
     bars, theme, origin = drawn["headline-dark"].arguments
     assert [(bar.label, bar.ratio.value, bar.peer) for bar in bars] == [
-        ("all_reduce of 4 B", 0.5, "Intel MPI"),
-        ("program that adds up its ranks, with its launcher", 2.0, "MPICH"),
+        ("all_reduce, 4 B", 0.5, "Intel MPI"),
+        ("start of a program", 2.0, "MPICH"),
     ]
-    assert (theme, origin) == ("dark", "a CPU, 2030-01-03")
+    assert (theme, origin) == ("dark", "a CPU, 2030-01-02")
 
 
 def test_names_choose_pictures(kept, monkeypatch, capsys):
-    keep(kept, "2030-01-02-all_reduce-2-ranks.json", row("all_reduce", "gpucoll", 4, 1.0))
+    keep(kept, "2030-01-02-all_reduce-2-ranks.json", entry("all_reduce", "gpucoll", 4, 1.0))
     drawn = []
     monkeypatch.setattr(draw_pictures, "lines", lambda *given: given[4])
     monkeypatch.setattr(draw_pictures, "save", lambda one, path: drawn.append((one, path)))
