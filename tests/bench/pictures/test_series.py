@@ -102,7 +102,9 @@ def test_the_side_with_most_libraries(make):
     rows = [row("gpucoll", 4, 1.0, in_place=1.0), row("mpich", 4, 1.0)]
     assert fullest_side(calls_of(content(*rows))[CALL]) == "out_of_place"
     rows[1] = row("mpich", 4, 1.0, in_place=1.0)
-    assert fullest_side(calls_of(content(*rows))[CALL]) == "out_of_place"
+    assert fullest_side(calls_of(content(*rows))[CALL]) == "out_of_place"  # as many
+    rows.append(row("gloo", 4, None, in_place=1.0))
+    assert fullest_side(calls_of(content(*rows))[CALL]) == "in_place"
 
 
 def test_figures(make):
