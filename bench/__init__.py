@@ -23,6 +23,7 @@
     ├── csv_results    the results as CSV
     ├── figures        results that are not times: names, units
     ├── table          the results as nccl-tests' table
+    ├── pictures       the results as pictures, by matplotlib
     ├── summary        the outcome of a whole run: medians, and where a peer is faster
     ├── progress       what is measured now, how far the run is
     │   └── time_left      how long the rest takes

@@ -22,7 +22,7 @@ ENVIRONMENT = {
 def row(
     library: str,
     size_bytes: int,
-    time_us: float,
+    time_us: float | None,
     *,
     collective: str = "all_reduce",
     placement: str = "private",

@@ -97,12 +97,28 @@ def test_numbers_of_ranks_are_told_apart(make):
     assert sorted(calls_of(contents)) == [f"{CALL}, 2 ranks", f"{CALL}, 4 ranks"]
 
 
+def test_where_a_call_was_measured(make):
+    row, content = make
+    found = [
+        calls_of(content(row("gpucoll", 4, 1.0), **told))[CALL]
+        for told in ({}, {"array": "cupy"}, {"array": "host-device", "test_device": "a note"})
+    ]
+    assert [one.where for one in found] == [
+        "on 2 CPUs of one host",
+        "cupy arrays",
+        "on a test device, whose times mean nothing for GPUs",
+    ]
+    assert found[0].origin == "A <CPU> & more, 2030-01-02"
+
+
 def test_the_side_with_most_libraries(make):
     row, content = make
     rows = [row("gpucoll", 4, 1.0, in_place=1.0), row("mpich", 4, 1.0)]
     assert fullest_side(calls_of(content(*rows))[CALL]) == "out_of_place"
     rows[1] = row("mpich", 4, 1.0, in_place=1.0)
-    assert fullest_side(calls_of(content(*rows))[CALL]) == "out_of_place"
+    assert fullest_side(calls_of(content(*rows))[CALL]) == "out_of_place"  # as many
+    rows.append(row("gloo", 4, None, in_place=1.0))
+    assert fullest_side(calls_of(content(*rows))[CALL]) == "in_place"
 
 
 def test_figures(make):
