@@ -102,8 +102,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("collectives", nargs="*", default=[["all_reduce"]],
         type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE",
-        help=f"one or more, with commas or spaces between, of {', '.join([*MEASURED, *NAME_GROUPS])} "
-        "(default: all_reduce)"
+        help="one or more, separated by commas or spaces, of "
+        f"{', '.join([*MEASURED, *NAME_GROUPS])} (default: all_reduce)"
     )  # fmt: skip
     add(
         "--ranks",
