@@ -105,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("collectives", nargs="*", default=[["all_reduce"]],
         type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE",
-        help="one or more, with commas or spaces between, of "
+        help="one or more, separated by commas or spaces, of "
         f"{', '.join([*MEASURED, *NAME_GROUPS])} (default: all_reduce)"
     )  # fmt: skip
     add(

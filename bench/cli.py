@@ -118,12 +118,17 @@ def run_alone(options: Options, progress: Progress) -> int:
     if options.array in ("numpy", TEST_ARRAY):
         check_memory(options, ranks, len(located))
     compile_kernels()
+
+    def tell(text: str) -> None:
+        progress.clear()
+        note(options, text)
+
     progress.show(f"starting {', '.join(['gpucoll', *options.compare])}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-")))
         programs = []
         if any(one.traits.own_program for one in options.each()):
-            programs = ready_programs(options, located, ranks, folder, partial(note, options))
+            programs = ready_programs(options, located, ranks, folder, tell)
         if all(one.traits.own_program for one in options.each()):
             return measure(options, None, [], [], programs, progress)
         # Vendors' libraries have threads, which need CPUs of their own.
