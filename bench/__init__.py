@@ -29,6 +29,7 @@
     ├── environment    the machine and the versions that belong to every figure
     └── COMMANDS       what is done with kept results
         ├── report         kept results -> tables, pictures, a page
+        │   └── page           that page (page_assets: its style and script)
         ├── compare        two runs -> what became slower
         │   └── changes        which changes are real, and their intervals
         └── kept           reads what --json wrote, and takes several files as one

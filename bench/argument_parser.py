@@ -182,6 +182,9 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--plot", type=Path, metavar="FILE.svg|png|pdf",
         help="draw time and bus bandwidth over the size into this file; needs matplotlib: "
         "pip install 'gpucoll[plot]'")  # fmt: skip
+    add("--html", type=Path, metavar="FILE",
+        help="write a page with pictures, ratios and all times into this file; needs "
+        "matplotlib")  # fmt: skip
     add("--progress", action="store_true",
         help="without a terminal, too, show how far the run is: a line on stderr every 30 "
         "s")  # fmt: skip

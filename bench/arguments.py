@@ -96,6 +96,7 @@ class Options:
     json_path: Path | None
     csv_path: Path | None
     plot_path: Path | None
+    html_path: Path | None
     timeout_s: float
     command_line: str
     progress: bool = False
@@ -197,6 +198,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         json_path=given.json,
         csv_path=given.csv,
         plot_path=given.plot,
+        html_path=given.html,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
         progress=given.progress,

@@ -6,7 +6,7 @@ import importlib.util
 import os
 
 from gpucoll import config
-from gpucoll.bench import environment, pictures
+from gpucoll.bench import environment, page, pictures
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
@@ -105,8 +105,11 @@ def check_files(options: Options) -> None:
     """Raise if a file cannot be written or drawn, before minutes of measuring."""
     if options.plot_path is not None and (reason := pictures.why_not(options.plot_path)):
         raise CannotMeasureError(f"--plot {reason}")
+    if options.html_path is not None and (reason := page.why_not(options.html_path)):
+        raise CannotMeasureError(f"--html {reason}")
     csv_path = None if options.csv_on_stdout else options.csv_path
-    files = {"--json": options.json_path, "--csv": csv_path, "--plot": options.plot_path}
+    files = {"--json": options.json_path, "--csv": csv_path}
+    files |= {"--plot": options.plot_path, "--html": options.html_path}
     for option, path in files.items():
         if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
             raise CannotMeasureError(f"{option} {path}: cannot write a file there")

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gpucoll import config
-from gpucoll.bench import COMMANDS, environment, launched, pictures, table
+from gpucoll.bench import COMMANDS, environment, launched, page, pictures, table
 from gpucoll.bench.arguments import Options, parse
 from gpucoll.bench.checks import (
     CannotMeasureError,
@@ -216,6 +216,8 @@ def write_files(options: Options, results: Results) -> None:
             write_whole(options.csv_path, csv_text(results))
         if options.plot_path is not None:
             pictures.save(pictures.overview(results.as_json()), options.plot_path)
+        if options.html_path is not None:
+            page.save([results.as_json()], options.html_path)
     except OSError as error:
         raise CannotWriteError(f"{error.strerror} ({error.filename})") from error
     if options.csv_on_stdout:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import numpy as np
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import Entry, call_title
 
-__all__ = ["MACHINE", "CannotReadError", "Content", "counted", "read"]
+__all__ = [
+    "MACHINE",
+    "CannotReadError",
+    "Content",
+    "counted",
+    "libraries",
+    "machine",
+    "public_command",
+    "read",
+]
 
 Content = dict[str, Any]
 """The content of a file: ``results``, ``limit`` and ``environment`` (see `results.Results`)."""
@@ -109,3 +119,23 @@ def counted(contents: Sequence[Content]) -> list[Content]:
 def key_of(entry: Entry) -> tuple[str, int]:
     """Return what identifies a row of a table: the call with its number of ranks, and the size."""
     return call_title(entry, has_ranks=True), entry["size"]
+
+
+def public_command(environment: Mapping[str, Any]) -> str:
+    """Return the command of a run, without paths, which may be private."""
+    command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
+    return re.sub(r"--(json|html|plot|csv)[ =][^ ]+", r"--\1 FILE", command)
+
+
+def machine(environment: Mapping[str, Any]) -> str:
+    """Return where a run was measured."""
+    return (
+        f"{environment['cpu']}, {environment['ranks']} ranks on {environment['usable_cpus']} CPUs"
+        f"{' (pinned)' if environment.get('pinned_cpus') else ''}, {environment['kernel']}, "
+        f"Python {environment['python']}"
+    )
+
+
+def libraries(environment: Mapping[str, Any]) -> list[str]:
+    """Return the libraries of a run with their versions."""
+    return [one["library"] for one in environment["libraries"].values()]

@@ -1,16 +1,23 @@
-"""``gpucoll-bench report``: kept results as Markdown tables."""
+"""``gpucoll-bench report``: kept results as Markdown tables, as a picture, as a page."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from gpucoll.bench import page, pictures
 from gpucoll.bench.figures import FIGURES
-from gpucoll.bench.kept import CannotReadError, Content, counted, read
+from gpucoll.bench.kept import (
+    CannotReadError,
+    Content,
+    counted,
+    libraries,
+    machine,
+    public_command,
+    read,
+)
 from gpucoll.bench.results import OWN, SIDES
 from gpucoll.bench.summary import (
     SIDE_TITLES,
@@ -29,7 +36,7 @@ from gpucoll.bench.summary import (
 from gpucoll.bench.table import time_text
 from gpucoll.command_line import OneLineParser
 
-__all__ = ["libraries", "machine", "main", "make_parser", "markdown", "public_command"]
+__all__ = ["main", "make_parser", "markdown"]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -37,11 +44,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="gpucoll-bench report",
         description="Show results that gpucoll-bench --json kept: as Markdown tables on standard "
-        "output. If several files have the same "
+        "output, unless --plot or --html asks for something else. If several files have the same "
         "call at the same size, the newest file's times count.",
     )
     add = parser.add_argument
     add("results", nargs="+", type=Path, metavar="RESULT.json", help="kept results, of one machine")
+    add("--plot", type=Path, metavar="FILE", help="draw them: .svg, .png or .pdf")
+    add("--html", type=Path, metavar="FILE", help="write one page that needs no network")
+    add("--markdown", action="store_true", help="print the tables even with --plot or --html")
     return parser
 
 
@@ -49,11 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
     given = make_parser().parse_args(arguments)
     try:
+        if reason := (given.plot and pictures.why_not(given.plot)) or (
+            given.html and page.why_not(given.html)
+        ):
+            raise CannotReadError(reason)
         contents = counted([read(path) for path in given.results])
-    except CannotReadError as error:
+        if given.plot is not None:
+            pictures.save(pictures.overview(contents), given.plot)
+        if given.html is not None:
+            page.save(contents, given.html)
+    except (CannotReadError, pictures.NothingToDrawError) as error:
         print(f"gpucoll-bench report: {error}", file=sys.stderr)
         return 2
-    print("\n".join(markdown(contents)).rstrip())
+    except OSError as error:
+        print(f"gpucoll-bench report: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    if given.markdown or (given.plot is None and given.html is None):
+        print("\n".join(markdown(contents)).rstrip())
     return 0
 
 
@@ -89,26 +111,6 @@ def markdown(contents: Sequence[Content]) -> Iterator[str]:
             yield ""
             yield from figure_table(entries)
             yield ""
-
-
-def public_command(environment: Mapping[str, Any]) -> str:
-    """Return the command of a run, without paths, which may be private."""
-    command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
-    return re.sub(r"--(json|html|plot|csv)[ =][^ ]+", r"--\1 FILE", command)
-
-
-def machine(environment: Mapping[str, Any]) -> str:
-    """Return where a run was measured."""
-    return (
-        f"{environment['cpu']}, {environment['ranks']} ranks on {environment['usable_cpus']} CPUs"
-        f"{' (pinned)' if environment.get('pinned_cpus') else ''}, {environment['kernel']}, "
-        f"Python {environment['python']}"
-    )
-
-
-def libraries(environment: Mapping[str, Any]) -> list[str]:
-    """Return the libraries of a run with their versions."""
-    return [one["library"] for one in environment["libraries"].values()]
 
 
 def summary_table(found: list[Summary]) -> Iterator[str]:

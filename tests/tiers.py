@@ -31,6 +31,7 @@ PLACES = {
     "tests/backends/oneccl/test_calls.py": "libraries",
     "tests/backends/oneccl/test_real.py": "libraries",
     "tests/bench/pictures/test_drawn.py": "libraries",
+    "tests/bench/test_page_in_browser.py": "libraries",
     "tests/bench/test_with_mpis.py": "mpi",
     "tests/calls/gpu/test_between_namespaces.py": "soak",
     "tests/calls/gpu/test_direct_as_others.py": "soak",
