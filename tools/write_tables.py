@@ -26,10 +26,10 @@ import numpy as np
 from draw_pictures import BARS
 
 from gpucoll.bench.estimates import Ratio
-from gpucoll.bench.kept import read
+from gpucoll.bench.kept import libraries, machine, read
 from gpucoll.bench.pictures.heat_map import ratios_of
 from gpucoll.bench.pictures.series import calls_of, label_of
-from gpucoll.bench.report import libraries, machine, markdown, summary_table
+from gpucoll.bench.report import markdown, summary_table
 from gpucoll.bench.results import SIDES
 from gpucoll.bench.summary import SIDE_TITLES, by_size, size_text, summaries
 
