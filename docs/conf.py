@@ -23,7 +23,7 @@ extensions = [
 ]
 root_doc = "index"
 exclude_patterns = ["**/*.txt"]
-nitpick_ignore_regex = [("py:obj", ".*")]
+nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(?!gpucoll\.).*")]
 
 # --- Markdown -------------------------------------------------------------------------------------
 

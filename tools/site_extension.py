@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import zlib
+from pathlib import Path
 from typing import Any
 
+import site_reference
 from docutils import nodes
 from site_reference import MADE_BY_GPUCOLL, with_links
 from sphinx import addnodes
+from sphinx.util.inspect import stringify_signature
 
 import gpucoll
 from gpucoll import errors
 
 NAME = re.compile(r"(?:(comm|gpucoll)\.)?([A-Za-z_][\w.]*)(\(.*\))?", re.DOTALL)
 """A name as documents write it, ``comm.all_reduce(x)``: before its point, the name, its call."""
+OWN_TYPE = re.compile(r"\bAny[A-Z]|\b_[A-Z]|npt\.|\b(?:M|Op|Rows)\b")
+"""A name of types that users need not know."""
+DEFAULTS = {"source=-1": "source=ANY_SOURCE", "tag=-1": "tag=ANY_TAG", "<class 'float'>": "float"}
+"""Values of parameters, as autodoc and as people write them."""
 LISTS_NAMES = "docs/api"
 """The document in which names of calls stand alone."""
 
 
-def setup(app: Any) -> dict[str, bool]:
-    """Register it."""
+def setup(app: Any) -> dict[str, Any]:
+    """Register it; if what makes pages changes, Sphinx reads them all again."""
     app.connect("autodoc-process-docstring", _link_documents)
-    app.connect("autodoc-process-signature", _hide_parameters)
+    app.connect("autodoc-process-signature", _fit_signature)
     app.connect("doctree-read", _link_names)
-    return {"parallel_read_safe": True}
+    makers = (__file__, site_reference.__file__, f"{app.confdir}/conf.py")
+    version = zlib.crc32(b"".join(Path(each).read_bytes() for each in makers))
+    return {"parallel_read_safe": True, "env_version": 1 + version}
 
 
 def _link_documents(
@@ -32,12 +43,34 @@ def _link_documents(
     lines[:] = [with_links(line) for line in lines]
 
 
-def _hide_parameters(
-    app: Any, what: str, name: str, value: object, options: Any, signature: str, result: str
-) -> tuple[str, str] | None:
-    """Show the classes that programs do not call without the parameters of their constructors."""
-    is_hidden = what == "class" and name.rpartition(".")[2] in MADE_BY_GPUCOLL
-    return ("", "") if is_hidden else None
+def _fit_signature(
+    app: Any, what: str, name: str, value: Any, options: Any, signature: str | None, result: str
+) -> tuple[str | None, str | None] | None:
+    """Leave out constructors that programs do not call; show types that a docstring does not tell.
+
+    Most docstrings describe the types of parameters in words, better than a signature that covers
+    all overloads.
+    """
+    if what == "class" and name.rpartition(".")[2] in MADE_BY_GPUCOLL:
+        return "", None
+    if what in ("function", "method") and "Parameters\n" not in inspect.cleandoc(
+        value.__doc__ or ""
+    ):
+        signature, result = _with_types(value) or (signature, result)
+    for default, written in DEFAULTS.items():
+        signature = signature and signature.replace(default, written)
+    return signature, result
+
+
+def _with_types(value: Any) -> tuple[str, str] | None:
+    """Return the parameters and the result with types; None if these are names of gpucoll's own."""
+    shown = inspect.signature(value)
+    first, *others = [*shown.parameters.values()] or [None]
+    if first is not None and first.name == "self":
+        shown = shown.replace(parameters=others)
+    given = stringify_signature(shown, show_return_annotation=False, unqualified_typehints=True)
+    result = "" if shown.return_annotation is shown.empty else str(shown.return_annotation)
+    return None if OWN_TYPE.search(given + result) else (given, result)
 
 
 def _link_names(app: Any, document: Any) -> None:

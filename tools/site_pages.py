@@ -32,11 +32,8 @@ LINK = re.compile(
     r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)"
 )
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
-PICTURE = re.compile(
-    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
-    r'<img alt="([^"]*)" src="([^"]+)"[^>]*>\s*</picture>'
-)
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
+PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash"}
 MOST_SHOWN_BYTES = 200_000
 """A larger file is offered as a copy instead of a page."""
 
@@ -76,7 +73,9 @@ def adapted(name: str, text: str, documents: set[str], sources: Sources) -> str:
         return f"{mark}[{words}]({relative(found, name)}{anchor or ''})"
 
     def picture(match: re.Match[str]) -> str:
-        dark, words, light = match.groups()
+        dark, light, words = (
+            re.findall(rf'{each}="([^"]*)"', match[0])[0] for each in (" srcset", " src", " alt")
+        )
         return "\n\n".join(
             f'<img alt="{words}" src="{image}" class="only-{shade}">'
             for image, shade in ((light, "light"), (dark, "dark"))
@@ -102,7 +101,7 @@ def place_of(path: str, documents: set[str], sources: Sources) -> str:
     if not file.is_file():
         raise SystemExit(f"site: a document links to {path}, which does not exist")
     sources.copies.add(path)
-    if file.suffix in (".svg", ".png") or file.stat().st_size > MOST_SHOWN_BYTES:
+    if file.suffix in (".json", ".png", ".svg") or file.stat().st_size > MOST_SHOWN_BYTES:
         return path
     page = f"{path}.md"
     language = LANGUAGES.get(file.suffix, "none")

@@ -116,6 +116,7 @@ FOR_FRAMEWORKS = ("DataParallel", "Gpucoll", "ProcessGroup", "SecureAggregation"
 FOREIGN = "BaseException, OSError, dict, int, str, tuple"
 """Classes whose members Python's documentation describes."""
 INTERNAL = {
+    "Array": ("address", "current_stream", "empty", "over"),
     "Compression": ("check_dtype", "kept", "parse", "wire_format"),
     "Description": ("of",),
     "MessageWork": (
@@ -233,8 +234,9 @@ def _data(path: str, home: str, value: object) -> list[str]:
 
     analyzer = ModuleAnalyzer.for_module(home)
     analyzer.analyze()
-    text = analyzer.attr_docs["", path.rpartition(".")[2]]
-    return [f".. data:: {path}", f"   :value: {value!r}", "", *(f"   {line}" for line in text)]
+    name = path.rpartition(".")[2]
+    text = analyzer.attr_docs["", name]
+    return [f".. data:: {name}", f"   :value: {value!r}", "", *(f"   {line}" for line in text)]
 
 
 # --- the communicator -----------------------------------------------------------------------------
