@@ -23,7 +23,11 @@ extensions = [
 ]
 root_doc = "index"
 exclude_patterns = ["**/*.txt"]
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:class", r"(?!gpucoll\.).*")]
+nitpick_ignore_regex = [
+    ("py:obj", ".*"),  # single backticks, which are for parameters, too
+    ("py:class", r"(?!gpucoll\.).*"),
+    (".*", "(python|numpy):.*"),
+]
 
 # --- Markdown -------------------------------------------------------------------------------------
 
@@ -45,10 +49,7 @@ numpydoc_xref_aliases = {name: f"gpucoll.{name}" for name in gpucoll.__all__}
 numpydoc_xref_ignore = "all"  # every other word
 toc_object_entries_show_parents = "hide"
 if tags.has("online"):  # type: ignore[name-defined]  # noqa: F821 (Sphinx defines it)
-    intersphinx_mapping = {
-        "python": ("https://docs.python.org/3", None),
-        "numpy": ("https://numpy.org/doc/stable", None),
-    }
+    intersphinx_mapping = {name: (url, None) for name, url in site_reference.ELSEWHERE.items()}
 else:
     numpydoc.xref.DEFAULT_LINKS.clear()  # links from int and the like to Python's documentation
 

@@ -19,6 +19,7 @@ import importlib.util
 import shutil
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 
 import link_tree
@@ -27,6 +28,7 @@ import site_pages
 import site_reference
 
 ROOT = link_tree.ROOT
+REACHED_S = 10.0
 NEEDED = ("sphinx", "furo", "myst_parser", "numpydoc", "sphinx_copybutton", "cloudpickle", "numba")
 
 
@@ -42,10 +44,22 @@ def main(arguments: list[str] | None = None) -> int:
         needs = ", ".join(missing)
         print(f"site: {needs} cannot be imported: pip install '.[docs]'", file=sys.stderr)
         return 2
+    is_online = options.online and are_reached()
     if not options.check:
-        return build(options.place.resolve(), is_online=options.online)
+        return build(options.place.resolve(), is_online=is_online)
     with tempfile.TemporaryDirectory() as folder:
-        return build(Path(folder, "site"), is_online=options.online)
+        return build(Path(folder, "site"), is_online=is_online)
+
+
+def are_reached() -> bool:
+    """Return whether the lists of names of other sites can be read; say so if not."""
+    for url in site_reference.ELSEWHERE.values():
+        try:
+            urllib.request.urlopen(f"{url}/objects.inv", timeout=REACHED_S).close()
+        except OSError as error:
+            print(f"site: no links to names of others: {url}: {error}", file=sys.stderr)
+            return False
+    return True
 
 
 def build(place: Path, *, is_online: bool = False) -> int:

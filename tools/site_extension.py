@@ -65,9 +65,8 @@ def _fit_signature(
 def _with_types(value: Any) -> tuple[str, str] | None:
     """Return the parameters and the result with types; None if these are names of gpucoll's own."""
     shown = inspect.signature(value)
-    first, *others = [*shown.parameters] or [""]
-    if first == "self":
-        shown = shown.replace(parameters=[shown.parameters[name] for name in others])
+    if "self" in shown.parameters:
+        shown = shown.replace(parameters=[*shown.parameters.values()][1:])
     given = stringify_signature(shown, show_return_annotation=False, unqualified_typehints=True)
     result = "" if shown.return_annotation is shown.empty else str(shown.return_annotation)
     return None if OWN_TYPE.search(given + result) else (given, result)

@@ -29,6 +29,8 @@ MOCKED = (
 The modules of gpucoll among them call a framework when they are imported.
 """
 
+ELSEWHERE = {"python": "https://docs.python.org/3", "numpy": "https://numpy.org/doc/stable"}
+"""Sites whose names types link to, if the build may use a network."""
 API, ENGINES = "docs/api.md", "docs/engines.md"
 
 

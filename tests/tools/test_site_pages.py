@@ -10,7 +10,7 @@ import pytest
 
 import gpucoll
 from gpucoll import errors, federated
-from gpucoll.api.names_elsewhere import SaysNamesElsewhere
+from gpucoll.api.names_elsewhere import NAMES
 from gpucoll.testing import device_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
