@@ -131,7 +131,11 @@ def run_here(row: Row, comm: gpucoll.Communicator, make: Make, **more: Any) -> V
     variables = {**of_here(row, comm, make), **more}
     code = row.here.replace("op=", "") if row.here.startswith("op=") else row.here
     try:
-        run_beside(row, code, variables, PREPARED_HERE, BESIDE_HERE)
+        if "gcj." in code:
+            variables["gcj"] = importlib.import_module("gpucoll.integrations.jax")
+            variables["result"] = compiled(code, variables, is_mapped=False)
+        else:
+            run_beside(row, code, variables, PREPARED_HERE, BESIDE_HERE)
     except (gpucoll.BackendUnavailableError, gpucoll.ArgumentError):
         if row.here not in WITHOUT_HOST_ARRAYS:
             raise
@@ -318,13 +322,47 @@ def horovod_side() -> tuple[Side, gpucoll.Communicator]:
     return Side(names, prepared, {}, lambda items: torch.tensor(items, dtype=torch.float32)), comm
 
 
-SIDES = {"mpi4py": mpi4py_side, "torch.distributed": torch_side, "Horovod": horovod_side}
+def jax_side() -> tuple[Side, gpucoll.Communicator]:
+    """Return how JAX's code is run in two processes over Gloo, and gpucoll's communicator."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    comm = gpucoll.init(timeout_s=60.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = comm.broadcast_object(server.getsockname()[1])
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, comm.rank)
+    names = {"jax": jax, "multihost_utils": multihost_utils}
+    return Side(names, {}, {}, jax.numpy.array), comm
+
+
+def compiled(code: str, variables: Variables, is_mapped: bool) -> Any:
+    """Return the value of code of JAX under pmap, with the axis "i", or under jit."""
+    import jax
+
+    def function(x: Any) -> Any:
+        return eval(code, {**variables, "x": x})  # noqa: S307
+
+    if is_mapped:
+        return jax.pmap(function, axis_name="i")(variables["x"][None]).addressable_data(0)[0]
+    return jax.jit(function)(variables["x"])
+
+
+SIDES = {
+    "JAX": jax_side,
+    "mpi4py": mpi4py_side,
+    "torch.distributed": torch_side,
+    "Horovod": horovod_side,
+}
 
 
 def run_there(row: Row, rank: int, side: Side) -> Variables:
     """Run the other library's code of a row; return what it leaves in its variables."""
     variables = {**given(row, rank, side.make), **side.names}
-    run_beside(row, row.there, variables, side.prepared, side.beside)
+    if '"i"' in row.there:
+        variables["result"] = compiled(row.there, variables, is_mapped=True)
+    else:
+        run_beside(row, row.there, variables, side.prepared, side.beside)
     return plain_of(variables)
 
 

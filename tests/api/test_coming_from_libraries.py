@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from gpucoll.api.coming_from import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "tests.coming_from"
+VARIABLES = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "JAX_PLATFORMS": "cpu"}
 
 
 def test_mpi4py_gives_the_same():
@@ -31,15 +33,17 @@ def test_mpi4py_gives_the_same():
     assert code == 0, output
 
 
-@pytest.mark.parametrize("library", ["torch.distributed", "Horovod"])
+@pytest.mark.parametrize("library", ["torch.distributed", "Horovod", "JAX"])
 def test_the_library_gives_the_same(library):
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+    module = "jax" if library == "JAX" else "torch"
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
     path = os.pathsep.join([str(ROOT), str(Path(gpucoll.__file__).parent.parent)])
     command = [sys.executable, "-W", "ignore", "-m", "gpucoll", "run", "-n", "2", "-m", MODULE]
     done = subprocess.run(
         [*command, library],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
+        env={**os.environ, "PYTHONPATH": path, **VARIABLES},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -55,7 +55,7 @@ def rows() -> tuple[Row, ...]:
     return tuple(found)
 
 
-_ONLY_NAMED = ("cupyx.distributed", "cupy.cuda.nccl", "nccl4py", "JAX")
+_ONLY_NAMED = ("cupyx.distributed", "cupy.cuda.nccl", "nccl4py")
 
 # One row a line: names | code there | code here | what differs [| tested, if not "equal"]. A name,
 # "-", stands for none.
@@ -300,7 +300,7 @@ suspend resume | comm.suspend() | | close the communicator, and make another
 
 == JAX
 -- Start and end
-- | jax.distributed.initialize() | comm = gpucoll.init() | to keep the program, GPUCOLL_JAX=1 gpucoll-run -n 4 script.py
+- | jax.distributed.initialize() | comm = gpucoll.init() | to keep the program, GPUCOLL_JAX=1 gpucoll-run -n 4 script.py | named
 process_index | jax.process_index() | comm.rank |
 process_count | jax.process_count() | comm.world_size |
 -- Inside jit, shard_map and pmap
@@ -315,10 +315,10 @@ ppermute pshuffle | jax.lax.ppermute(x, "i", [(0, 1), (1, 0)]) | gcj.send_recv(x
 axis_index | jax.lax.axis_index("i") | comm.rank | a Python int, known when the function is traced
 axis_size | jax.lax.axis_size("i") | comm.world_size |
 -- Between processes
-sync_global_devices | multihost_utils.sync_global_devices("name") | comm.barrier() |
+sync_global_devices | multihost_utils.sync_global_devices("name") | comm.barrier() | | runs
 process_allgather | multihost_utils.process_allgather(x, tiled=True) | comm.all_gather(x) | as with `tiled=True`; x is an array, not a tree
 broadcast_one_to_all | multihost_utils.broadcast_one_to_all(x) | comm.broadcast(x) | comm.broadcast_object(tree) takes a tree
-assert_equal | multihost_utils.assert_equal(x) | assert len({str(each) for each in comm.all_gather_object(x)}) == 1 |
+assert_equal | multihost_utils.assert_equal(x) | assert len({str(each) for each in comm.all_gather_object(x)}) == 1 | | runs
 -- Not here
 host_local_array_to_global_array make_array_from_process_local_data | jax.make_array_from_process_local_data(sharding, x) | | no array spans processes: each rank has its own, and calls say what goes where
 """  # noqa: E501
