@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TIERS = ("quick", "soak", "libraries", "frameworks", "mpi")
 PLACES = {
+    "tests/api/test_coming_from_libraries.py": "libraries",
     "tests/arrays/test_jax_arrays.py": "libraries",
     "tests/arrays/test_torch_compiler.py": "libraries",
     "tests/arrays/test_torch_tensors.py": "libraries",

@@ -25,6 +25,7 @@ from gpucoll.api.names_elsewhere import MEMBERS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/coming_from"
 NAMES = ROOT / "src/gpucoll/api/names_elsewhere.py"
+TESTED = {"equal": "equal", "runs": "both run", "named": "here alone"}
 _BEGIN, _END = "<!-- rows of {}, by tools/coming_from.py -->", "<!-- end of rows -->"
 _NAMES_BEGIN = "# Written by tools/coming_from.py, here and to the next line like it.\n"
 _NAMES_END = "# The end of what tools/coming_from.py writes.\n"
@@ -67,17 +68,17 @@ def between(text: str, begin: str, what: str, end: str) -> str:
 def table(library: str) -> str:
     """Return the tables of a library's sections, in Markdown."""
     lines = []
-    for section, group in groupby(
-        (row for row in rows() if row.library == library), key=lambda row: row.section
-    ):
-        has_here = section != "Not here"
-        head = ["There", "Here", "What differs"] if has_here else ["There", "What to do instead"]
+    of_library = [row for row in rows() if row.library == library]
+    has_tested = any(row.tested == "equal" for row in of_library)
+    for section, group in groupby(of_library, key=lambda row: row.section):
+        head = ["There", "Here", "What differs"] + ["Tested"] * has_tested
+        if is_without := section == "Not here":
+            head = ["There", "What to do instead"]
         lines += ["", f"### {section}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for row in group:
-            cells = [code(row.there), code(row.here), linked(row.differs)]
-            lines.append(
-                f"| {' | '.join(cells if has_here else cells[::2])} |".replace("|  |", "| |")
-            )
+            cells = [code(row.there), code(row.here), linked(row.differs), TESTED[row.tested]]
+            cells = cells[:3:2] if is_without else cells[: len(head)]
+            lines.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
     return "\n".join([*lines, "", ""])
 
 

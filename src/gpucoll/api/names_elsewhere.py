@@ -24,17 +24,18 @@ NAMES = (
     "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Revoke", "Rsend", "Scan", "Scatter",
     "Scatterv", "Send", "Send_init", "Sendrecv", "Set_errhandler", "Shrink", "Spawn", "Split",
     "Split_type", "Ssend", "Status", "add_process_set", "allGather", "allReduce",
-    "all_gather_into_tensor", "all_reduce_coalesced", "all_to_all_single", "allgather",
-    "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
-    "alltoall", "assert_equal", "axis_index", "axis_size", "batch_isend_irecv", "bcast",
-    "broadcast_", "broadcast_object_list", "broadcast_one_to_all", "broadcast_optimizer_state",
-    "broadcast_parameters", "check_async_error", "commSplit", "destroy", "destroy_process_group",
-    "device", "device_id", "dup", "exscan", "finalize", "get_async_error", "get_backend",
-    "get_global_rank", "get_last_error", "get_process_group_ranks", "get_rank", "get_world_size",
-    "groupEnd", "groupStart", "group_end", "group_start", "grouped_allreduce", "init_device_mesh",
-    "iprobe", "irecv", "is_initialized", "isend", "local_rank", "local_size", "mem_alloc",
-    "monitored_barrier", "mprobe", "new_group", "new_subgroups", "nranks", "process_allgather",
-    "process_count", "process_index", "put_signal", "rank_id", "recv_object_list", "reduceScatter",
+    "all_gather_into_tensor", "all_gather_single", "all_reduce_coalesced", "all_to_all_single",
+    "allgather", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "assert_equal", "axis_index", "axis_size", "batch_isend_irecv",
+    "bcast", "broadcast_", "broadcast_object_list", "broadcast_one_to_all",
+    "broadcast_optimizer_state", "broadcast_parameters", "check_async_error", "commSplit",
+    "destroy", "destroy_process_group", "device", "device_id", "dup", "exscan", "finalize",
+    "get_async_error", "get_backend", "get_global_rank", "get_last_error",
+    "get_process_group_ranks", "get_rank", "get_world_size", "groupEnd", "groupStart", "group_end",
+    "group_start", "grouped_allreduce", "init_device_mesh", "iprobe", "irecv", "is_initialized",
+    "isend", "local_rank", "local_size", "mem_alloc", "monitored_barrier", "mprobe", "new_group",
+    "new_subgroups", "nranks", "process_allgather", "process_count", "process_index", "put_signal",
+    "rank_id", "recv_object_list", "reduceScatter", "reduce_scatter_single",
     "reduce_scatter_tensor", "reducescatter", "register_buffer", "register_window", "resume",
     "revoke", "scatter_object_list", "send_object_list", "sendrecv", "shutdown", "signal", "size",
     "split_group", "ssend", "stop", "suspend", "sync_global_devices", "wait_signal",
@@ -102,7 +103,7 @@ def _elsewhere(name: str, what_comm_is: str = "") -> str:
 
 def _here(row: Row, name: str) -> str:
     """Return what to write, without the variable that it is assigned to."""
-    here = re.sub(r"^\w+ = ", "", row.here)
+    here = row.here if ";" in row.here else re.sub(r"^\w+ = ", "", row.here)
     # In a row of ops each name has its own.
     return here.split(", ")[row.names.index(name)] if here.startswith("op=") else here
 
