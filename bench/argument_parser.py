@@ -94,15 +94,16 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser, which contains the help text."""
     parser = OneLineParser(
         prog="gpucoll-bench",
-        description="Measure collectives between processes of this host, and compare with other "
+        description="Measure collectives between processes of this host, and compare with other\n"
         "libraries. The columns and definitions are those of nccl-tests.",
         epilog=DETAILS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("collectives", nargs="?", default=["all_reduce"],
-        type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE,...",
-        help=f"one or more of {', '.join(MEASURED)}, {', '.join(NAME_GROUPS)} (default: all_reduce)"
+    add("collectives", nargs="*", default=[["all_reduce"]],
+        type=choice(list(MEASURED), {}, NAME_GROUPS, list(OTHER_NAMES)), metavar="COLLECTIVE",
+        help="one or more, separated by commas or spaces, of "
+        f"{', '.join([*MEASURED, *NAME_GROUPS])} (default: all_reduce)"
     )  # fmt: skip
     add(
         "--ranks",
@@ -111,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="number of ranks (default: one per usable CPU, 2 to 8, or one per GPU)",
     )
     add("-b", dest="first", type=size, default=4, metavar="SIZE", help="smallest size in bytes (4)")
-    add("-e", dest="last", type=size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
+    add("-e", dest="last", type=size, metavar="SIZE", help="largest size (64M, or that of -b)")
     step = parser.add_mutually_exclusive_group()
     step.add_argument(
         "-f",

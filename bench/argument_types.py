@@ -80,7 +80,8 @@ def choice(
 
     def convert(text: str) -> list[str]:
         names: list[str] = []
-        for name in text.split(","):
+        for name in text.strip(", ").split(","):
+            name = name.strip()
             names += several.get(name, [aliases.get(name, name)])
         for name in names:
             if name not in known and name not in others:

@@ -20,6 +20,9 @@ from gpucoll.bench.rank.inputs import STORAGE
 
 __all__ = ["Options", "parse"]
 
+LAST_BYTES = 64 << 20
+"""The largest size if the user names none."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -166,7 +169,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     given = parser.parse_args(arguments)
-    asked = given.collectives
+    if given.last is None:
+        given.last = max(LAST_BYTES, given.first)
+    asked = list(dict.fromkeys(name for names in given.collectives for name in names))
     given.collectives = list(
         dict.fromkeys(OTHER_NAMES[x].collective if x in OTHER_NAMES else x for x in asked)
     )

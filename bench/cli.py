@@ -46,7 +46,7 @@ from gpucoll.bench.time_left import Step
 from gpucoll.command_line import run_printing
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
-from gpucoll.topology import usable_cpus
+from gpucoll.topology import usable_cpu_count, usable_cpus
 
 __all__ = ["main"]
 
@@ -54,7 +54,6 @@ EXIT_RIGHT = 0
 EXIT_WRONG = 1  # wrong results, or a failure while measuring
 EXIT_USAGE = 2  # nothing was measured
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 
 
 class CannotWriteError(Exception):
@@ -115,12 +114,17 @@ def run_alone(options: Options, progress: Progress) -> int:
     if options.array in ("numpy", TEST_ARRAY):
         check_memory(options, ranks, len(located))
     compile_kernels()
+
+    def tell(text: str) -> None:
+        progress.clear()
+        note(options, text)
+
     progress.show(f"starting {', '.join(['gpucoll', *options.compare])}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-")))
         programs = []
         if any(one.traits.own_program for one in options.each()):
-            programs = ready_programs(options, located, ranks, folder, partial(note, options))
+            programs = ready_programs(options, located, ranks, folder, tell)
         if all(one.traits.own_program for one in options.each()):
             return measure(options, None, [], [], programs, progress)
         # Vendors' libraries have threads, which need CPUs of their own.
@@ -184,6 +188,12 @@ def measure(
     if options.left_out:
         names = ", ".join(options.left_out)
         tell(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
+    usable = usable_cpu_count()
+    if ranks > usable and not (options.on_gpus or options.one_cpu):
+        tell(
+            f"{ranks} ranks on {usable} usable CPUs take turns: times are mostly those of the "
+            "scheduler, and say little of the libraries"
+        )
     for text in explained(options.other_names, ranks):
         tell(text)
     for number, one in enumerate(options.each()):
@@ -274,13 +284,20 @@ def under_launcher(variables: Mapping[str, str]) -> bool:
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Make SIGTERM unwind like Ctrl-C, so that no rank is left behind."""
+    """Make SIGTERM, and SIGHUP of a closed terminal, unwind like Ctrl-C: no rank is left behind."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(EXIT_TERMINATED)
+        raise SystemExit(128 + number)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if is_handled(number)]
+    previous = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def is_handled(number: signal.Signals) -> bool:
+    """Return whether a signal has an effect; nohup makes SIGHUP one that has none."""
+    return signal.getsignal(number) is not signal.SIG_IGN

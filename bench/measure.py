@@ -111,6 +111,7 @@ class Bench:
         self.complain = complain
         self.note = note
         self.progress = progress
+        self.what = ""
 
     def run(self) -> None:
         """Measure every size of every dtype and reduction."""
@@ -119,7 +120,8 @@ class Bench:
 
     def measure_size(self, dtype: str, redop: str, count: int) -> None:
         """Measure every library at one size, and report the results."""
-        self.progress.begin(self.title(dtype, redop, count), self.options.rounds)
+        self.what = self.title(dtype, redop, count)
+        self.progress.begin(self.what, self.options.rounds)
         cases: list[Case] = []
         for group in [self.own, *self.peers]:
             self.progress.show(f"{group.name}, checking")
@@ -279,12 +281,13 @@ class Bench:
         """Remove a peer if the block fails; a failure of gpucoll ends the run."""
         try:
             yield
-        except GroupError as error:
+        except GroupError as failure:
+            error = f"{failure}\nit was measuring {self.what}"
             if group is self.own:
-                raise
+                raise GroupError(error) from failure
             self.peers.remove(group)
             group.close()
-            self.results.failures.append(f"{error}")
+            self.results.failures.append(error)
             self.progress.clear()
             self.complain(f"{error}\n{group.name} was ended, and is left out from here on")
 

@@ -233,3 +233,14 @@ def test_single_calls_are_enough_or_none(call_s, calls):
     assert single_calls(options, call_s) == calls
     samples_s = seconds_of_samples(parse([]), call_s)
     assert seconds_of_samples(options, call_s) == pytest.approx(samples_s + calls * call_s)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["gather,scan"], ["gather", "scan", "gather"], ["gather, scan"], ["gather,scan,"]]
+)
+def test_several_names(arguments):
+    assert parse(arguments).collectives == ("gather", "scan")
+
+
+def test_a_first_size_above_the_usual_last_one():
+    assert parse(["-b", "128M"]).sizes_bytes == (128 << 20,)

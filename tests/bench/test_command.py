@@ -177,6 +177,13 @@ def test_a_list_in_one_call_beside_many(on_double, double_peer, tmp_path, capfd)
     assert {entry["list_length"] for entry in json.loads(path.read_text())["results"]} == {5}
 
 
+@pytest.mark.soak
+def test_more_ranks_than_cpus_are_noted(on_double, monkeypatch, capfd):
+    monkeypatch.setattr(cli, "usable_cpu_count", lambda: 1)
+    assert cli.main([*SHORT, "-e", "4"]) == 0
+    assert "# 2 ranks on 1 usable CPUs take turns" in capfd.readouterr().out
+
+
 def test_messages_need_two_ranks(on_double, capfd):
     assert cli.main(["scan,ping_pong", *SHORT, "--ranks", "1"]) == 2
     assert "ping_pong needs at least two ranks" in capfd.readouterr().err
@@ -201,7 +208,9 @@ def test_a_rank_that_raises(on_double, capfd):
 def test_a_killed_rank_is_named(on_double, capfd):
     on_double("die:1")
     assert cli.main(SHORT) == 1
-    assert "gpucoll: rank 1 of 2 was killed by SIGKILL (while check" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert "gpucoll: rank 1 of 2 was killed by SIGKILL (while check" in error
+    assert error.endswith("\nit was measuring all_reduce float32 sum 4 B\n")
 
 
 def test_a_rank_that_does_not_join(on_double, capfd):

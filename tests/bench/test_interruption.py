@@ -71,11 +71,13 @@ def test_ctrl_c(measuring):
     assert error == "gpucoll-bench: interrupted; every rank was ended\n"
 
 
-def test_terminated(measuring):
+@pytest.mark.soak(quick=1)
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_terminated(measuring, sent):
     process, _ = measuring
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sent)
     _, error = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143
+    assert process.returncode == 128 + sent
     assert error == ""
 
 
