@@ -101,7 +101,8 @@ class TimeLeft:
             most_s = call_s * size_bytes / max(last.step.size_bytes, 1)
             low += self._sampling(least_s) - self._sampling(call_s)
             high += self._sampling(most_s) - self._sampling(call_s)
-        return Bounds(low, high)
+        # single calls end where they would take too long, so a larger size may take less time
+        return Bounds(max(min(low, high), 0.0), max(low, high, 0.0))
 
 
 def log_ratio(one: Step, other: Step) -> float:

@@ -75,6 +75,13 @@ def test_a_library_that_was_given_up_no_longer_counts():
     assert time_left.of_step(Step("call", 1 << 14)).estimate() is not None
 
 
+def test_a_part_of_the_samples_that_ends_at_some_size():
+    time_left = TimeLeft(lambda call_s: 100.0 if call_s < 0.01 else 0.0)
+    for size, call_s in ((1 << 18, 0.002), (1 << 20, 0.008)):
+        time_left.add(Done(Step("call", size), 50.0, 0.0, [call_s]))
+    assert time_left.of_step(Step("call", 1 << 22)) == (0, 0)
+
+
 def test_bounds_that_are_far_apart_are_no_estimate():
     assert Bounds(2.0, 4.0).estimate() == pytest.approx(8**0.5)
     assert Bounds(2.0, 4.1).estimate() is None
