@@ -86,9 +86,10 @@ def small_multiples(contents: Contents, theme: str = "light") -> Picture:
     for title, name in short_names(calls).items():
         panels += _panels(calls[title], name, [fullest_side(calls[title])], ["time"])
     how = digest_of(small_multiples, contents, theme)
-    return _grid(
-        list(calls.values()), panels, 3, "Time of one call", "Lower is better.", theme, how
-    )
+    longest = max((len(panel.title) for panel in panels if panel), default=0)
+    columns = 3 if LETTER_PT * longest < WIDTH_PT / 3 - 12 else 2
+    several, better = "Time of one call", "Lower is better."
+    return _grid(list(calls.values()), panels, columns, several, better, theme, how)
 
 
 def overview(contents: Contents, theme: str = "print") -> Picture:
@@ -172,7 +173,9 @@ def _grid(
             for column, panel in enumerate(row):
                 if panel is not None:
                     x = 12 + column * width
-                    page.text(x, top + 14, panel.title, color=colours.words, fontweight="bold")
+                    fits = LETTER_PT * len(panel.title) < width - 8
+                    page.text(x, top + 14, panel.title, color=colours.words,
+                              fontweight="bold" if fits else "normal")  # fmt: skip
                     if has_quantity:
                         page.text(x, top + 14 + LINE_PT, panel.quantity, color=colours.quiet)
                     _draw_panel(figure, Box(x - 12, top + above, width, plot_pt), panel, colours)

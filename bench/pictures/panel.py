@@ -34,7 +34,7 @@ __all__ = [
 LINE_PT: Final = 15.0
 """The height of a line of text."""
 LETTER_PT: Final = 6.6
-"""The mean width of a letter, at most."""
+"""The mean width of a letter, at most, bold or not."""
 BAR_PT: Final = 26.0
 """The height of a bar and the gap to the next."""
 _MARKS: Final = 6  # on a line, so that they do not hide it

@@ -134,7 +134,7 @@ class Call:
         """Where they ran, or the kind of arrays: "on 2 CPUs of one host"."""
         array: str = self.environment.get("array", "numpy")
         if self.environment.get("test_device"):
-            return "on a test device, whose times mean nothing for GPUs"
+            return "a test device, not a GPU"
         if array != "numpy":
             return f"{array} arrays"
         cpus = self.environment["usable_cpus"]
@@ -144,7 +144,8 @@ class Call:
     def origin(self) -> str:
         """The processor, or the GPU, and the day."""
         libraries = self.environment["libraries"].values()
-        gpu = next((one["GPU"] for one in libraries if "GPU" in one), None)
+        gpus = [one["GPU"] for one in libraries if "GPU" in one]
+        gpu = gpus[0] if gpus and not self.environment.get("test_device") else ""
         return f"{gpu or self.environment['cpu']}, {self.environment['date'][:10]}"
 
     def name_of_side(self, side: str) -> str:
@@ -231,10 +232,13 @@ def short_names(calls: dict[str, Call]) -> dict[str, str]:
 
 
 def types_of(calls: Iterable[Call]) -> list[str]:
-    """Return the dtypes of several calls, then their reductions, each once."""
+    """Return the dtypes and reductions of several calls, or how many if they are many."""
     entries = [entry for call in calls for entry in call.entries]
-    found = [entry[key] for key in ("type", "redop") for entry in entries]
-    return [word for word in dict.fromkeys(found) if word != "none"]
+    texts: list[str] = []
+    for key, words in (("type", "dtypes"), ("redop", "reductions")):
+        found = [word for word in dict.fromkeys(entry[key] for entry in entries) if word != "none"]
+        texts += found if len(found) <= 3 else [f"{len(found)} {words}"]
+    return texts
 
 
 def fullest_side(call: Call) -> str:

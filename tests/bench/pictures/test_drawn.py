@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -50,7 +51,13 @@ def all_contents(make):
     figures = {"joined_s": 0.3, "communicator_address_space_bytes": 7.0**12}
     others = rows(SIZES, LIBRARIES, collective="exclusive_scan")
     barrier = rows([0], LIBRARIES, collective="barrier")
+    dtypes = ("bool", "int8", "bfloat16", "complex128")
+    of_types = rows([4, 64], LIBRARIES[:3], collective="exclusive_scan")
+    many = [replace(one, dtype=dtype) for one in of_types for dtype in dtypes]
+    test = {"array": "host-device", "test_device": "a note"}
     return {
+        "many dtypes": content(*many),
+        "a test device": content(*full, **test),
         "one call": content(*full, limits=limits),
         "one size": content(*rows([1000], LIBRARIES)),
         "one library": content(*rows(SIZES, ["gpucoll"])),
@@ -75,6 +82,7 @@ def drawings(make):
                 continue
     contents = all_contents(make)
     yield "heat map", heat_map(contents["several calls"], "in_place", "dark")
+    yield "heat map of dtypes", heat_map(contents["many dtypes"], "in_place")
     yield "heat map of one column", heat_map(contents["one size"], "in_place")
     bars = [Bar("a call, 4 B", Ratio(0.5, 0.4, 0.6), "a peer"), Bar("b", Ratio(3, 2, 4), "another")]
     yield "headline", headline(bars, "print", "a machine")

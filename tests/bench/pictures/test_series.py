@@ -106,7 +106,7 @@ def test_where_a_call_was_measured(make):
     assert [one.where for one in found] == [
         "on 2 CPUs of one host",
         "cupy arrays",
-        "on a test device, whose times mean nothing for GPUs",
+        "a test device, not a GPU",
     ]
     assert found[0].origin == "A <CPU> & more, 2030-01-02"
 
