@@ -11,6 +11,7 @@ from gpucoll.bench.collectives import DTYPE_ALIASES, DTYPES, REDOPS
 from gpucoll.bench.other_names import OTHER_NAMES
 from gpucoll.bench.patterns import MEASURED, NAME_GROUPS
 from gpucoll.bench.peers import PEERS
+from gpucoll.bench.predict.command import add_arguments as add_predicting
 from gpucoll.bench.rank.arrays import KINDS
 from gpucoll.command_line import OneLineParser
 
@@ -81,6 +82,8 @@ examples:
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
   gpucoll-bench all_reduce,broadcast --limit --compare mpich=/envs/mpich --plot calls.svg
   gpucoll-bench all --array host-device --ranks 2 -e 1M
+  gpucoll-bench all_reduce --predict 64,1024,10000 --hosts-of 8 --link 25,10
+  gpucoll-bench --predict 64 --hosts-of 1 --from measured_on_4_hosts.json
   gpucoll-bench report result.json --html result.html
   gpucoll-bench compare before.json after.json
 
@@ -134,6 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="root rank, for collectives with a root (0)",
     )
     add_measuring(add)
+    add_predicting(add)
     return parser
 
 

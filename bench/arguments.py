@@ -15,6 +15,7 @@ from gpucoll.bench.collectives import DTYPES, Collective
 from gpucoll.bench.other_names import OTHER_NAMES
 from gpucoll.bench.patterns import MEASURED, PATTERNS
 from gpucoll.bench.peers import PEERS
+from gpucoll.bench.predict.command import Prediction, read_arguments
 from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
 
@@ -67,6 +68,8 @@ class Options:
         Peer -> path of its Python; None for this process's environment.
     json_path, csv_path : Path or None
         Where to write the results. A CSV at ``-`` goes to stdout, and there is no table.
+    predict : Prediction or None
+        What to predict from the results.
     """
 
     collectives: tuple[str, ...]
@@ -101,6 +104,7 @@ class Options:
     progress: bool = False
     other_names: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    predict: Prediction | None = None
 
     def each(self) -> Iterator[Options]:
         """Yield the options for each collective in turn."""
@@ -169,6 +173,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     given.dtype, left_out = without_missing(given.dtype)
     refuse_contradictions(parser, given)
+    predict = read_arguments(parser, given)
     return Options(
         collectives=tuple(given.collectives),
         collective=given.collectives[0],
@@ -202,6 +207,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         progress=given.progress,
         other_names=tuple(name for name in asked if name in OTHER_NAMES),
         left_out=left_out,
+        predict=predict,
     )
 
 

@@ -36,6 +36,7 @@ from gpucoll.bench.measure import Bench, seconds_of_samples
 from gpucoll.bench.measure_programs import ProgramBench
 from gpucoll.bench.other_names import explained
 from gpucoll.bench.peers import PeerMissingError, locate
+from gpucoll.bench.predict.command import predicted_lines
 from gpucoll.bench.programs import Program
 from gpucoll.bench.progress import Progress, way_to_show
 from gpucoll.bench.rank.arrays import TEST_ARRAY, NoGpuError
@@ -44,7 +45,7 @@ from gpucoll.bench.results import Results, Row, write_whole
 from gpucoll.bench.starts import cpus_of_ranks
 from gpucoll.bench.time_left import Step
 from gpucoll.command_line import run_printing
-from gpucoll.errors import GpucollError
+from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpus
 
@@ -69,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_printing(f"gpucoll-bench {name}", inner.main, arguments[1:])
     options = parse(arguments)
     try:
+        if options.predict is not None and options.predict.sources:
+            predict(options, None)
+            return EXIT_RIGHT
         way = way_to_show(options.progress, is_table=not options.csv_on_stdout)
         with terminated_like_interrupted(), Progress(way) as progress:
             if under_launcher(os.environ):
@@ -190,6 +194,8 @@ def measure(
             Bench(one, own, peers, results, report, complain, tell, progress).run()
     show(table.footer(results))
     write_files(options, results)
+    if options.predict is not None:
+        predict(options, results)
     return EXIT_WRONG if results.wrong or results.failures else EXIT_RIGHT
 
 
@@ -220,6 +226,16 @@ def write_files(options: Options, results: Results) -> None:
         raise CannotWriteError(f"{error.strerror} ({error.filename})") from error
     if options.csv_on_stdout:
         say(iter([csv_text(results)]), end="")
+
+
+def predict(options: Options, results: Results | None) -> None:
+    """Print predictions from the results, or from kept ones; CannotMeasureError: they are none."""
+    assert options.predict is not None
+    try:
+        content = None if results is None else results.as_json()
+        say(predicted_lines(options.predict, options.sizes_bytes, content))
+    except ArgumentError as error:
+        raise CannotMeasureError(str(error)) from error
 
 
 def say(lines: Iterator[str], end: str = "\n") -> None:

@@ -114,8 +114,13 @@ def run(*command: object) -> None:
 
 
 @contextmanager
-def hosts(count: int, rate: str | None, cards: int = 1) -> Iterator[None]:
-    """Make namespaces that reach each other, and remove them afterwards."""
+def hosts(
+    count: int, rate: str | None, cards: int = 1, bucket: str = "burst 128kb latency 20ms"
+) -> Iterator[None]:
+    """Make namespaces that reach each other, and remove them afterwards.
+
+    `bucket` is what tbf allows beyond the rate, in tc's notation.
+    """
     try:
         for host in range(count):
             run("ip", "netns", "add", f"{NAME}{host}")
@@ -124,7 +129,7 @@ def hosts(count: int, rate: str | None, cards: int = 1) -> Iterator[None]:
             run("ip", "link", "add", f"{NAME}br{card}", "type", "bridge")
             run("ip", "link", "set", f"{NAME}br{card}", "up")
             for host in range(count):
-                plug_in(host, card, rate)
+                plug_in(host, card, rate and f"{rate} {bucket}")
         yield
     finally:
         for host in range(count):
@@ -143,7 +148,7 @@ def plug_in(host: int, card: int, rate: str | None) -> None:
     run(*f"ip -n {name} addr add {network}.{host + 1}/24 dev {device}".split())
     run("ip", "-n", name, "link", "set", device, "up")
     if rate:
-        shape = f"root tbf rate {rate} burst 128kb latency 20ms".split()
+        shape = f"root tbf rate {rate}".split()
         run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, *shape)
         run("tc", "qdisc", "add", "dev", port, *shape)
 
@@ -158,25 +163,32 @@ def start_ranks(library: str, python: str, options: argparse.Namespace, folder: 
     processes = []
     for rank in range(size):
         environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "MASTER_ADDR": f"{ADDRESS}.1",
-            "MASTER_PORT": "29501",
-            "GLOO_SOCKET_IFNAME": cards,
-            "GPUCOLL_INTERFACES": cards,
+            **rank_environment(rank, size, cards),
             "GPUCOLL_SOCKETS": str(options.sockets),
-            "GPUCOLL_RANK": str(rank),
-            "GPUCOLL_WORLD_SIZE": str(size),
-            "GPUCOLL_JOB": "measure",
-            "GPUCOLL_MEET": f"tcp://{ADDRESS}.1:29502",
-            "GPUCOLL_SECRET": SECRET,
         }
         place = ["ip", "netns", "exec", f"{NAME}{rank // options.ranks}"]
         processes.append(subprocess.Popen([*place, *program], env=environment))
     codes = [process.wait(LIMIT_S) for process in processes]
     if any(codes):
         raise SystemExit(f"{library}: exit codes {codes}")
+
+
+def rank_environment(rank: int, size: int, cards: str) -> dict[str, str]:
+    """Return the environment of a rank, for gpucoll and for Gloo."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": f"{ADDRESS}.1",
+        "MASTER_PORT": "29501",
+        "GLOO_SOCKET_IFNAME": cards,
+        "GPUCOLL_INTERFACES": cards,
+        "GPUCOLL_RANK": str(rank),
+        "GPUCOLL_WORLD_SIZE": str(size),
+        "GPUCOLL_JOB": "measure",
+        "GPUCOLL_MEET": f"tcp://{ADDRESS}.1:29502",
+        "GPUCOLL_SECRET": SECRET,
+    }
 
 
 def start_mpich(python: str, program: list[str], options: argparse.Namespace, folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gpucoll.algorithms.choice import choose
+from gpucoll.algorithms.table import Algorithm, named
 from gpucoll.backends.cpu.world.sizes import pieces_of
 from gpucoll.bench.predict.behaviour import Behaviour, Turn, behaviour_of, in_turn
 from gpucoll.bench.predict.simulation import Network, Times, simulate
@@ -24,7 +25,16 @@ from gpucoll.transport.tcp.call_routes import route_of
 from gpucoll.transport.tcp.exchange import HEADER_BYTES, PART_BYTES, whole_words
 from gpucoll.transport.tcp.exchange_words import Exchange, Route
 
-__all__ = ["Case", "Machine", "Memory", "all_reduce_s", "exchange", "pairwise", "way_of"]
+__all__ = [
+    "Case",
+    "Machine",
+    "Memory",
+    "all_reduce_s",
+    "exchange",
+    "pairwise",
+    "schedule_s",
+    "way_of",
+]
 
 ITEM_BYTES: Final = 4
 """Arrays are cut at whole items; predictions are for items of this size."""
@@ -169,12 +179,20 @@ def all_reduce_s(case: Case, machine: Machine) -> Times:
             total = total + simulate(pairwise(hosts, case.per_host), size / hosts, network)
         # Inputs go to the leader through shared memory, and what comes goes to all ranks.
         return total + 2 * inside(size, case.per_host)
-    algorithm = choose(Collective.ALL_REDUCE, size, hosts)
-    pieces = [piece.stop - piece.start for piece in pieces_of(size, ITEM_BYTES)]
+    return (
+        total + machine.large_s + schedule_s(case, named(Collective.ALL_REDUCE, way.name), machine)
+    )
+
+
+def schedule_s(case: Case, algorithm: Algorithm, machine: Machine) -> Times:
+    """Return the time of the schedule of a large call, in pieces, with the parts inside hosts."""
+    inside = machine.memory.all_reduce_s
+    pieces = [piece.stop - piece.start for piece in pieces_of(case.size_bytes, ITEM_BYTES)]
     starts = np.cumsum([inside(piece, case.per_host) for piece in pieces], axis=0)
-    unit = size / len(pieces) / algorithm.blocks(hosts)
-    between = simulate(behaviour_of(algorithm, hosts), unit, network, list(starts))
-    return total + machine.large_s + between + inside(pieces[-1], case.per_host)
+    unit = case.size_bytes / len(pieces) / algorithm.blocks(case.hosts)
+    behaviour = behaviour_of(algorithm, case.hosts)
+    between = simulate(behaviour, unit, machine.network, list(starts))
+    return between + inside(pieces[-1], case.per_host)
 
 
 SHARES: Final = {
