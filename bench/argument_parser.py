@@ -83,6 +83,8 @@ examples:
   gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
   gpucoll-bench all_reduce,broadcast --limit --compare mpich=/envs/mpich --plot calls.svg
   gpucoll-bench all --array host-device --ranks 2 -e 1M
+  gpucoll-bench all_reduce --predict 64,1024,10000 --hosts-of 8 --link 25,10
+  gpucoll-bench --predict 64 --hosts-of 1 --from measured_on_4_hosts.json
   gpucoll-bench report result.json --html result.html
   gpucoll-bench compare before.json after.json
   gpucoll-bench all_reduce --predict 64,1024,10000 --hosts-of 8 --link 25,10

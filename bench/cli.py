@@ -157,7 +157,9 @@ def run_launched(options: Options, progress: Progress) -> int:
         with ExitStack() as stack:
             own = launched.LaunchedGroup(comm, library)
             stack.callback(own.close)
-            return measure(options, own, [], own.cpus, [], progress)
+            placed = comm.describe().facts.get("hosts", "")
+            hosts = placed.count("; ") + 1  # as `WorldGroup.describe` writes them
+            return measure(options, own, [], own.cpus, [], progress, hosts)
 
 
 def measure(
@@ -167,6 +169,7 @@ def measure(
     cpus: list[int],
     programs: list[Program],
     progress: Progress,
+    hosts: int = 1,
 ) -> int:
     """Measure the collectives one after the other and print the results; return the exit code.
 
@@ -179,6 +182,7 @@ def measure(
         clocks = own.call("clock", options.timeout_s)
         clock_ns = max(answer["nanoseconds"] for answer in clocks)
     described = environment.describe(options, ranks, cpus, libraries, clock_ns)
+    described["hosts"] = hosts
     results = Results(described)
 
     show = discard if options.csv_on_stdout else say
@@ -208,7 +212,7 @@ def measure(
             Bench(one, own, peers, results, report, complain, tell, progress).run()
     show(table.footer(results))
     write_files(options, results)
-    if options.predict is not None:
+    if options.predict is not None and not options.csv_on_stdout:
         predict(options, results)
     return EXIT_WRONG if results.wrong or results.failures else EXIT_RIGHT
 

@@ -28,6 +28,7 @@ from measure_hosts import LIMIT_S, NAME, hosts, rank_environment
 from gpucoll.bench.predict.fitting import Observed
 from gpucoll.bench.predict.kept import observed_in
 from gpucoll.bench.predict.validation import Validation, held_out_ranks, held_out_sizes
+from gpucoll.bench.results import compact
 
 MOST_BUSY = 1 / 3
 """A case counts as bound by the processors if they alone need a larger fraction of its time."""
@@ -124,7 +125,7 @@ def main() -> None:
     whole["environment"]["network"] = f"namespaces, {options.rate} {BUCKET}"
     whole["environment"]["command"] = " ".join(["tools/measure_prediction.py", *sys.argv[1:]])
     if options.json:
-        options.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(compact(json.dumps(whole, indent=1)) + "\n", encoding="utf-8")
     report(whole)
 
 

@@ -34,6 +34,8 @@ _HUBER: Final = 1.345
 errors are normal (Huber 1964)."""
 _LEAST_SPREAD: Final = 0.01
 """Errors below one percent are never outliers."""
+_MOST_NOISE: Final = 0.05
+"""Larger errors than this, far from the solution, give no more weight to the first guess."""
 _GUESS_SPREAD: Final = 1.0
 """The standard deviation of the logarithm of a first guess. It decides what no measurement tells,
 and how uncertain that is."""
@@ -114,7 +116,7 @@ def _fitted(
         spread = np.maximum(1.4826 * np.median(np.abs(errors), axis=1), _LEAST_SPREAD)
         large = np.maximum(np.abs(errors) / (_HUBER * spread[:, None]), 1.0)
         weighted = slopes / large[:, :, None]
-        prior = np.square(spread / _GUESS_SPREAD)[:, None]
+        prior = np.square(np.minimum(spread, _MOST_NOISE) / _GUESS_SPREAD)[:, None]
         square = weighted.transpose(0, 2, 1) @ slopes + prior[:, :, None] * np.eye(count)
         down = (weighted.transpose(0, 2, 1) @ errors[:, :, None])[:, :, 0]
         change = np.linalg.solve(square, (down + prior * (guess - found))[:, :, None])[:, :, 0]

@@ -16,6 +16,7 @@ from gpucoll.bench.predict.simulation import Network, Times
 from gpucoll.bench.predict.validation import (
     Level,
     Validation,
+    grown,
     held_out_ranks,
     held_out_sizes,
     interval,
@@ -140,7 +141,8 @@ def predict(case: Case, known: Known) -> Predicted:
     inside = shares["shared memory"]
     spreads = [(known.memory, inside), (known.network, 1 - inside)]
     parts = [level.spread * share for level, share in spreads if level is not None]
-    low, high = interval(times[:count], math.hypot(*parts))
+    spread = grown(math.hypot(*parts), case.ranks, known.most_ranks)
+    low, high = interval(times[:count], spread)
     way = way_of(case).name if case.hosts > 1 else "shared memory"
     return Predicted(case, estimate, low, high, shares, way)
 

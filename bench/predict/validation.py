@@ -26,7 +26,15 @@ from gpucoll.bench.predict.fitting import (
 from gpucoll.bench.predict.simulation import Network, Times
 from gpucoll.errors import ArgumentError
 
-__all__ = ["FITTED_RANKS", "Level", "Validation", "held_out_ranks", "held_out_sizes", "interval"]
+__all__ = [
+    "FITTED_RANKS",
+    "Level",
+    "Validation",
+    "grown",
+    "held_out_ranks",
+    "held_out_sizes",
+    "interval",
+]
 
 FITTED_RANKS: Final = 4
 """Cases of up to so many ranks are fitted when those of more ranks are held out."""
@@ -139,6 +147,15 @@ def errors_of(level: Level, cases: Sequence[Observed]) -> list[float]:
     return [math.log(time / one.time_s) for time, one in zip(times, cases, strict=True)]
 
 
+def grown(spread: float, ranks: int, most_ranks: int) -> float:
+    """Return the spread for more ranks than were measured: once more with each doubling.
+
+    Cross-validation compares neighbouring numbers of ranks; what the model lacks grows with the
+    distance.
+    """
+    return spread * (1 + max(math.log2(ranks / most_ranks), 0.0))
+
+
 def interval(times: Times, spread: float) -> tuple[float, float]:
     """Return the 95 % interval of a predicted time, by its draws and the errors of predictions."""
     draws = np.log(np.ravel(times)[1:])
@@ -169,10 +186,10 @@ def held_out_ranks(seen: Sequence[Observed], memory: Memory | None = None) -> Va
 def _compare(
     found: Validation, own: Sequence[Observed], others: Sequence[Observed], memory: Memory | None
 ) -> None:
-    level = level_of(own, memory)
+    level, most_ranks = level_of(own, memory), max(one.case.ranks for one in own)
     for one in others:
         times = np.atleast_1d(all_reduce_s(one.case, level.machine))
-        low, high = interval(times, level.spread)
+        low, high = interval(times, grown(level.spread, one.case.ranks, most_ranks))
         found.cases.append(one.case)
         found.errors.append(math.log(float(times[0]) / one.time_s))
         found.scaled.append(math.log(scaled_s(own, one.case) / one.time_s))

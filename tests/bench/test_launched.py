@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,9 @@ class Alone:
     def __init__(self, commands=()):
         self.commands = list(commands)
         self.answers = []
+
+    def describe(self):
+        return SimpleNamespace(facts={})
 
     def __enter__(self):
         return self

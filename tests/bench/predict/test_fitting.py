@@ -27,6 +27,13 @@ def test_without_noise_the_network_is_found():
     assert dict(zip(fit.names, fit.is_measured, strict=True))["overhead_s"] is False
 
 
+def test_a_network_far_from_the_first_guess_is_found():
+    seen = [one._replace(samples_us=one.samples_us * 100) for one in between_hosts()]
+    fit = fit_network(seen, draws=0)
+    assert fit.value("message_s") == pytest.approx(100 * MESSAGE_S, rel=0.01)
+    assert fit.value("seconds_per_byte") == pytest.approx(100 * BYTE_S, rel=0.01)
+
+
 def test_without_noise_the_memory_is_found():
     fit, memory = fit_memory(on_one_host(sizes=tuple(2**step for step in range(2, 27))))
     for name in fit.names:
