@@ -437,6 +437,7 @@ def test_a_communicator_that_is_whole(fresh):
     assert found == [((place, 3, 1, (0, 1, 2)), 1, 2) for place in range(3)]
 
 
+@pytest.mark.soak
 def test_others_wait_in_another_call(fresh):
     """They are told, and come."""
 

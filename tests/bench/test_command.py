@@ -45,7 +45,7 @@ def test_a_right_library(on_double, tmp_path, capfd):
     assert environment["command"].startswith("gpucoll-bench --ranks 2")
 
 
-@pytest.mark.soak(quick=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("dtype", ["int8,float16", "complex64,bool"])
 def test_dtypes_and_reductions(on_double, dtype, capfd):
     arguments = ["--ranks", "3", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "--rounds", "1"]
@@ -195,6 +195,7 @@ def test_a_root_that_is_none_of_the_ranks(on_double, monkeypatch, capfd):
     assert "there are only 2 ranks, 0 to 1" in capfd.readouterr().err
 
 
+@pytest.mark.soak
 def test_a_rank_that_raises(on_double, capfd):
     on_double("raise:1")
     assert cli.main(SHORT) == 1
@@ -271,6 +272,7 @@ def mpi_environment(tmp_path):
     return folder.parent
 
 
+@pytest.mark.soak
 def test_a_peer_under_its_mpiexec(on_double, double_peer, mpi_environment, capfd):
     double_peer("mpich")
     assert cli.main([*SHORT, "--compare", f"mpich={mpi_environment}"]) == 0

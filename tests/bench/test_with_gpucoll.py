@@ -51,6 +51,7 @@ def test_other_collectives(capfd):
     assert ended == 0, captured.err
 
 
+@pytest.mark.soak
 def test_patterns(tmp_path, capfd):
     names = [name for name, row in PATTERNS.items() if not row.own_program]
     path = tmp_path / "result.json"

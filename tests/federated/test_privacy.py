@@ -38,6 +38,7 @@ def test_the_inflation_of_a_sum_of_discrete_gaussians():
     assert inflation(1.0, 1) == 0
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize(
     ("sampling", "multiplier", "steps", "renyi", "loss"),
     [(0.1, 1, 100, 7.9039, 7.0466), (1, 5, 50, 7.0774, 6.5730), (0.01, 4, 10_000, 1.0355, 0.9470)],

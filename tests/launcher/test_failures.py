@@ -116,6 +116,7 @@ class TestTimeout:
         assert "gpucoll-run: ranks 0, 2 had not ended after 90 s (--timeout)" in err
         assert "gpucoll-run: ranks 0, 2 had to be ended, and were killed by SIGTERM" in err
 
+    @pytest.mark.soak
     def test_counts_even_if_the_ranks_then_end_well(self, run, script):
         program = script(
             "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"

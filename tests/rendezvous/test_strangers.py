@@ -207,6 +207,7 @@ def wait_beside_noise(seat):
     return str(caught.value)
 
 
+@pytest.mark.soak
 def test_the_deadline_names_who_was_turned_away(fresh):
     text, process = fresh(3, wait_beside_noise, only=[0, 2])
 

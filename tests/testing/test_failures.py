@@ -250,6 +250,7 @@ def test_hangs(inner, pytester):
     assert not [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.soak
 def test_a_file_that_is_another_one_in_a_rank(inner):
     result = inner(
         test_it="""

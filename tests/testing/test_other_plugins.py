@@ -38,6 +38,7 @@ def test_xdist(inner):
     )
 
 
+@pytest.mark.soak
 def test_coverage_of_what_ranks_execute(inner):
     pytest.importorskip("pytest_cov")
     result = inner(

@@ -231,6 +231,7 @@ def test_results_are_written_on_a_full_disk(tmp_path):
         subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.soak
 def test_tests_that_are_all_skipped_check_nothing(tmp_path):
     file = tmp_path / "test_nothing.py"
     file.write_text("import pytest\ndef test(): pytest.skip('no GPU')\n")
@@ -256,6 +257,7 @@ def test_a_search_that_hangs_is_no_gpu(tmp_path, monkeypatch, capsys):
     assert "looking for one killed: in the driver" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_what_did_not_fit_into_the_time_is_done_by_a_second_run(tmp_path, capsys):
     """A step begins where its limit fits; the second run takes over what the first one has."""
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))

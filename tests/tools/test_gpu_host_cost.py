@@ -40,6 +40,7 @@ def test_through_the_direct_backend(tmp_path):
     assert "direct, 2 ranks: all_reduce(x, out=x)" in [row["name"] for row in rows]
 
 
+@pytest.mark.soak
 @needs_compiler
 def test_it_runs_without_a_gpu(tmp_path):
     command = [sys.executable, str(ROOT / "tools/gpu_host_cost.py"), "--double", "--batches", "2"]

@@ -192,6 +192,7 @@ def test_nobody_waits_when_the_rank_that_is_refused_came_first(hosts, tmp_path):
         assert "the version of gpucoll is 99.0 on rank 2 and" in str(error)
 
 
+@pytest.mark.soak
 def test_another_world_size(hosts):
     found = refused(hosts, "aab", meet_differently, {1: {"world_size": 4}}, {"meet_s": 1.0})
 
@@ -199,6 +200,7 @@ def test_another_world_size(hosts):
     assert any("another job" in str(error) for error in found), found
 
 
+@pytest.mark.soak
 def test_another_name(hosts):
     """Two jobs at one meeting point: nobody takes the other one's ranks for its own."""
     names = {rank: {"name": f"job {rank % 2}"} for rank in range(4)}

@@ -68,6 +68,7 @@ def send_and_stop(comm):
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_stopped_does_not_answer_where_it_is(hosts):
     text = hosts.replies("ab", send_and_stop)[0].result
 

@@ -395,6 +395,7 @@ def trust_fewer(seat, ca):
             patch.undo()
 
 
+@pytest.mark.soak
 def test_leaders_that_do_not_trust_each_other(hosts, certificates, tmp_path):
     """Rank 0 trusts all of them."""
     other = Authority(tmp_path / "theirs")

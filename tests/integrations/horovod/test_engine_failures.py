@@ -219,6 +219,7 @@ def test_a_failure_is_told_once(ranks):
     assert ranks.call(1, fail) == [True]
 
 
+@pytest.mark.soak
 def test_what_waits_for_long_is_told(ranks):
     def warn(comm):
         engine = Engine(comm.duplicate(), Options())

@@ -64,6 +64,7 @@ def test_in_place_with_partners(schedule, size, count):
         assert array.tobytes() == expected[0].tobytes()
 
 
+@pytest.mark.soak(quick=1)
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float32", "int64", "complex128"])
 @pytest.mark.parametrize("count", [1, 2, 5, 1001, 5003])
 def test_items_that_are_split(dtype, count):
