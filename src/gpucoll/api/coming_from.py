@@ -223,7 +223,7 @@ reducescatter | hvd.reducescatter(x, op=op) | comm.reduce_scatter(x, op) | witho
 barrier | hvd.barrier() | comm.barrier() | | runs
 broadcast_object | hvd.broadcast_object(value, root) | comm.broadcast_object(value, root) |
 allgather_object | hvd.allgather_object(value) | comm.all_gather_object(value) |
-broadcast_parameters | hvd.broadcast_parameters(named_tensors, root) | comm.broadcast(tensors, root, out=tensors) | a list of arrays
+broadcast_parameters | hvd.broadcast_parameters(named_tensors, root) | comm.broadcast(tensors, root, out=tensors) | a list of arrays; parameters of PyTorch inside `torch.no_grad()`
 Average Sum Min Max Product | hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product | op="avg", op="sum", op="min", op="max", op="prod" | | runs
 add_process_set ProcessSet | hvd.add_process_set(ranks) | comm.split(0 if comm.rank in ranks else None) | calls are methods of the new communicator | runs
 -- Not here
