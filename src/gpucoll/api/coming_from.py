@@ -66,6 +66,7 @@ _TABLE = """
 -- Start and end
 MPI | from mpi4py import MPI | import gpucoll | | runs
 COMM_WORLD Init Init_thread | comm = MPI.COMM_WORLD | comm = gpucoll.init() | a call that makes a communicator, not a constant; `gpucoll.Communicator.from_mpi(MPI.COMM_WORLD)` makes one beside MPI | runs
+COMM_SELF | alone = MPI.COMM_SELF | alone = gpucoll.init(rank=0, world_size=1) | | runs
 Finalize | MPI.Finalize() | comm.close() | `with gpucoll.init() as comm:` closes it at the end of the block | named
 Get_rank | comm.Get_rank() | comm.rank | an attribute, not a call
 Get_size | comm.Get_size() | comm.world_size | an attribute, not a call
@@ -85,6 +86,8 @@ Ibcast | comm.Ibcast(x, root) | comm.broadcast(x, root, out=x, async_op=True) | 
 Scatter | comm.Scatter(x, out, root) | comm.scatter(x, root, out=out) | x is divided along axis 0
 Scatterv | comm.Scatterv([x, counts], out, root) | comm.scatter(x, root, counts=counts, out=out) | counts are rows of axis 0, on every rank; blocks have no displacements
 Gather | comm.Gather(x, out, root) | comm.gather(x, root, out=out) | ranks other than the root get None
+Iscatter | comm.Iscatter(x, out, root) | comm.scatter(x, root, out=out, async_op=True) | the Work that it returns has wait() and done()
+Igather | comm.Igather(x, out, root) | comm.gather(x, root, out=out, async_op=True) | the Work that it returns has wait() and done()
 Gatherv | comm.Gatherv(x, [out, counts], root) | comm.gather(x, root, counts=counts, out=out) | counts are rows of axis 0, on every rank; `counts="auto"` exchanges them
 Allgather | comm.Allgather(x, out) | comm.all_gather(x, out=out) |
 Iallgather | comm.Iallgather(x, out) | comm.all_gather(x, out=out, async_op=True) | the Work that it returns has wait() and done()
@@ -144,6 +147,7 @@ Shrink Revoke Agree | comm.Shrink() | comm.shrink() | after a lost rank; every o
 -- Not here
 Win Put Get Accumulate Fetch_and_op | win = MPI.Win.Allocate(size, comm=comm) | | `gpucoll.tables.Table` has rows that any rank pulls and adds to, `gpucoll.tables.Published` weights that any rank reads; `gpucoll.integrations.mpi4py` has windows for the ranks of a host
 File | MPI.File.Open(comm, path) | | write a file for each rank, or gather first
+PROC_NULL | comm.Send(x, MPI.PROC_NULL) | | a rank without a neighbour leaves the call out
 Create_vector Create_struct Create_subarray | MPI.DOUBLE.Create_vector(count, length, stride) | | pass the view of the array, `x[:, 0]`, which is packed; structured dtypes move as they are
 Create_intercomm | comm.Create_intercomm(leader, comm, remote) | | ranks of both groups stay in one communicator and send to each other there; `split` makes one for each group
 Neighbor_allgather Neighbor_alltoall Create_graph Create_dist_graph_adjacent | comm.Neighbor_alltoall(x, out) | | use comm.send_recv(x, dest, source), or sends and receives in `with comm.group():`
