@@ -121,7 +121,10 @@ BESIDE_HERE = {
         "_other = comm.send(x, dest, tag, async_op=True)",
         "comm.recv(out, source, tag); _other.wait()",
     ),
-    "send object": ("", "received = comm.recv_object(source, tag)"),
+    "send object": (
+        "_other = comm.recv_object(source, tag, async_op=True)",
+        "received = _other.wait()",
+    ),
     "recv object": ("comm.send_object(value, dest, tag)", ""),
 }
 

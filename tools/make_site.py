@@ -71,7 +71,8 @@ def build(place: Path, *, is_online: bool = False) -> int:
     sources = site_pages.pages()
     sources.texts.update(site_reference.pages())
     source, trees = place.with_name(f"{place.name}_source"), place.with_name(f"{place.name}_trees")
-    write(sources, source)
+    refuse_others(source, trees)
+    write(sources, source, place)
     options = ["-q", "-W", "--keep-going", "-n", "-b", "html", "-c", str(ROOT / "docs")]
     options += ["-d", str(trees), *(["-t", "online"] if is_online else [])]
     code: int = run_sphinx([*options, str(source), str(place)])
@@ -86,15 +87,30 @@ def build(place: Path, *, is_online: bool = False) -> int:
     return 0
 
 
-def write(sources: site_pages.Sources, folder: Path) -> None:
-    """Bring the folder of sources up to date; what has not changed is not written again."""
+def refuse_others(source: Path, trees: Path) -> None:
+    """End this program if a folder that it would empty is somebody else's."""
+    if (source / site_pages.LANDING).is_file():
+        return
+    for folder in (source, trees):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise SystemExit(f"site: {folder} was not made by this tool: name another place")
+
+
+def write(sources: site_pages.Sources, folder: Path, place: Path) -> None:
+    """Bring the folder of sources up to date; what has not changed is not written again.
+
+    The page of a source that is gone is removed from the site, which Sphinx does not do.
+    """
     wanted = {name: text.encode() for name, text in sources.texts.items()}
     wanted.update((name, (ROOT / name).read_bytes()) for name in sources.copies)
     for path in [*folder.rglob("*")]:
-        if path.is_file() and str(path.relative_to(folder)) not in wanted:
+        source = path.relative_to(folder)
+        if path.is_file() and str(source) not in wanted:
             path.unlink()
-    for name, content in wanted.items():
-        path = folder / name
+            if source.suffix == ".md":
+                (place / source).with_suffix(".html").unlink(missing_ok=True)
+    for name in sorted(wanted, key=lambda each: each != site_pages.LANDING):
+        content, path = wanted[name], folder / name
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

@@ -56,10 +56,11 @@ def set_version(tree: Path, version: str) -> None:
     """Write a version into every file that contains it."""
     before = version_of(tree)
     for name, line in PLACES:
-        text = (tree / name).read_text("utf-8")
-        if text.count(line.format(before)) != 1:
+        alone = rf"(?<![\w-]){re.escape(line.format(before))}(?!\S)"  # not cff-version
+        text, n_found = re.subn(alone, line.format(version), (tree / name).read_text("utf-8"))
+        if n_found != 1:
             raise SystemExit(f"{name}: {line.format(before)!r} does not stand there once")
-        (tree / name).write_text(text.replace(line.format(before), line.format(version)), "utf-8")
+        (tree / name).write_text(text, "utf-8")
 
 
 def with_date(changelog: str, version: str, date: datetime.date) -> str:
@@ -151,9 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dry_run:
             print(f"{version} can be released; nothing was changed")
             return 0
+        git("merge", "--quiet", "--ff-only", after)  # fails if somebody has committed meanwhile
         dist = ROOT / "dist" / version
         shutil.copytree(Path(folder) / "dist", dist)
-    git("merge", "--quiet", "--ff-only", after)
     git("tag", "--annotate", f"v{version}", "--message", f"gpucoll {version}", released)
     files = sorted(str(path.relative_to(ROOT)) for path in dist.iterdir())
     twine = [str(wheels.TOOLS / "bin" / "python"), "-m", "twine", "upload", *files]

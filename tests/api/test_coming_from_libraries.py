@@ -65,7 +65,9 @@ def roots(library: str) -> dict[str, Any]:
             pytest.skip("CuPy finds no NCCL")
         return {"nccl": nccl, "comm": nccl.NcclCommunicator}
     if library == "nccl4py":
-        nccl = pytest.importorskip("nccl.core", reason="nccl4py is not installed")
+        nccl = pytest.importorskip(
+            "nccl.core", reason="nccl4py is not installed", exc_type=ImportError
+        )
         return {"nccl": nccl, "comm": nccl.Communicator}
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     utilities = importlib.import_module("jax.experimental.multihost_utils")

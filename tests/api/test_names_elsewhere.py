@@ -24,8 +24,10 @@ ON_A_COMMUNICATOR = {
     "here; an attribute, not a call",
     "Allreduce": "'Communicator' object has no attribute 'Allreduce': mpi4py's Allreduce is "
     "comm.all_reduce(x, op, out=out) here",
-    "isend": "'Communicator' object has no attribute 'isend': mpi4py's isend is comm.send(x, dest, "
-    "tag, async_op=True) here; the Work that it returns has wait() and done()",
+    "isend": "'Communicator' object has no attribute 'isend': mpi4py's isend is "
+    "comm.send_object(value, dest, tag, async_op=True) here; the Work that it returns has wait() "
+    "and done(). torch.distributed's is comm.send(x, dest, tag, async_op=True) here; "
+    "the Work that it returns has wait() and done()",
     "bcast": "'Communicator' object has no attribute 'bcast': mpi4py's bcast is "
     "comm.broadcast_object(value, root) here; for arrays and numbers comm.broadcast(x, root) is "
     "faster. cupy.cuda.nccl's is comm.broadcast(x, root, out=x) here",

@@ -6,6 +6,7 @@ import datetime
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,30 @@ def test_nor_does_a_build_that_fails(checkout, monkeypatch):
     assert release.git("log", "--format=%s") == "First"
     assert release.git("tag") == release.git("status", "--porcelain") == ""
     assert len(release.git("worktree", "list").splitlines()) == 1
+
+
+def test_nor_does_a_release_beside_another_commit(checkout, monkeypatch):
+    build = wheels.build
+
+    def commit_meanwhile(*arguments: Any) -> list[Path]:
+        release.git("commit", "-q", "--allow-empty", "-m", "Second")
+        return build(*arguments)
+
+    monkeypatch.setattr(wheels, "build", commit_meanwhile)
+    with pytest.raises(SystemExit, match="merge"):
+        release.main(["0.1.0"])
+    assert release.git("log", "--format=%s").splitlines() == ["Second", "First"]
+    assert release.git("tag") == ""
+    assert not (checkout / "dist").exists()
+
+
+def test_the_version_of_a_format_stays(tmp_path):
+    for name, line in release.PLACES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"cff-version: 1.2.0\n  {line.format('1.2.0')}\n")
+    (tmp_path / release.PLACES[0][0]).write_text(release.PLACES[0][1].format("1.2.0"))
+    release.set_version(tmp_path, "1.3.0.dev0")
+    assert (tmp_path / "CITATION.cff").read_text() == "cff-version: 1.2.0\n  version: 1.3.0.dev0\n"
 
 
 def test_what_is_refused(checkout, monkeypatch):

@@ -15,6 +15,7 @@ from gpucoll.testing import device_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
+import make_site  # noqa: E402
 import site_links  # noqa: E402
 import site_pages  # noqa: E402
 import site_reference  # noqa: E402
@@ -123,3 +124,26 @@ def test_dead_links_and_files_from_elsewhere_are_found(tmp_path):
         "a.html: c.html leads nowhere",
         "a.html: loads https://example.org/z.png, which needs a network",
     ]
+
+
+def test_a_page_goes_with_its_document(tmp_path):
+    place, source = tmp_path / "site", tmp_path / "site_source"
+    for path in (source / "old.md", source / "a.json", place / "old.html", place / "a.html"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    make_site.write(site_pages.Sources({"index.md": "# Here"}), source, place)
+
+    assert [path.name for path in source.iterdir()] == ["index.md"]
+    assert [path.name for path in place.iterdir()] == ["a.html"]
+
+
+def test_what_others_wrote_is_not_emptied(tmp_path):
+    source, trees = tmp_path / "data_source", tmp_path / "data_trees"
+    make_site.refuse_others(source, trees)
+    source.mkdir()
+    (source / "precious").touch()
+    with pytest.raises(SystemExit, match="data_source was not made by this tool"):
+        make_site.refuse_others(source, trees)
+    (source / site_pages.LANDING).touch()
+    make_site.refuse_others(source, trees)

@@ -66,6 +66,7 @@ _TABLE = """
 -- Start and end
 MPI | from mpi4py import MPI | import gpucoll | | runs
 COMM_WORLD Init Init_thread | comm = MPI.COMM_WORLD | comm = gpucoll.init() | a call that makes a communicator, not a constant; `gpucoll.Communicator.from_mpi(MPI.COMM_WORLD)` makes one beside MPI | runs
+COMM_SELF | alone = MPI.COMM_SELF | alone = gpucoll.init(rank=0, world_size=1) | | runs
 Finalize | MPI.Finalize() | comm.close() | `with gpucoll.init() as comm:` closes it at the end of the block | named
 Get_rank | comm.Get_rank() | comm.rank | an attribute, not a call
 Get_size | comm.Get_size() | comm.world_size | an attribute, not a call
@@ -85,6 +86,8 @@ Ibcast | comm.Ibcast(x, root) | comm.broadcast(x, root, out=x, async_op=True) | 
 Scatter | comm.Scatter(x, out, root) | comm.scatter(x, root, out=out) | x is divided along axis 0
 Scatterv | comm.Scatterv([x, counts], out, root) | comm.scatter(x, root, counts=counts, out=out) | counts are rows of axis 0, on every rank; blocks have no displacements
 Gather | comm.Gather(x, out, root) | comm.gather(x, root, out=out) | ranks other than the root get None
+Iscatter | comm.Iscatter(x, out, root) | comm.scatter(x, root, out=out, async_op=True) | the Work that it returns has wait() and done()
+Igather | comm.Igather(x, out, root) | comm.gather(x, root, out=out, async_op=True) | the Work that it returns has wait() and done()
 Gatherv | comm.Gatherv(x, [out, counts], root) | comm.gather(x, root, counts=counts, out=out) | counts are rows of axis 0, on every rank; `counts="auto"` exchanges them
 Allgather | comm.Allgather(x, out) | comm.all_gather(x, out=out) |
 Iallgather | comm.Iallgather(x, out) | comm.all_gather(x, out=out, async_op=True) | the Work that it returns has wait() and done()
@@ -101,7 +104,8 @@ Ibarrier | comm.Ibarrier() | comm.barrier() | it waits; there is no asynchronous
 -- Ops
 SUM PROD MIN MAX BAND BOR BXOR LAND LOR LXOR | MPI.SUM, MPI.PROD, MPI.MIN, MPI.MAX, MPI.BAND, MPI.BOR, MPI.BXOR, MPI.LAND, MPI.LOR, MPI.LXOR | op="sum", op="prod", op="min", op="max", op="band", op="bor", op="bxor", op="land", op="lor", op="lxor" | | runs
 Op | MPI.Op.Create(reduce_buffers) | gpucoll.ReduceOp.custom(function) | `function(a, b)` combines two elements and is compiled; MPI's gets buffers | runs
-MINLOC MAXLOC | comm.allreduce((value, comm.rank), MPI.MINLOC) | comm.all_reduce_object((value, comm.rank), min) |
+MINLOC | comm.allreduce((value, comm.rank), MPI.MINLOC) | comm.all_reduce_object((value, comm.rank), min) |
+MAXLOC | comm.allreduce((value, comm.rank), MPI.MAXLOC) | comm.all_reduce_object((value, comm.rank), max) | of equal values it gives the last rank, and MPI the first
 -- Collectives of objects
 allreduce | comm.allreduce(value, op) | comm.all_reduce_object(value, function) | `function(left, right)` is Python's; for arrays and numbers comm.all_reduce(x, op) is faster
 reduce | comm.reduce(value, op, root) | comm.all_reduce_object(value, function) | all ranks get the result; here `reduce` takes arrays and numbers
@@ -113,14 +117,18 @@ alltoall | comm.alltoall(values) | [row[comm.rank] for row in comm.all_gather_ob
 scan | comm.scan(number, op) | comm.scan(number, op) | arrays and numbers only
 -- Messages
 Send Rsend Bsend | comm.Send(x, dest, tag) | comm.send(x, dest, tag) | up to 8 KiB are buffered; more waits for the receiver
-Ssend ssend | comm.Ssend(x, dest, tag) | comm.send(x, dest, tag, synchronous=True) |
-Isend isend | comm.Isend(x, dest, tag) | comm.send(x, dest, tag, async_op=True) | the Work that it returns has wait() and done()
+Ssend | comm.Ssend(x, dest, tag) | comm.send(x, dest, tag, synchronous=True) |
+Isend | comm.Isend(x, dest, tag) | comm.send(x, dest, tag, async_op=True) | the Work that it returns has wait() and done()
 Recv | comm.Recv(out, source, tag) | comm.recv(out, source, tag) | the tag is 0 if omitted; MPI's is ANY_TAG
-Irecv irecv | comm.Irecv(out, source, tag) | comm.recv(out, source, tag, async_op=True) | the Work that it returns has wait() and done()
+Irecv | comm.Irecv(out, source, tag) | comm.recv(out, source, tag, async_op=True) | the Work that it returns has wait() and done(); the tag is 0 if omitted, MPI's is ANY_TAG
 Status | comm.Recv(out, source, tag, status); status.Get_count(MPI.DOUBLE) | comm.recv(out, source, tag, info=True)[1].count | the second result has source, tag, count, dtype and shape
-Sendrecv sendrecv | comm.Sendrecv(x, dest, tag, out, source, tag) | comm.send_recv(x, dest, source, out, tag=tag) | one tag for both messages
+Sendrecv | comm.Sendrecv(x, dest, tag, out, source, tag) | comm.send_recv(x, dest, source, out, tag=tag) | one tag for both messages
 send | comm.send(value, dest, tag) | comm.send_object(value, dest, tag) | here `send` takes arrays and numbers
-recv | comm.recv(None, source, tag) | comm.recv_object(source, tag) | here `recv` takes arrays and numbers
+recv | comm.recv(None, source, tag) | comm.recv_object(source, tag) | here `recv` takes arrays and numbers; the tag is 0 if omitted, MPI's is ANY_TAG
+ssend | comm.ssend(value, dest, tag) | comm.send_object(value, dest, tag, synchronous=True) |
+isend | comm.isend(value, dest, tag) | comm.send_object(value, dest, tag, async_op=True) | the Work that it returns has wait() and done()
+irecv | comm.irecv(None, source, tag) | comm.recv_object(source, tag, async_op=True) | the Work that it returns has wait() and done(); the tag is 0 if omitted, MPI's is ANY_TAG
+sendrecv | received = comm.sendrecv(value, dest, tag, None, source, tag) | work = comm.send_object(value, dest, tag, async_op=True); received = comm.recv_object(source, tag); work.wait() | `send_recv` takes arrays and numbers
 Probe | comm.Probe(source, tag) | comm.probe(source, tag) | returns a Message with source, tag, count, dtype and shape | runs
 Iprobe iprobe | comm.Iprobe(source, tag) | comm.probe(source, tag, wait=False) | None if no message has come | runs
 Mprobe mprobe | comm.Mprobe(source, tag).Recv(out) | comm.probe(source, tag).recv(out) | until `recv`, another receive may take the message
@@ -131,7 +139,7 @@ Waitany | MPI.Request.Waitany([request]) | gpucoll.wait_any([work]) | it stays t
 -- Communicators
 Split | comm.Split(color, key) | comm.split(color, key) | color None stands for MPI.UNDEFINED
 Split_type | comm.Split_type(MPI.COMM_TYPE_SHARED) | comm.split(comm.all_gather_object(host).index(host)) | with `host = socket.gethostname()`
-Create Create_group | comm.Create_group(comm.Get_group().Incl(ranks)) | comm.split(0 if comm.rank in ranks else None) | all ranks of comm call it; those outside get None
+Create Create_group | comm.Create_group(comm.Get_group().Incl(ranks)) | comm.split(0 if comm.rank in ranks else None) | all ranks of comm call it; those outside get None; the others keep their order in comm
 Dup dup Clone | comm.Dup() | comm.duplicate() |
 Free Disconnect | comm.Free() | comm.close() | | named
 Create_cart | grid = comm.Create_cart([rows, columns]) | row, column = comm.split(comm.rank // columns), comm.split(comm.rank % columns) | a communicator for each row and each column of the grid (examples/process_grid.py); neighbours exchange by send_recv (examples/halo_exchange.py) | runs
@@ -139,6 +147,7 @@ Shrink Revoke Agree | comm.Shrink() | comm.shrink() | after a lost rank; every o
 -- Not here
 Win Put Get Accumulate Fetch_and_op | win = MPI.Win.Allocate(size, comm=comm) | | `gpucoll.tables.Table` has rows that any rank pulls and adds to, `gpucoll.tables.Published` weights that any rank reads; `gpucoll.integrations.mpi4py` has windows for the ranks of a host
 File | MPI.File.Open(comm, path) | | write a file for each rank, or gather first
+PROC_NULL | comm.Send(x, MPI.PROC_NULL) | | a rank without a neighbour leaves the call out
 Create_vector Create_struct Create_subarray | MPI.DOUBLE.Create_vector(count, length, stride) | | pass the view of the array, `x[:, 0]`, which is packed; structured dtypes move as they are
 Create_intercomm | comm.Create_intercomm(leader, comm, remote) | | ranks of both groups stay in one communicator and send to each other there; `split` makes one for each group
 Neighbor_allgather Neighbor_alltoall Create_graph Create_dist_graph_adjacent | comm.Neighbor_alltoall(x, out) | | use comm.send_recv(x, dest, source), or sends and receives in `with comm.group():`
@@ -206,23 +215,24 @@ local_rank local_size | hvd.local_rank() | host_ranks = comm.split(comm.all_gath
 -- Collectives
 allreduce | hvd.allreduce(x, op=op) | comm.all_reduce(x, op) | without an op Horovod averages, and gpucoll adds up
 allreduce_ | hvd.allreduce_(x, op=op) | comm.all_reduce(x, op, out=x) | without an op Horovod averages, and gpucoll adds up
-allreduce_async allreduce_async_ | handle = hvd.allreduce_async(x, op=op); out = hvd.synchronize(handle) | work = comm.all_reduce(x, op, async_op=True); out = work.wait() | calls are matched by their order, not by name
+allreduce_async allreduce_async_ | handle = hvd.allreduce_async(x, op=op); out = hvd.synchronize(handle) | work = comm.all_reduce(x, op, async_op=True); out = work.wait() | without an op Horovod averages, and gpucoll adds up; calls are matched by their order, not by name
 poll | hvd.poll(handle) | work.done() | | runs
-grouped_allreduce | hvd.grouped_allreduce(tensors, op=op) | comm.all_reduce(tensors, op) | a list is one fused call for each dtype
+grouped_allreduce | hvd.grouped_allreduce(tensors, op=op) | comm.all_reduce(tensors, op) | without an op Horovod averages, and gpucoll adds up; a list is one fused call for each dtype
 - | hvd.allreduce(x, op=op, compression=hvd.Compression.fp16) | comm.all_reduce(x, op, compression="float16") | also `"bfloat16"`, `"int8_block"` and `"float8_block"`
 allgather | hvd.allgather(x) | comm.all_gather(x, counts="auto") | without `counts` every rank passes as many rows
 broadcast | hvd.broadcast(x, root) | comm.broadcast(x, root) |
 broadcast_ | hvd.broadcast_(x, root) | comm.broadcast(x, root, out=x) |
 alltoall | hvd.alltoall(x, splits)[0] | comm.all_to_all(x, send_counts=send_counts) | no counts are returned
-reducescatter | hvd.reducescatter(x, op=op) | comm.reduce_scatter(x, op) | rows that the ranks do not divide evenly need `counts`
+reducescatter | hvd.reducescatter(x, op=op) | comm.reduce_scatter(x, op) | without an op Horovod averages, and gpucoll adds up; rows that the ranks do not divide evenly need `counts`
 barrier | hvd.barrier() | comm.barrier() | | runs
 broadcast_object | hvd.broadcast_object(value, root) | comm.broadcast_object(value, root) |
 allgather_object | hvd.allgather_object(value) | comm.all_gather_object(value) |
-broadcast_parameters broadcast_optimizer_state | hvd.broadcast_parameters(named_tensors, root) | comm.broadcast(tensors, root, out=tensors) | a list of arrays
+broadcast_parameters | hvd.broadcast_parameters(named_tensors, root) | comm.broadcast(tensors, root, out=tensors) | a list of arrays; parameters of PyTorch inside `torch.no_grad()`
 Average Sum Min Max Product | hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product | op="avg", op="sum", op="min", op="max", op="prod" | | runs
 add_process_set ProcessSet | hvd.add_process_set(ranks) | comm.split(0 if comm.rank in ranks else None) | calls are methods of the new communicator | runs
 -- Not here
 DistributedOptimizer DistributedGradientTape | hvd.DistributedOptimizer(optimizer) | | keep the program (gpucoll.integrations.horovod), or reduce gradients by comm.all_reduce(gradients, "avg", out=gradients)
+broadcast_optimizer_state | hvd.broadcast_optimizer_state(optimizer, root) | | write `optimizer.load_state_dict(comm.broadcast_object(optimizer.state_dict(), root))`
 join | hvd.join() | | ranks decide together when to end: reduce a flag in each step | runs
 Adasum | hvd.allreduce(x, op=hvd.Adasum) | | gpucoll.integrations.horovod has it
 
@@ -254,7 +264,7 @@ size | comm.size() | comm.world_size | an attribute, not a call
 device_id | comm.device_id() | comm.describe() | arrays say which GPU they are on
 check_async_error | comm.check_async_error() | comm.check() | waits for calls on GPU arrays, and raises
 destroy | comm.destroy() | comm.close() |
-abort | comm.abort() | comm.abort() |
+abort | comm.abort() | comm.abort() | every rank raises `AbortedError`
 -- Calls
 allReduce | comm.allReduce(x_address, out_address, size, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, stream) | comm.all_reduce(x, "sum", out=out) | arrays instead of addresses, counts and dtypes; the current stream, or `stream=`
 reduce | comm.reduce(x_address, out_address, size, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, root, stream) | comm.reduce(x, "sum", root, out=out) |
@@ -318,7 +328,7 @@ axis_size | jax.lax.axis_size("i") | comm.world_size |
 sync_global_devices | multihost_utils.sync_global_devices("name") | comm.barrier() | | runs
 process_allgather | multihost_utils.process_allgather(x, tiled=True) | comm.all_gather(x) | as with `tiled=True`; x is an array, not a tree
 broadcast_one_to_all | multihost_utils.broadcast_one_to_all(x) | comm.broadcast(x) | comm.broadcast_object(tree) takes a tree
-assert_equal | multihost_utils.assert_equal(x) | assert len({str(each) for each in comm.all_gather_object(x)}) == 1 | | runs
+assert_equal | multihost_utils.assert_equal(x) | assert all(np.array_equal(x, each) for each in comm.all_gather_object(x)) | | runs
 -- Not here
 host_local_array_to_global_array make_array_from_process_local_data | jax.make_array_from_process_local_data(sharding, x) | | no array spans processes: each rank has its own, and calls say what goes where
 """  # noqa: E501
