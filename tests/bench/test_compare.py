@@ -72,6 +72,16 @@ def without_peers(seed, **more):
     return made
 
 
+def test_what_gpucoll_runs_for_comparison_is_no_control(tmp_path, capsys):
+    made = [content(seed, factor=slow) for seed, slow in ((1, None), (2, slow_machine))]
+    for one in made:
+        for entry in one["results"]:
+            if entry["library"] == "mpich":
+                entry["library"] = "gpucoll-bound"
+    compare(tmp_path, *made)
+    assert "impi 1.40 (26), limit 1.40 (26)\n" in capsys.readouterr().out
+
+
 def test_without_peers_the_intervals_say_what_they_cover(tmp_path, capsys):
     assert compare(tmp_path, without_peers(1), without_peers(2, factor=slow_at_1_ki)) == 1
     assert "Fewer than 8 times of peers or limits are in both files" in capsys.readouterr().out
