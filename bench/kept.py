@@ -67,19 +67,27 @@ def read(path: Path) -> Content:
 
 def check(content: Content) -> None:
     """Raise KeyError, TypeError, ValueError or AttributeError if something is missing."""
-    for name in (*MACHINE, "ranks", "command", "date", "libraries", "kernel", "python"):
-        content["environment"][name]
+    about = content["environment"]
+    for name in (*MACHINE, "ranks", "kernel", "python"):
+        about[name]
+    if not all(isinstance(about[name], str) for name in ("command", "date")):
+        raise TypeError("a command or a date that is not text")
+    if not all(isinstance(one["library"], str) for one in about["libraries"].values()):
+        raise TypeError("a library that is not text")
     if not content["results"]:
         raise ValueError("no call was measured")
     for entry in [*content["results"], *content["limit"]]:
         if not all(isinstance(entry[name], str) for name in NAMES):
             raise TypeError(f"an entry whose {', '.join(NAMES)} are not all text")
-        entry["size"] + entry["ranks"]
+        counts = (entry["size"], entry["ranks"], entry.get("list_length", 1))
+        if not all(isinstance(one, int) and one >= 0 for one in counts):
+            raise ValueError("sizes, ranks or lengths of lists that are not whole numbers")
         for side in filter(None, (entry[name] for name in SIDES)):
             samples = np.array(side["samples_us"], dtype=np.float64)
             if samples.ndim != 2 or not samples.size or not np.isfinite(samples).all():
                 raise ValueError("samples_us that are not times by rank and round")
-            if not side["time"] > 0 or samples.min() < 0:
+            side["nwrong"], side["bus_bw"]
+            if not 0 < side["time"] < np.inf or samples.min() < 0:
                 raise ValueError("times that are not above 0")
 
 

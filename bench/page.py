@@ -111,7 +111,7 @@ def page(contents: Sequence[Content]) -> str:
     body = "\n".join(
         [
             f"<header>\n<h1>{escape(heading)}</h1>",
-            f'<p class="quiet">{escape(machine(newest))}; {newest["date"][:10]}</p>',
+            f'<p class="quiet">{escape(machine(newest))}; {escape(newest["date"][:10])}</p>',
             *notes(contents),
             "</header>\n<main>",
             *headline_section(cells),
@@ -358,8 +358,8 @@ def method_section(contents: Sequence[Content]) -> Iterator[str]:
         yield f"<p>{escape(where)}</p>"
         yield f'<p class="quiet">{escape(str(about.get("timing", "")))}</p>'
         yield (
-            f'<p><a download="{name}" href="data:application/json;base64,{data}">Download these '
-            "results as JSON</a></p>"
+            f'<p><a download="{escape(name)}" href="data:application/json;base64,{data}">'
+            "Download these results as JSON</a></p>"
         )
     yield "</section>"
 

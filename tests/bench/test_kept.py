@@ -27,6 +27,12 @@ BROKEN = {
     ),
     "inhomogeneous": lambda made: made["limit"][0]["in_place"].update(samples_us=[[1], [1, 2]]),
     "times that are not above 0": lambda made: made["results"][0]["in_place"].update(time=0),
+    "a date that is not text": lambda made: made["environment"].update(date=None),
+    "a library that is not text": lambda made: made["environment"]["libraries"].update(
+        mpich={"library": 4}
+    ),
+    "not whole numbers": lambda made: made["results"][0].update(size=4.5),
+    "no 'nwrong'": lambda made: made["results"][0]["in_place"].pop("nwrong"),
     "not all text": lambda made: made["results"][0].update(type=4),
 }
 

@@ -80,6 +80,24 @@ def test_a_file_that_is_no_result(content, message, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"size": -1},
+        {"ranks": 1e400},
+        {"hosts": 0},
+        *({"out_of_place": {"samples_us": one}} for one in ([], [[1], [0]], [[1e400]])),
+    ],
+)
+def test_numbers_that_are_no_measurement(change, tmp_path, capsys):
+    content = as_result(on_one_host(sizes=SOME))
+    content["results"][0].update(change)
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(content))
+    assert main(["--predict", "64", "--from", str(path)]) == 2
+    assert "it is not a result that gpucoll-bench --json wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--predict", "1"], "numbers of ranks, from 2 to 1000000"),
