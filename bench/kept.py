@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,20 @@ def key_of(entry: Entry) -> tuple[str, int]:
 
 def public_command(environment: Mapping[str, Any]) -> str:
     """Return the command of a run, without paths, which may be private."""
-    command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
-    return re.sub(r"--(json|html|plot|csv)[ =][^ ]+", r"--\1 FILE", command)
+    try:
+        words = shlex.split(environment["command"])
+    except ValueError:  # older versions did not quote
+        words = environment["command"].split()
+    public: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        option = name if equals else public[-1] if public else ""
+        if option in ("--json", "--html", "--plot", "--csv"):
+            value = "FILE"
+        elif option == "--compare" or not name:
+            value = re.sub(r"=[^,]+", "=PYTHON", value)
+        public.append(name + equals + value)
+    return shlex.join(public)
 
 
 def machine(environment: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ from gpucoll.bench.pictures.heat_map import INKS, WHITE, colour_of, ratios_of
 from gpucoll.bench.pictures.scales import size_label
 from gpucoll.bench.pictures.series import Call, label_of, short_names
 from gpucoll.bench.pictures.theme import contrast
-from gpucoll.bench.results import OWN, SIDES
+from gpucoll.bench.results import OWN, SIDES, write_whole
 from gpucoll.bench.summary import SIDE_TITLES, by_size, is_part
 from gpucoll.bench.table import time_text
 
@@ -82,7 +82,7 @@ def why_not(path: Path) -> str | None:
 
 def save(contents: Sequence[Content], path: Path) -> None:
     """Write the page to a file; OSError if that fails."""
-    path.write_text(page(contents), encoding="utf-8")
+    write_whole(path, page(contents))
 
 
 def page(contents: Sequence[Content]) -> str:

@@ -243,7 +243,14 @@ def compact(text: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all; line ends stay as they are."""
+    """Write a file completely or not at all; line ends stay as they are.
+
+    What is no regular file, as a pipe or ``/dev/null``, is written to and not replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
