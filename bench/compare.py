@@ -276,10 +276,12 @@ def differences(base: Content, new: Content, force: bool) -> Iterator[str]:
     if any(sum(entry[side]["nwrong"] or 0 for side in SIDES if entry[side])
            for one in (base, new) for entry in one["results"]):  # fmt: skip
         yield "some results were wrong: see the exit code of the runs"
-    rounds = min(samples(entry[side]).shape[1] for one in (base, new) for entry in one["results"]
-                 for side in SIDES if entry[side])  # fmt: skip
-    if rounds < LEAST_ROUNDS:
-        yield f"{rounds} rounds are too few to find single changes; measure with --rounds 9"
+    rounds = [samples(entry[side]).shape[1] for one in (base, new) for entry in one["results"]
+              for side in SIDES if entry[side]]  # fmt: skip
+    if not rounds:
+        raise CannotCompareError("neither file has times: only figures, such as memory")
+    if min(rounds) < LEAST_ROUNDS:
+        yield f"too few rounds ({min(rounds)}) to find single changes; measure with --rounds 9"
 
 
 # --- what is printed ------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from gpucoll.bench.pictures.scales import size_label
 from gpucoll.bench.pictures.series import Call, label_of, short_names
 from gpucoll.bench.pictures.theme import contrast
 from gpucoll.bench.results import OWN, SIDES, write_whole
-from gpucoll.bench.summary import SIDE_TITLES, by_size, is_part
+from gpucoll.bench.summary import SIDE_TITLES, by_size, few_rounds, is_part
 from gpucoll.bench.table import time_text
 
 __all__ = ["page", "save", "why_not"]
@@ -147,6 +147,8 @@ def notes(contents: Sequence[Content]) -> Iterator[str]:
     if any(entry[side]["nwrong"] for one in contents for entry in one["results"]
            for side in SIDES if entry[side]):  # fmt: skip
         yield "<p><strong>Some results were wrong.</strong></p>"
+    if caution := few_rounds(entry for one in contents for entry in one["results"]):
+        yield f"<p><strong>{escape(caution)}</strong></p>"
     for failure in (text for one in contents for text in one["environment"].get("failures", [])):
         yield f"<p><strong>Given up: {escape(failure.splitlines()[0])}</strong></p>"
 
