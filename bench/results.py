@@ -251,7 +251,11 @@ def write_whole(path: Path, text: str) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
             file.write(text)
         return
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)  # not the temporary name
+        raise
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)

@@ -68,6 +68,13 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert path.is_fifo()
 
 
+def test_a_folder_that_is_missing_is_named_by_the_file(tmp_path):
+    path = tmp_path / "no" / "file"
+    with pytest.raises(FileNotFoundError) as raised:
+        write_whole(path, "")
+    assert raised.value.filename == str(path)
+
+
 def test_the_json_has_a_line_for_each_rank(tmp_path):
     path = tmp_path / "result.json"
     results = example()
