@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -213,7 +215,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         plot_path=given.plot,
         html_path=given.html,
         timeout_s=given.timeout,
-        command_line=" ".join(["gpucoll-bench", *arguments]),
+        command_line=shlex.join(["gpucoll-bench", *arguments]),
         percentiles=given.percentiles,
         progress=given.progress,
         other_names=tuple(name for name in asked if name in OTHER_NAMES),
@@ -314,8 +316,9 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error("--one-cpu supports only host arrays")
     if given.one_cpu and (programs := [name for name in patterns if MEASURED[name].own_program]):
         parser.error(f"--one-cpu: {', '.join(programs)} cannot be bound")
-    if given.json is not None and given.json == given.csv:
-        parser.error(f"--json and --csv name the same file: {given.json}")
+    for one, other in itertools.combinations(("json", "csv", "plot", "html"), 2):
+        if (path := getattr(given, one)) is not None and path == getattr(given, other):
+            parser.error(f"--{one} and --{other} name the same file: {path}")
     refuse_places(parser, given)
     if given.last < given.first:
         parser.error(f"-e {given.last} is smaller than -b {given.first} (both in bytes)")

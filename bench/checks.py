@@ -111,7 +111,11 @@ def check_files(options: Options) -> None:
     files = {"--json": options.json_path, "--csv": csv_path}
     files |= {"--plot": options.plot_path, "--html": options.html_path}
     for option, path in files.items():
-        if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        if path is None:
+            continue
+        is_special = path.exists() and not path.is_file()  # written to, as /dev/null
+        place = path if is_special else path.absolute().parent
+        if path.is_dir() or not os.access(place, os.W_OK):
             raise CannotMeasureError(f"{option} {path}: cannot write a file there")
 
 

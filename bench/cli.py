@@ -244,8 +244,9 @@ def write_files(options: Options, results: Results) -> None:
             page.save([results.as_json()], options.html_path)
     except OSError as error:
         raise CannotWriteError(f"{error.strerror} ({error.filename})") from error
-    if options.csv_on_stdout:
-        say(iter([csv_text(results)]), end="")
+    finally:  # a picture that cannot be drawn is no reason to lose what was measured
+        if options.csv_on_stdout:
+            say(iter([csv_text(results)]), end="")
 
 
 def predict(options: Options, results: Results | None) -> None:

@@ -17,15 +17,7 @@ from gpucoll.bench.changes import Change, Pair, Run, changes, spread
 from gpucoll.bench.estimates import Samples
 from gpucoll.bench.kept import MACHINE, CannotReadError, Content, read
 from gpucoll.bench.results import LIMITS, SIDES
-from gpucoll.bench.summary import (
-    SIDE_TITLES,
-    call_title,
-    is_own,
-    is_part,
-    samples,
-    size_text,
-    title,
-)
+from gpucoll.bench.summary import SIDE_TITLES, call_title, is_part, samples, size_text, title
 from gpucoll.bench.table import time_text
 from gpucoll.command_line import OneLineParser
 
@@ -159,9 +151,9 @@ def compared(base: Content, new: Content, threshold: float, relative_to: str | N
         No call of gpucoll's is in both, or none beside what the comparison is relative to.
     """
     first, second = times_of(base), times_of(new)
-    unchanged = {one for one in first if not is_own(one.title)} & second.keys()
+    unchanged = {one for one in first if not is_gpucoll(one.title)} & second.keys()
     unchanged = {one for one in unchanged if same_version(base, new, one.title)}
-    own = [one for one in first if is_own(one.title) and one in second]
+    own = [one for one in first if is_gpucoll(one.title) and one in second]
     if not own:
         raise CannotCompareError(
             f"no call of gpucoll's is in both files, with the same size: {calls_in(first)} in "
@@ -190,7 +182,7 @@ def compared(base: Content, new: Content, threshold: float, relative_to: str | N
          for name in sorted(by_title)},
         spread(list(controls.values())),
         {
-            name: sum(is_own(one.title) for one in mine.keys() - other.keys())
+            name: sum(is_gpucoll(one.title) for one in mine.keys() - other.keys())
             for name, mine, other in (("base", first, second), ("new", second, first))
         },
     )  # fmt: skip
@@ -235,6 +227,11 @@ def is_reference(name: str, relative_to: str | None) -> bool:
     return name not in LIMITS if relative_to == "best" else name == relative_to
 
 
+def is_gpucoll(name: str) -> bool:
+    """Return whether gpucoll made the call: `OWN`, and gpucoll-bound and gpucoll-numpy."""
+    return name.split()[0].partition("-")[0] == "gpucoll"
+
+
 def same_version(base: Content, new: Content, name: str) -> bool:
     """Return whether a peer has the same version in both runs; limits have none."""
     first, second = (one["environment"]["libraries"].get(name) for one in (base, new))
@@ -243,7 +240,7 @@ def same_version(base: Content, new: Content, name: str) -> bool:
 
 def calls_in(places: Iterable[Place]) -> str:
     """Return the names of gpucoll's calls, shortened."""
-    names = list(dict.fromkeys(one.call for one in places if is_own(one.title)))
+    names = list(dict.fromkeys(one.call for one in places if is_gpucoll(one.title)))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
@@ -279,10 +276,12 @@ def differences(base: Content, new: Content, force: bool) -> Iterator[str]:
     if any(sum(entry[side]["nwrong"] or 0 for side in SIDES if entry[side])
            for one in (base, new) for entry in one["results"]):  # fmt: skip
         yield "some results were wrong: see the exit code of the runs"
-    rounds = min(samples(entry[side]).shape[1] for one in (base, new) for entry in one["results"]
-                 for side in SIDES if entry[side])  # fmt: skip
-    if rounds < LEAST_ROUNDS:
-        yield f"{rounds} rounds are too few to find single changes; measure with --rounds 9"
+    rounds = [samples(entry[side]).shape[1] for one in (base, new) for entry in one["results"]
+              for side in SIDES if entry[side]]  # fmt: skip
+    if not rounds:
+        raise CannotCompareError("neither file has times: only figures, such as memory")
+    if min(rounds) < LEAST_ROUNDS:
+        yield f"too few rounds ({min(rounds)}) to find single changes; measure with --rounds 9"
 
 
 # --- what is printed ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,19 +68,27 @@ def read(path: Path) -> Content:
 
 def check(content: Content) -> None:
     """Raise KeyError, TypeError, ValueError or AttributeError if something is missing."""
-    for name in (*MACHINE, "ranks", "command", "date", "libraries", "kernel", "python"):
-        content["environment"][name]
+    about = content["environment"]
+    for name in (*MACHINE, "ranks", "kernel", "python"):
+        about[name]
+    if not all(isinstance(about[name], str) for name in ("command", "date")):
+        raise TypeError("a command or a date that is not text")
+    if not all(isinstance(one["library"], str) for one in about["libraries"].values()):
+        raise TypeError("a library that is not text")
     if not content["results"]:
         raise ValueError("no call was measured")
     for entry in [*content["results"], *content["limit"]]:
         if not all(isinstance(entry[name], str) for name in NAMES):
             raise TypeError(f"an entry whose {', '.join(NAMES)} are not all text")
-        entry["size"] + entry["ranks"]
+        counts = (entry["size"], entry["ranks"], entry.get("list_length", 1))
+        if not all(isinstance(one, int) and one >= 0 for one in counts):
+            raise ValueError("sizes, ranks or lengths of lists that are not whole numbers")
         for side in filter(None, (entry[name] for name in SIDES)):
             samples = np.array(side["samples_us"], dtype=np.float64)
             if samples.ndim != 2 or not samples.size or not np.isfinite(samples).all():
                 raise ValueError("samples_us that are not times by rank and round")
-            if not side["time"] > 0 or samples.min() < 0:
+            side["nwrong"], side["bus_bw"]
+            if not 0 < side["time"] < np.inf or samples.min() < 0:
                 raise ValueError("times that are not above 0")
 
 
@@ -123,8 +132,20 @@ def key_of(entry: Entry) -> tuple[str, int]:
 
 def public_command(environment: Mapping[str, Any]) -> str:
     """Return the command of a run, without paths, which may be private."""
-    command = re.sub(r"(\w+)=[^\s,]+", r"\1=PYTHON", environment["command"])
-    return re.sub(r"--(json|html|plot|csv)[ =][^ ]+", r"--\1 FILE", command)
+    try:
+        words = shlex.split(environment["command"])
+    except ValueError:  # older versions did not quote
+        words = environment["command"].split()
+    public: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        option = name if equals else public[-1] if public else ""
+        if option in ("--json", "--html", "--plot", "--csv"):
+            value = "FILE"
+        elif option == "--compare" or not name:
+            value = re.sub(r"=[^,]+", "=PYTHON", value)
+        public.append(name + equals + value)
+    return shlex.join(public)
 
 
 def machine(environment: Mapping[str, Any]) -> str:

@@ -36,8 +36,8 @@ from gpucoll.bench.pictures.heat_map import INKS, WHITE, colour_of, ratios_of
 from gpucoll.bench.pictures.scales import size_label
 from gpucoll.bench.pictures.series import Call, label_of, short_names
 from gpucoll.bench.pictures.theme import contrast
-from gpucoll.bench.results import OWN, SIDES
-from gpucoll.bench.summary import SIDE_TITLES, by_size, is_part
+from gpucoll.bench.results import OWN, SIDES, write_whole
+from gpucoll.bench.summary import SIDE_TITLES, by_size, few_rounds, is_part
 from gpucoll.bench.table import time_text
 
 __all__ = ["page", "save", "why_not"]
@@ -82,7 +82,7 @@ def why_not(path: Path) -> str | None:
 
 def save(contents: Sequence[Content], path: Path) -> None:
     """Write the page to a file; OSError if that fails."""
-    path.write_text(page(contents), encoding="utf-8")
+    write_whole(path, page(contents))
 
 
 def page(contents: Sequence[Content]) -> str:
@@ -111,7 +111,7 @@ def page(contents: Sequence[Content]) -> str:
     body = "\n".join(
         [
             f"<header>\n<h1>{escape(heading)}</h1>",
-            f'<p class="quiet">{escape(machine(newest))}; {newest["date"][:10]}</p>',
+            f'<p class="quiet">{escape(machine(newest))}; {escape(newest["date"][:10])}</p>',
             *notes(contents),
             "</header>\n<main>",
             *headline_section(cells),
@@ -147,6 +147,8 @@ def notes(contents: Sequence[Content]) -> Iterator[str]:
     if any(entry[side]["nwrong"] for one in contents for entry in one["results"]
            for side in SIDES if entry[side]):  # fmt: skip
         yield "<p><strong>Some results were wrong.</strong></p>"
+    if caution := few_rounds(entry for one in contents for entry in one["results"]):
+        yield f"<p><strong>{escape(caution)}</strong></p>"
     for failure in (text for one in contents for text in one["environment"].get("failures", [])):
         yield f"<p><strong>Given up: {escape(failure.splitlines()[0])}</strong></p>"
 
@@ -358,8 +360,8 @@ def method_section(contents: Sequence[Content]) -> Iterator[str]:
         yield f"<p>{escape(where)}</p>"
         yield f'<p class="quiet">{escape(str(about.get("timing", "")))}</p>'
         yield (
-            f'<p><a download="{name}" href="data:application/json;base64,{data}">Download these '
-            "results as JSON</a></p>"
+            f'<p><a download="{escape(name)}" href="data:application/json;base64,{data}">'
+            "Download these results as JSON</a></p>"
         )
     yield "</section>"
 

@@ -24,6 +24,7 @@ from gpucoll.bench.summary import (
     Entry,
     Side,
     Summary,
+    few_rounds,
     grouped,
     is_own,
     is_part,
@@ -96,7 +97,11 @@ def markdown(contents: Sequence[Content]) -> Iterator[str]:
             yield ""
     results = [entry for content in contents for entry in content["results"]]
     has_ranks = several_ranks(results)
-    yield from summary_table(list(summaries(results)))
+    found = list(summaries(results))
+    if found and (caution := few_rounds(results)):
+        yield caution
+        yield ""
+    yield from summary_table(found)
     limits = grouped((entry for one in contents for entry in one["limit"]), has_ranks)
     for call, entries in grouped(results, has_ranks).items():
         entries.sort(key=lambda entry: int(entry["size"]))

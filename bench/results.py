@@ -243,8 +243,19 @@ def compact(text: str) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all; line ends stay as they are."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write a file completely or not at all; line ends stay as they are.
+
+    What is no regular file, as a pipe or ``/dev/null``, is written to and not replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        return
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        error.filename = str(path)  # not the temporary name
+        raise
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(text)

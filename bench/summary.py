@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.bench.estimates import Ratio, Samples, ratio
+from gpucoll.bench.estimates import HONEST_ROUNDS, Ratio, Samples, ratio
 from gpucoll.bench.results import OWN, PARTS, SIDES
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Summary",
     "by_size",
     "call_title",
+    "few_rounds",
     "grouped",
     "is_own",
     "is_part",
@@ -81,6 +82,18 @@ def summaries(entries: list[Entry]) -> Iterator[Summary]:
             for name in titles:
                 if is_own(name) and not is_part(name):
                     yield from summary(call, found, side, name)
+
+
+def few_rounds(entries: Iterable[Entry]) -> str:
+    """Return what to know of the intervals of too few rounds; nothing if there are enough."""
+    sides = [entry[side] for entry in entries for side in SIDES if entry[side]]
+    rounds = min((len(side["samples_us"][0]) for side in sides), default=HONEST_ROUNDS)
+    if rounds >= HONEST_ROUNDS:
+        return ""
+    return (
+        f"Intervals are too narrow, because the number of rounds is {rounds}: measure with "
+        f"--rounds {HONEST_ROUNDS} or more."
+    )
 
 
 def summary(call: str, entries: list[Entry], side: str, name: str) -> Iterator[Summary]:

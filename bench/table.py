@@ -9,7 +9,7 @@ from gpucoll.bench.estimates import Ratio, ratio
 from gpucoll.bench.figures import FIGURES
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.results import OWN, SIDES, Measurement, Results, Row
-from gpucoll.bench.summary import summaries
+from gpucoll.bench.summary import few_rounds, summaries
 
 __all__ = ["footer", "header", "lines_of_size", "wrapped"]
 
@@ -228,7 +228,11 @@ def footer(results: Results) -> Iterator[str]:
         for title, average in results.bus_bandwidths().items():
             whose = "" if title == "gpucoll" else f" ({title})"
             yield f"# Avg bus bandwidth    : {average:.6g}{whose}"
-    for summary in summaries(results.as_json()["results"]):
+    entries = results.as_json()["results"]
+    found = list(summaries(entries))
+    for summary in found:
         yield from wrapped(str(summary))
+    if found and (caution := few_rounds(entries)):
+        yield from wrapped(caution)
     for failure in results.failures:
         yield f"# Given up: {failure.splitlines()[0]}"

@@ -50,11 +50,11 @@ class Box:
     height: float
 
     def axes(self, figure: Figure) -> Axes:
-        """Add axes here."""
+        """Add axes here; where long labels leave no room, they are narrow."""
         width, height = (72 * inches for inches in figure.get_size_inches())
         bottom = height - self.top - self.height
         return figure.add_axes(
-            (self.left / width, bottom / height, self.width / width, self.height / height)
+            (self.left / width, bottom / height, max(self.width, 1.0) / width, self.height / height)
         )
 
 

@@ -138,6 +138,7 @@ def settings() -> Iterator[None]:
                 "font.size": FONT_PT,
                 "svg.fonttype": "none",  # text as text
                 "pdf.fonttype": 42,  # text that can be searched
+                "text.parse_math": False,  # dollar signs in names are no formulas
             }
         )
         yield

@@ -39,6 +39,10 @@ _MOST_DIVISIONS: Final = 32
 divisions each rank counts as one of its own kind."""
 
 
+MOST_SIZE: Final = 1 << 15
+"""The most ranks of which each one's steps are looked at: for more, memory is gigabytes."""
+
+
 class Turn(NamedTuple):
     """A step of a rank, without the numbers of ranks and blocks.
 
@@ -93,11 +97,21 @@ def behaviour_of(algorithm: Algorithm, size: int, root: int = 0) -> Behaviour:
     """Return the behaviour of `size` ranks if all blocks have the size of one unit.
 
     Cost: for 10,000 ranks a tenth of a second for a ring, a second for recursive doubling.
+
+    Raises
+    ------
+    ArgumentError
+        More than `MOST_SIZE` ranks, unless all of them do the same.
     """
     if (algorithm.collective, algorithm.name) in ROTATED:
         steps = algorithm.steps(0, size)
         _check_rotation(algorithm, size, steps)
         return in_turn([_turn(step, 1) for step in steps])
+    if size > MOST_SIZE:
+        raise ArgumentError(
+            f"{algorithm.name} between {size} hosts: at most {MOST_SIZE} are simulated; predict "
+            "fewer ranks, or more on each host (--hosts-of)"
+        )
     return of_schedules(algorithm.schedules(size, root), 1)
 
 

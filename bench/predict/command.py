@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpucoll.command_line import at_least_one
 from gpucoll.errors import ArgumentError
 
 __all__ = ["Prediction", "add_arguments", "predicted_lines", "read_arguments"]
@@ -67,7 +68,7 @@ def add_arguments(add: Callable[..., object]) -> None:
         help="predict all_reduce for these numbers of ranks, from this run or from --from: time, "
         "95 %% interval, what dominates; a lower bound without contention (docs/prediction.md)"
     )  # fmt: skip
-    add("--hosts-of", type=int, metavar="N",
+    add("--hosts-of", type=at_least_one, metavar="N",
         help="predict hosts of N ranks (as many as were measured on a host)")  # fmt: skip
     add("--link", type=_link, metavar="LATENCY_US,GBIT",
         help="predict for this network between hosts: the one-way latency of a small message, and "
@@ -95,8 +96,12 @@ def read_arguments(parser: argparse.ArgumentParser, given: argparse.Namespace) -
         parser.error(f"--predict knows all_reduce only, not {', '.join(given.collectives)}")
     if given.array != "numpy" or given.list > 1:
         parser.error("--predict is for single arrays on the host: leave --array and --list out")
+    if given.sources:
+        for name in ("json", "csv", "plot", "html", "ranks", "compare"):
+            if getattr(given, name):
+                parser.error(f"--from measures nothing: leave --{name} out")
     if given.hosts_of is not None:
-        wrong = [ranks for ranks in given.predict if given.hosts_of < 1 or ranks % given.hosts_of]
+        wrong = [ranks for ranks in given.predict if ranks % given.hosts_of]
         if wrong:
             parser.error(
                 f"--hosts-of {given.hosts_of}: {wrong[0]} ranks cannot be divided among such hosts"
@@ -135,7 +140,8 @@ def predicted_lines(
     per_host = asked.per_host or max(on_one, default=seen[0].case.per_host)
     cases = []
     for ranks in asked.ranks:
-        here = per_host if ranks % per_host == 0 else 1
+        here = min(per_host, ranks)
+        here = here if ranks % here == 0 else 1
         cases += [Case(size, ranks, ranks // here) for size in sizes]
     yield from table.lines(known, [prediction.predict(case, known) for case in cases])
     if asked.tune:

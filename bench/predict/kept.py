@@ -23,7 +23,7 @@ def read(path: Path) -> list[Observed]:
         found = observed_in(content)
     except OSError as error:
         raise ArgumentError(f"--from {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise ArgumentError(
             f"--from {path}: it is not a result that gpucoll-bench --json wrote ({error!r})"
         ) from error
@@ -49,5 +49,11 @@ def observed_in(content: Mapping[str, Any]) -> list[Observed]:
             hosts = row.get("hosts", content["environment"].get("hosts", 1))
             case = Case(int(row["size"]), int(row["ranks"]), int(hosts))
             samples = np.array(side["samples_us"], np.float64)
+            if not (
+                samples.ndim == 2 and samples.size and np.all((samples > 0) & (samples < np.inf))
+            ):
+                raise ValueError("samples_us that are not times by rank and round")
+            if case.size_bytes < 1 or case.hosts < 1 or case.ranks % case.hosts:
+                raise ValueError("a size below 1, or ranks that hosts do not share")
             found.append(Observed(case, samples, side.get("path", "")))
     return found

@@ -39,6 +39,7 @@ def lines(known: Known, predictions: Sequence[Predicted]) -> Iterator[str]:
             f"{8e-9 / float(network.seconds_per_byte):g} Gbit/s"
             + ("; name yours with --link LATENCY_US,GBIT" if known.source == "assumed" else "")
         )
+        yield "# (nothing was measured there: intervals are those of the part in shared memory)"
     level = "network" if known.network is not None else "shared memory"
     yield from _validated(f"{level}, held-out sizes", known.sizes, _GOAL["sizes"])
     yield from _validated(f"{level}, held-out ranks", known.ranks, _GOAL["ranks"])

@@ -85,6 +85,7 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["--percentiles", "--array", "cupy"], "but a call on a GPU only enqueues work"),
         (["startup,producer_consumer", "--percentiles"], "producer_consumer has no single calls"),
         (["--json", "x", "--csv", "x"], "--json and --csv name the same file: x"),
+        (["--html", "x", "--json", "x"], "--json and --html name the same file: x"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments, message, capsys):

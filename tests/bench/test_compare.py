@@ -72,6 +72,24 @@ def without_peers(seed, **more):
     return made
 
 
+def test_what_gpucoll_runs_for_comparison_is_no_control(tmp_path, capsys):
+    made = [content(seed, factor=slow) for seed, slow in ((1, None), (2, slow_machine))]
+    for one in made:
+        for entry in one["results"]:
+            if entry["library"] == "mpich":
+                entry["library"] = "gpucoll-bound"
+    compare(tmp_path, *made)
+    assert "impi 1.40 (26), limit 1.40 (26)\n" in capsys.readouterr().out
+
+
+def test_figures_without_times(tmp_path, capsys):
+    made = content(sizes=(4,))
+    for entry in [*made["results"], *made["limit"]]:
+        entry |= {"out_of_place": None, "in_place": None, "figures": {"shared_mib": 1.0}}
+    assert compare(tmp_path, made, made) == 2
+    assert "neither file has times" in capsys.readouterr().err
+
+
 def test_without_peers_the_intervals_say_what_they_cover(tmp_path, capsys):
     assert compare(tmp_path, without_peers(1), without_peers(2, factor=slow_at_1_ki)) == 1
     assert "Fewer than 8 times of peers or limits are in both files" in capsys.readouterr().out
@@ -114,7 +132,7 @@ def test_notes(tmp_path, capsys):
     assert "# note: kernel Linux 6.1 x86_64 in base, Linux 6.2 in new" in out
     assert "# note: impi: impi 1 in base, impi 2 in new, so its times show nothing" in out
     assert "impi 1." not in out.partition("median (calls):")[2].partition("\n")[0]
-    assert "3 rounds are too few" in out
+    assert "too few rounds (3)" in out
     assert "only in base: 2 calls" in out
 
 

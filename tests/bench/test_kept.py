@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.bench.kept_results import content, write
 
-from gpucoll.bench.kept import CannotReadError, counted, read
+from gpucoll.bench.kept import CannotReadError, counted, public_command, read
 
 
 def broken(change):
@@ -27,6 +27,12 @@ BROKEN = {
     ),
     "inhomogeneous": lambda made: made["limit"][0]["in_place"].update(samples_us=[[1], [1, 2]]),
     "times that are not above 0": lambda made: made["results"][0]["in_place"].update(time=0),
+    "a date that is not text": lambda made: made["environment"].update(date=None),
+    "a library that is not text": lambda made: made["environment"]["libraries"].update(
+        mpich={"library": 4}
+    ),
+    "not whole numbers": lambda made: made["results"][0].update(size=4.5),
+    "no 'nwrong'": lambda made: made["results"][0]["in_place"].pop("nwrong"),
     "not all text": lambda made: made["results"][0].update(type=4),
 }
 
@@ -77,3 +83,16 @@ def test_the_newest_file_counts_size_by_size():
 def test_files_of_several_machines_are_no_report():
     with pytest.raises(CannotReadError, match=r"different machines \(cpu: B, A CPU\)"):
         counted([content(), content(cpu="B", date="2031-01-01")])
+
+
+@pytest.mark.parametrize(
+    ("command", "public"),
+    [
+        ("b --compare 'impi=/my home/bin,gloo=/x' -n 3", "--compare impi=PYTHON,gloo=PYTHON -n 3"),
+        ("b --compare=impi=/x --ranks=2 --csv=/x", "--compare=impi=PYTHON --ranks=2 --csv=FILE"),
+        ("b --json '/my home/a.json' --csv - --html /x", "--json FILE --csv FILE --html FILE"),
+        ("b --json /the/user's/file", "--json FILE"),
+    ],
+)  # fmt: skip
+def test_a_command_is_shown_without_paths(command, public):
+    assert public_command({"command": command}) == f"b {public}"

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tests.bench.kept_results import content, write
 
-from gpucoll.bench import cli, page
+from gpucoll.bench import cli, page, report
 from gpucoll.bench.pictures import calls_of
 from gpucoll.bench.results import SIDES
 
@@ -37,6 +37,14 @@ def test_where_a_peer_is_faster_comes_with_its_name():
         "all_reduce", "in place", "1 KiB", "6.10"
     ]  # fmt: skip
     assert "Intel MPI" in row
+
+
+@pytest.mark.parametrize(("rounds", "said"), [(2, ["number of rounds is 2"]), (5, [])])
+def test_intervals_of_few_rounds_come_with_a_caution(rounds, said):
+    made = content(sizes=(4,), rounds=rounds)
+    for lines in (page.notes([made]), report.markdown([made])):
+        text = "\n".join(lines)
+        assert re.findall(r"number of rounds is \d", text) == said
 
 
 def test_a_cell_has_its_interval_and_the_peer():

@@ -3,12 +3,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 
 import numpy as np
 import pytest
 
 from gpucoll.bench.csv_results import COLUMNS, csv_text
-from gpucoll.bench.results import Measurement, Results, Row, compact
+from gpucoll.bench.results import Measurement, Results, Row, compact, write_whole
 
 
 def example():
@@ -55,6 +56,23 @@ def test_a_file_that_was_there_stays_whole_when_writing_fails(tmp_path):
         results.write(path)
     assert path.read_text() == "what was there"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(path, "some\n")
+    assert os.read(reader, 100) == b"some\n"
+    os.close(reader)
+    assert path.is_fifo()
+
+
+def test_a_folder_that_is_missing_is_named_by_the_file(tmp_path):
+    path = tmp_path / "no" / "file"
+    with pytest.raises(FileNotFoundError) as raised:
+        write_whole(path, "")
+    assert raised.value.filename == str(path)
 
 
 def test_the_json_has_a_line_for_each_rank(tmp_path):

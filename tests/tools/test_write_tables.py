@@ -47,7 +47,7 @@ def write(folder: Path, times: dict[int, tuple[float, float]]) -> Path:
             for name, time_us in zip(("gpucoll", "mpich"), both, strict=True)]  # fmt: skip
     path = folder / "2030-01-02-some.json"
     named = ("cpu", "usable_cpus", "array", "ranks", "command", "date", "kernel", "python")
-    Results({**dict.fromkeys(named), "libraries": {}}, rows).write(path)
+    Results({**dict.fromkeys(named, "some"), "libraries": {}}, rows).write(path)
     return path
 
 

@@ -176,6 +176,15 @@ def test_settings_of_the_user_are_neither_used_nor_changed(make):
         assert {name: matplotlib.rcParams[name] for name in names} == before
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["$x_{$", "n" * 70, "</svg><b>"])
+def test_any_name_can_be_drawn(make, name):
+    row, content = make
+    made = content(row("gpucoll", 4, 2.0), row(name, 4, 3.0))
+    found = ElementTree.fromstring(to_svg(overview(made), "a"))
+    assert any(name in (one.text or "") for one in found.iter(f"{SVG}text"))
+
+
 def test_a_line_lies_where_its_values_are(make):
     row, content = make
     rows = [row("gpucoll", 4, 1.0), row("gpucoll", 64, 10.0), row("mpich", 4, 10.0)]

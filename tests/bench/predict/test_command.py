@@ -51,7 +51,15 @@ def test_a_link_that_is_given(results, capsys):
 def test_a_link_that_is_assumed_says_so(results, capsys):
     words = ["--predict", "64", "-b", "1K", "-e", "1K", "--from", str(results["one"])]
     assert main(words) == 0
-    assert "network, assumed: 25 us, 10 Gbit/s; name yours with --link" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "network, assumed: 25 us, 10 Gbit/s; name yours with --link" in out
+    assert "intervals are those of the part in shared memory" in out
+
+
+def test_more_hosts_than_can_be_simulated(results, capsys):
+    words = ["--predict", "100000", "--hosts-of", "1", "-b", "64K", "-e", "64K"]
+    assert main([*words, "--from", str(results["one"])]) == 2
+    assert "between 100000 hosts: at most 32768 are simulated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -72,6 +80,24 @@ def test_a_file_that_is_no_result(content, message, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"size": -1},
+        {"ranks": 1e400},
+        {"hosts": 0},
+        *({"out_of_place": {"samples_us": one}} for one in ([], [[1], [0]], [[1e400]])),
+    ],
+)
+def test_numbers_that_are_no_measurement(change, tmp_path, capsys):
+    content = as_result(on_one_host(sizes=SOME))
+    content["results"][0].update(change)
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(content))
+    assert main(["--predict", "64", "--from", str(path)]) == 2
+    assert "it is not a result that gpucoll-bench --json wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--predict", "1"], "numbers of ranks, from 2 to 1000000"),
@@ -80,6 +106,9 @@ def test_a_file_that_is_no_result(content, message, tmp_path, capsys):
         (["--link", "25,10"], "--link is for predictions: add --predict"),
         (["broadcast", "--predict", "64"], "--predict knows all_reduce only, not broadcast"),
         (["--predict", "64", "--list", "5"], "single arrays on the host"),
+        (["--hosts-of", "0"], "'0' is not a whole number of at least 1"),
+        (["--predict", "64", "--from", "a.json", "--csv", "-"], "leave --csv out"),
+        (["--predict", "64", "--from", "a.json", "--compare", "mpich"], "leave --compare out"),
     ],
 )
 def test_wrong_arguments(words, message, capsys):
