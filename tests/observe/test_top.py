@@ -32,7 +32,7 @@ def wait_elsewhere(comm, go):
     """Let rank 1 come when the file `go` is there, the others wait for it."""
     comm.all_reduce(SHORT)
     if comm.rank == 1:
-        until(go.exists)
+        until(go.exists, limit_s=150.0)  # longer than those who look at the job may take
     comm.barrier()
 
 
