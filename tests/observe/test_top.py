@@ -27,12 +27,15 @@ COMMAND = [sys.executable, "-m", "gpucoll", "top"]
 NO_PID = 1 << 30
 SHORT = np.ones(4, np.float32)
 
+OBSERVED_S = 150.0
+"""How long a job goes on at most: longer than those who look at it may take."""
+
 
 def wait_elsewhere(comm, go):
     """Let rank 1 come when the file `go` is there, the others wait for it."""
     comm.all_reduce(SHORT)
     if comm.rank == 1:
-        until(go.exists, limit_s=150.0)  # longer than those who look at the job may take
+        until(go.exists, limit_s=OBSERVED_S)
     comm.barrier()
 
 
@@ -60,7 +63,7 @@ def job(rank_server, tmp_path):
     def start(function, count=4):
         pool = rank_server.fork(count)
         pools.append(pool)
-        pool.start(function, go)
+        pool.start(function, go, timeout_s=OBSERVED_S)
         pids = [rank.pid for rank in pool.ranks]
         until(lambda: all(map(has_communicator, pids)))
         return pids
