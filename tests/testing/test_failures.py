@@ -146,6 +146,7 @@ def test_failures(inner, pytester):
     assert not [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.soak
 def test_a_crash_and_a_hang(inner):
     result = inner(
         test_it="""
