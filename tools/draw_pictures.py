@@ -97,12 +97,14 @@ def newest(kind: str) -> dict[str, Any] | None:
 
 
 def bars(contents: Sequence[dict[str, Any]]) -> Iterator[Bar]:
-    """Yield the bars of the headline that were measured."""
+    """Yield the bars of the headline that were measured, each from the first file that has it."""
     for label, call, size_bytes, side in BARS:
-        try:
-            yield bar_of(contents, call, size_bytes, side, label)
-        except NothingToDrawError:
-            continue
+        for content in contents:  # one by one: they may be of different kinds of arrays
+            try:
+                yield bar_of(content, call, size_bytes, side, label)
+            except NothingToDrawError:
+                continue
+            break
 
 
 def draw_slow_links_picture(path: Path) -> None:
