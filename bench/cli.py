@@ -48,6 +48,7 @@ from gpucoll.command_line import run_printing
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpu_count, usable_cpus
+from gpucoll.topology.host_identity import host_id
 
 __all__ = ["main"]
 
@@ -151,14 +152,13 @@ def run_launched(options: Options, progress: Progress) -> int:
             if comm.rank:
                 return EXIT_USAGE
             raise
+        hosts = len({*comm.all_gather_object(host_id())})
         if comm.rank:
             launched.follow(comm, library)
             return EXIT_RIGHT
         with ExitStack() as stack:
             own = launched.LaunchedGroup(comm, library)
             stack.callback(own.close)
-            placed = comm.describe().facts.get("hosts", "")
-            hosts = placed.count("; ") + 1  # as `WorldGroup.describe` writes them
             return measure(options, own, [], own.cpus, [], progress, hosts)
 
 

@@ -28,13 +28,15 @@ LEAST_ROUNDS = 4  # with fewer, equal rounds can look as different as any others
 
 EPILOG = """\
 A call is slower if the whole 95 % interval of new / base is above 1 + threshold, and if the change
-is among those that a test of all calls together finds. With equal runs that test finds anything in
-at most 5 % of comparisons, however many calls there are.
+is among those that a test of all calls together finds. If two runs differ by their rounds alone,
+that test finds a slower call in about 5 % of comparisons, however many calls there are, and a
+faster one as often.
 
 Two runs of an unchanged program differ by more than their rounds: memory lies elsewhere, the
 machine is in another state. Times that gpucoll has no part in show by how much. If both files have
 at least 8 times of peers (--compare) or of limits (--limit), intervals include it; otherwise only
-the threshold allows for it. --relative-to divides out what those times have in common.
+the threshold allows for it, and many comparisons of an unchanged program find a slower call.
+--relative-to divides out what those times have in common.
 
 exit code: 0 if nothing is slower, 1 if something is, 2 if the files cannot be compared
 """

@@ -14,7 +14,7 @@ Samples = npt.NDArray[np.float64]
 """Microseconds per call, by rank and round."""
 
 RESAMPLES = 400
-HONEST_ROUNDS = 5
+ENOUGH_ROUNDS = 5
 """Rounds from which intervals cover 95 %, as simulated; of 1, 2 and 3 rounds 0, 49 and 73 %."""
 
 

@@ -106,11 +106,10 @@ def counted(contents: Sequence[Content]) -> list[Content]:
     """
     newest_first = sorted(contents, key=lambda one: str(one["environment"]["date"]), reverse=True)
     for name in MACHINE:
-        found = list(dict.fromkeys(str(one["environment"].get(name)) for one in newest_first))
+        found = list(dict.fromkeys(str(one["environment"][name]) for one in newest_first))
         if len(found) > 1:
             raise CannotReadError(
-                f"the files are of different machines ({name}: {', '.join(found)}): make a report "
-                "of the files of each machine"
+                f"the files differ in {name} ({', '.join(found)}): make a report for each"
             )
     parts: list[Content] = []
     taken: set[tuple[str, int]] = set()

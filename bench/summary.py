@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.bench.estimates import HONEST_ROUNDS, Ratio, Samples, ratio
+from gpucoll.bench.estimates import ENOUGH_ROUNDS, Ratio, Samples, ratio
 from gpucoll.bench.results import OWN, PARTS, SIDES
 
 __all__ = [
@@ -87,12 +87,12 @@ def summaries(entries: list[Entry]) -> Iterator[Summary]:
 def few_rounds(entries: Iterable[Entry]) -> str:
     """Return what to know of the intervals of too few rounds; nothing if there are enough."""
     sides = [entry[side] for entry in entries for side in SIDES if entry[side]]
-    rounds = min((len(side["samples_us"][0]) for side in sides), default=HONEST_ROUNDS)
-    if rounds >= HONEST_ROUNDS:
+    rounds = min((len(side["samples_us"][0]) for side in sides), default=ENOUGH_ROUNDS)
+    if rounds >= ENOUGH_ROUNDS:
         return ""
     return (
         f"Intervals are too narrow, because the number of rounds is {rounds}: measure with "
-        f"--rounds {HONEST_ROUNDS} or more."
+        f"--rounds {ENOUGH_ROUNDS} or more."
     )
 
 

@@ -204,7 +204,7 @@ def calls_of(contents: Contents) -> dict[str, Call]:
     NothingToDrawError
         There are no results.
     CannotReadError
-        The contents are of different machines.
+        The contents are of different machines or kinds of arrays.
     """
     listed = [contents] if isinstance(contents, dict) else counted(contents)
     results = [entry for content in listed for entry in content["results"]]

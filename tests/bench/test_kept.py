@@ -81,7 +81,7 @@ def test_the_newest_file_counts_size_by_size():
 
 
 def test_files_of_several_machines_are_no_report():
-    with pytest.raises(CannotReadError, match=r"different machines \(cpu: B, A CPU\)"):
+    with pytest.raises(CannotReadError, match=r"differ in cpu \(B, A CPU\)"):
         counted([content(), content(cpu="B", date="2031-01-01")])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import json
 
 import numpy as np
 import pytest
@@ -21,9 +21,6 @@ class Alone:
     def __init__(self, commands=()):
         self.commands = list(commands)
         self.answers = []
-
-    def describe(self):
-        return SimpleNamespace(facts={})
 
     def __enter__(self):
         return self
@@ -54,6 +51,9 @@ class Alone:
         self.answers.append(obj)
         return [obj]
 
+    def all_gather_object(self, obj):
+        return [obj]
+
 
 @pytest.fixture
 def alone(monkeypatch):
@@ -73,6 +73,12 @@ def test_every_variant(alone, capfd):
         "gpucoll", "gpucoll symmetric", "gpucoll-plan",
     ]  # fmt: skip
     assert alone.closed
+
+
+def test_the_hosts_are_counted(alone, monkeypatch, tmp_path):
+    monkeypatch.setattr(Alone, "all_gather_object", lambda _, mine: [mine, "b", mine, "c"])
+    assert cli.main([*SHORT, "--json", str(tmp_path / "it.json")]) == 0
+    assert json.loads((tmp_path / "it.json").read_text("utf-8"))["environment"]["hosts"] == 3
 
 
 def test_another_number_of_ranks_is_refused(alone, capfd):
