@@ -132,15 +132,22 @@ def hosts(
                 plug_in(host, card, rate and f"{rate} {bucket}")
         yield
     finally:
+        links = [port_of(host, card) for host in range(count) for card in range(cards)]
+        # The kernel would remove a namespace's links some time after the namespace.
+        for link in [*links, *(f"{NAME}br{card}" for card in range(cards))]:
+            subprocess.run(["ip", "link", "del", link], check=False)
         for host in range(count):
             subprocess.run(["ip", "netns", "del", f"{NAME}{host}"], check=False)
-        for card in range(cards):
-            subprocess.run(["ip", "link", "del", f"{NAME}br{card}"], check=False)
+
+
+def port_of(host: int, card: int) -> str:
+    """Return the name of the bridge's end of an interface."""
+    return f"{NAME}v{host}c{card}"
 
 
 def plug_in(host: int, card: int, rate: str | None) -> None:
     """Give a namespace an interface on a bridge."""
-    name, port, device = f"{NAME}{host}", f"{NAME}v{host}c{card}", f"eth{card}"
+    name, port, device = f"{NAME}{host}", port_of(host, card), f"eth{card}"
     run(*f"ip link add {port} type veth peer name {device} netns {name}".split())
     run(*f"ip link set {port} master {NAME}br{card}".split())
     run("ip", "link", "set", port, "up")
