@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.bench import kept_results
 
 from gpucoll.bench.predict.composition import Case, Machine, Memory, all_reduce_s
 from gpucoll.bench.predict.fitting import Observed, network_of
+from gpucoll.bench.results import Measurement, Row
 
 MESSAGE_S, BYTE_S, LARGE_S = 36e-6, 8e-9, 5e-4
 TRUE_NETWORK = (MESSAGE_S, 2e-6, BYTE_S, LARGE_S)
@@ -39,22 +41,11 @@ def observed(case, noise, seed, rounds):
 
 def as_result(cases):
     """Return the content of a result of gpucoll-bench."""
-    return {
-        "results": [
-            {
-                "library": "gpucoll",
-                "collective": "all_reduce",
-                "placement": "private",
-                "ranks": one.case.ranks,
-                "hosts": one.case.hosts,
-                "size": one.case.size_bytes,
-                "type": "float32",
-                "redop": "sum",
-                "out_of_place": {"samples_us": one.samples_us.tolist(), "path": one.path},
-                "in_place": None,
-            }
-            for one in cases
-        ],
-        "limit": [],
-        "environment": {},
-    }
+    rows = []
+    for one in cases:
+        size_bytes, ranks = one.case.size_bytes, one.case.ranks
+        where = ("gpucoll", "private", "all_reduce", ranks, size_bytes, size_bytes // 4)
+        measured = Measurement(one.samples_us, 1, 0, one.path)
+        row = Row(*where, "float32", "sum", -1, measured, None).as_json()
+        rows.append({**row, "hosts": one.case.hosts})
+    return {"results": rows, "limit": [], "environment": kept_results.environment()}

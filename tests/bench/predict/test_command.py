@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from tests.bench.kept_results import content
 from tests.bench.predict.made_cases import as_result, between_hosts, on_one_host
 
 from gpucoll.bench.cli import main
@@ -63,18 +65,19 @@ def test_more_hosts_than_can_be_simulated(results, capsys):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("text", "message"),
     [
         (None, "No such file"),
-        ("{", "it is not a result that gpucoll-bench --json wrote"),
-        ('{"results": [{}]}', "it is not a result that gpucoll-bench --json wrote"),
-        ('{"results": [], "environment": {}}', "it has no all_reduce of gpucoll on several ranks"),
+        ("{", "not JSON, or cut off"),
+        ('{"results": [{}]}', "not what gpucoll-bench --json writes (no 'environment')"),
+        (json.dumps(content(sizes=(), limit=False)), "no call was measured"),
+        (json.dumps(content(ranks=1)), "it has no all_reduce of gpucoll on several ranks"),
     ],
 )
-def test_a_file_that_is_no_result(content, message, tmp_path, capsys):
+def test_a_file_that_is_no_result(text, message, tmp_path, capsys):
     path = tmp_path / "kept.json"
-    if content is not None:
-        path.write_text(content)
+    if text is not None:
+        path.write_text(text)
     assert main(["--predict", "64", "--from", str(path)]) == 2
     assert message in capsys.readouterr().err
 
@@ -89,12 +92,17 @@ def test_a_file_that_is_no_result(content, message, tmp_path, capsys):
     ],
 )
 def test_numbers_that_are_no_measurement(change, tmp_path, capsys):
-    content = as_result(on_one_host(sizes=SOME))
-    content["results"][0].update(change)
+    made = as_result(on_one_host(sizes=SOME))
+    entry = made["results"][0]
+    side = entry["out_of_place"]
+    entry.update(change)
+    if "out_of_place" in change:
+        entry["out_of_place"] = {**side, **change["out_of_place"]}
     path = tmp_path / "kept.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(made))
     assert main(["--predict", "64", "--from", str(path)]) == 2
-    assert "it is not a result that gpucoll-bench --json wrote" in capsys.readouterr().err
+    message = "not what gpucoll-bench --json writes|its all_reduces cannot be fitted"
+    assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
