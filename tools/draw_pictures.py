@@ -1,4 +1,4 @@
-"""Draw the pictures of the README and of docs/ again, from what bench/results keeps.
+"""Draw the pictures of the README and of docs/ again.
 
 ::
 
@@ -6,8 +6,9 @@
     python tools/draw_pictures.py headline calls
 
 draws all pictures, or those whose names begin so. Pictures of results need matplotlib
-(``pip install 'gpucoll[plot]'``); each comes from the newest file of its kind, in a light and a
-dark form, and its metadata has the digest of what it shows. A picture without results is left out.
+(``pip install 'gpucoll[plot]'``); each comes from the newest file of its kind in bench/results, in
+a light and a dark form, and its metadata has the digest of what it shows. A picture without results
+is left out. `examples/federated_digits.py` draws its own picture, because it trains for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import draw_gpu_ring
+import draw_prediction
 import draw_slow_links
+import draw_which
 from schedules.drawing import draw as draw_schedule
 
 from gpucoll.algorithms.table import named
@@ -113,6 +116,17 @@ def draw_slow_links_picture(path: Path) -> None:
     path.write_text(draw_slow_links.draw(found), encoding="utf-8")
 
 
+def draw_backends(path: Path) -> None:
+    """Draw the picture of docs/which.md."""
+    path.write_text(draw_which.picture(), encoding="utf-8")
+
+
+def draw_predictions(path: Path) -> None:
+    """Draw a picture of docs/prediction.md, whose theme its name tells."""
+    if content := newest("prediction"):
+        save(draw_prediction.drawn(content, path.stem.rpartition("-")[2]), path)
+
+
 def draw_ring_of_gpus(path: Path) -> None:
     """Draw the picture of docs/gpu.md."""
     path.write_text(draw_gpu_ring.draw(), encoding="utf-8")
@@ -126,10 +140,13 @@ def draw_ring_of_hosts(path: Path) -> None:
 
 OTHERS: Final = {
     IMAGES / "slow_links.svg": draw_slow_links_picture,
+    IMAGES / "which_backend.svg": draw_backends,
+    IMAGES / "prediction-light.svg": draw_predictions,
+    IMAGES / "prediction-dark.svg": draw_predictions,
     DOCS / "gpu_ring.svg": draw_ring_of_gpus,
     DOCS / "algorithms_ring.svg": draw_ring_of_hosts,
 }
-"""Pictures that are not of bench/results."""
+"""Pictures whose files have no digest."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,22 +1,18 @@
-"""Draw predicted times of all_reduce up to 10,000 ranks, with what was measured.
+"""Predicted times of all_reduce up to 10,000 ranks, with what was measured.
 
-    python tools/draw_prediction.py bench/results/DATE-prediction.json docs/images/prediction
-
-writes ``prediction-light.svg`` and ``prediction-dark.svg``. The fit uses every case that the
-processors do not bind (`tools/measure_prediction.py`). Needs matplotlib (extra plot).
+The picture of docs/prediction.md, for `tools/draw_pictures.py`. The fit uses every case that the
+processors do not bind (`tools/measure_prediction.py`).
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
+import re
 from typing import Any
 
 from measure_prediction import is_bound_by_cpus
 
 from gpucoll.bench.pictures.panel import Box, canvas, footing, heading
-from gpucoll.bench.pictures.saving import Picture, save
+from gpucoll.bench.pictures.saving import Picture
 from gpucoll.bench.pictures.scales import size_label
 from gpucoll.bench.pictures.theme import THEMES, Theme, blank, settings
 from gpucoll.bench.predict.composition import Case
@@ -38,10 +34,11 @@ def predictions(content: dict[str, Any]) -> tuple[list[list[Predicted]], dict[Ca
     return found, {one.case: one.time_s for one in seen}
 
 
-def drawn(
-    found: list[list[Predicted]], measured: dict[Case, float], network: str, theme: str
-) -> Picture:
-    """Return the picture for one theme."""
+def drawn(content: dict[str, Any], theme: str) -> Picture:
+    """Return the picture of a result for one theme."""
+    found, measured = predictions(content)
+    rate = re.findall(r"(\d+)mbit", content["environment"]["network"])[0]
+    network = f"Fitted to namespaces of {rate} Mbit/s"
     colours = THEMES[theme]
     with settings():
         figure = blank(colours, WIDTH_PT, HEIGHT_PT)
@@ -97,21 +94,3 @@ def _none() -> Any:
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
-
-
-def main(arguments: list[str]) -> int:
-    """Draw a result; return the exit code."""
-    if len(arguments) != 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    content = json.loads(Path(arguments[0]).read_text("utf-8"))
-    found, measured = predictions(content)
-    rate = content["environment"]["network"].split()[1].removesuffix("mbit,").removesuffix("mbit")
-    for theme in ("light", "dark"):
-        picture = drawn(found, measured, f"Fitted to namespaces of {rate} Mbit/s", theme)
-        save(picture, Path(f"{arguments[1]}-{theme}.svg"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,4 @@
-"""Draw which backend serves which arrays: the picture of docs/which.md.
-
-::
-
-    python tools/draw_which.py docs/images/which_backend.svg
+"""Which backend serves which arrays: the picture of docs/which.md, for `tools/draw_pictures.py`.
 
 Questions have white boxes. A backend's box says how far it has been executed, in words and by its
 colour. The picture has a light background of its own, for light and dark pages.
@@ -10,8 +6,6 @@ colour. The picture has a light background of its own, for light and dark pages.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from schedules import svg
@@ -77,13 +71,6 @@ ARROWS: Final = (
 )
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description="Draw which backend serves which arrays.")
-    parser.add_argument("path", type=Path, metavar="FILE.svg")
-    parser.parse_args().path.write_text(picture(), encoding="utf-8")
-
-
 def picture() -> str:
     """Return the whole document."""
     parts = [
@@ -147,7 +134,3 @@ def legend() -> list[str]:
         parts.append(svg.text(x + 24, 479, words, 13, "start", fill=QUIET))
         x += 60 + 7 * len(words)
     return parts
-
-
-if __name__ == "__main__":
-    main()

@@ -34,7 +34,9 @@ def test_the_documents_have_the_rows():
 
 def test_the_picture_of_backends_is_what_the_tool_draws():
     path = coming_from.ROOT / "docs/images/which_backend.svg"
-    assert path.read_text("utf-8") == draw_which.picture(), "run python tools/draw_which.py"
+    assert path.read_text("utf-8") == draw_which.picture(), (
+        "run python tools/draw_pictures.py which"
+    )
 
 
 def test_every_library_has_its_tables():
