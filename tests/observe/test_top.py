@@ -397,8 +397,8 @@ def terminals():
 
 @pytest.fixture
 def terminal(waiting, terminals):
-    """A terminal that shows the ranks that wait."""
-    return terminals(waiting)
+    """A terminal that shows the ranks that wait; its shell has exported its first size."""
+    return terminals(waiting, COLUMNS="80", LINES="24")
 
 
 def row_of(lines, rank):

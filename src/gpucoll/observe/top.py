@@ -171,5 +171,8 @@ def _show(sampler: Sampler, given: argparse.Namespace) -> bool:
                 shown = found
                 count += 1
             if shown is not None:
+                # rich prefers COLUMNS and LINES, which are old if a shell has exported them
+                if all(size := os.get_terminal_size(sys.stdout.fileno())):
+                    console.size = size
                 live.update(view.draw(shown, sampler.calls_of, *console.size), refresh=True)
     return False

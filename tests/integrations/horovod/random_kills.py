@@ -42,6 +42,7 @@ class Job:
     first_seen_s: dict[int, float] = field(default_factory=dict)
     killed: set[int] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
+    has_ended: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def read(self) -> None:
@@ -56,6 +57,9 @@ class Job:
                     self.members[change][process] = size
                     self.first_seen_s.setdefault(process, time.monotonic())
                 self.changed.notify_all()
+        with self.changed:
+            self.has_ended = True
+            self.changed.notify_all()
 
     def wait_for(self, after: int, least: int) -> tuple[int, list[int]]:
         """Return a change after this one that all its ranks have seen, and their processes.
@@ -72,10 +76,10 @@ class Job:
             return None
 
         with self.changed:
-            if not self.changed.wait_for(complete, LIMIT_S):
-                raise TimeoutError(f"no change after {after}:\n{''.join(self.lines[-40:])}")
+            self.changed.wait_for(lambda: self.has_ended or complete(), LIMIT_S)
             found = complete()
-        assert found is not None
+        if found is None or self.has_ended:
+            raise RuntimeError(f"no change after {after}:\n{''.join(self.lines[-60:])}")
         return found
 
 

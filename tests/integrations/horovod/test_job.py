@@ -100,6 +100,21 @@ hvd.init()
 assert works()
 """
 
+LOSS = """
+import gpucoll
+from gpucoll.integrations.horovod.job import Job
+found = Job._place
+
+def lost(job):
+    Job._place = found
+    os.environ["GPUCOLL_JOIN"] = "of a newcomer"  # which the launcher gives it
+    raise gpucoll.PeerLostError("rank 0 was lost while this one entered")
+
+Job._place = lost
+hvd.init()
+assert works()
+"""
+
 
 @pytest.mark.parametrize(
     ("variable", "values"),
@@ -115,6 +130,12 @@ def test_settings_that_differ_between_ranks(run_program, variable, values):
 def test_init_that_fails_can_be_repeated(run_program, program):
     """Ranks and process sets that cannot be; a timeline nowhere; a wrong setting."""
     done = run_program(BEGIN + program, 2)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_that_is_lost_while_a_newcomer_enters(run_program):
+    """The newcomer goes on with those that are left, as all do, instead of ending."""
+    done = run_program(BEGIN + LOSS, 2)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from gpucoll import GpucollError
 from gpucoll.integrations.horovod import process_sets as sets
 from gpucoll.integrations.horovod.elastic import membership
 from gpucoll.integrations.horovod.engine.engine import Engine
@@ -53,11 +55,17 @@ def init(
         sets.begin(process_sets or ())
     except membership.LOSSES:
         if not membership.goes_on_as_newcomer():
-            job.end()
+            _give_up()
             raise
     except BaseException:
-        job.end()
+        _give_up()
         raise
+
+
+def _give_up() -> None:
+    """Leave the job, so that the other ranks do not wait for this one."""
+    with contextlib.suppress(GpucollError):
+        job.end()
 
 
 def shutdown() -> None:

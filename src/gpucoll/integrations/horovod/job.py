@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -62,7 +61,7 @@ class Job:
         return self._service is not None
 
     def begin(self, comm: Sequence[int] = ()) -> None:
-        """Meet the other ranks."""
+        """Meet the other ranks. If that fails, `world` may be there: `end` closes it."""
         limit = settings_of().start_timeout_s or None  # raises before this attempt counts
         self._n_begun += 1
         world = gpucoll.init(name=f"horovod {self._n_begun}", timeout_s=limit)
@@ -78,12 +77,7 @@ class Job:
             if part is None:
                 raise ValueError(f"init: rank {world.rank} is not among the ranks {list(comm)}")
             world = part
-        try:
-            self.adopt(world)
-        except BaseException:  # the other ranks are not to wait for this one
-            with contextlib.suppress(GpucollError):
-                self.end()
-            raise
+        self.adopt(world)
 
     def adopt(self, world: Communicator) -> None:
         """Go on with these ranks: at the beginning, and after ranks were lost or have come.
