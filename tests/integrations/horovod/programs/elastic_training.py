@@ -72,7 +72,9 @@ def main():
 
     @run
     def train(state):
-        print("member", os.getpid(), job.world.epoch, hvd.size(), flush=True)
+        # in one piece, even without a buffer: ranks share a pipe, and may be killed while they write
+        sys.stdout.write(f"member {os.getpid()} {job.world.epoch} {hvd.size()}\n")
+        sys.stdout.flush()
         while state.step < steps:
             mine = range(hvd.rank(), PARTS, hvd.size())
             part = sum((gradient(state.weights, state.step, p) for p in mine), np.zeros(8))
