@@ -72,7 +72,7 @@ def main():
 
     @run
     def train(state):
-        # in one piece, even without a buffer: ranks share a pipe, and may be killed while they write
+        # in one piece, even without a buffer: ranks share a pipe, and may be killed meanwhile
         sys.stdout.write(f"member {os.getpid()} {job.world.epoch} {hvd.size()}\n")
         sys.stdout.flush()
         while state.step < steps:
