@@ -7,10 +7,10 @@ import numpy as np
 from gpucoll.backends.cpu.host.message_rows import held_words
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Envelope, Way
-from gpucoll.transport.shared.words import Held, TransferTable
+from gpucoll.transport.shared.words import Context, Held, TransferTable
 
 WAYS = ("private", "streamed", "shared")
-"""Read by the receiver; through the mailbox, because no rank may read another's memory; arena."""
+"""Read by the receiver; through the mailbox; in the arena."""
 
 
 def members_of(comm):
@@ -32,7 +32,7 @@ def eager_bytes(comm):
 def sizes(comm):
     """Return sizes, in bytes, around those at which something changes."""
     eager, post = eager_bytes(comm), layout.POST_BYTES
-    limits = (eager, post, layout.STREAMED_BYTES)
+    limits = (eager, post, members_of(comm).tuning.streamed_bytes)
     return [0, 1, 2, *(size + step for size in limits for step in (-1, 0, 1)), 3 * post, 1 << 20]
 
 
@@ -41,6 +41,8 @@ def choose_way(comm, way):
     if way == "streamed":
         for rank in range(comm.world_size):
             members_of(comm).status_words(end_of(comm, rank))[layout.STATUS_COPIES // 8] = 0
+    elif way == "private":  # on any processor
+        comm._backend.messages._steps[Context.fetched_min_bytes] = 0
     comm.barrier()
 
 

@@ -50,6 +50,9 @@ PROMISES = {
 }
 """What this backend promises of rounding and reproducibility; `Communicator.describe` shows it."""
 
+_PAST = ("", ", past the caches while that is faster", ", past the caches")
+"""What `Tuning.fills_past` means."""
+
 
 def _moves_blocks(collective: Collective) -> bool:
     """Return whether the loop of movements serves it; it also combines blocks."""
@@ -379,7 +382,7 @@ class CpuBackend:
             + (f", from a root {from_root}" if from_root else ""),
             "slots and stages are filled by": "the string instruction"
             if tuning.string_copies
-            else "vector instructions",
+            else "vector instructions" + _PAST[tuning.fills_past],
             "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes, while no "
             f"more than {tuning.eager_room_bytes} bytes are queued at a receiver",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",

@@ -26,6 +26,7 @@ from gpucoll.kernels.cpu.memory import (
     store64_release,
 )
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.filling import fill
 from gpucoll.transport.shared.flags import ring
 from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.room import reserve
@@ -95,7 +96,6 @@ POST_BYTES, SMALLEST_BYTES = layout.POST_BYTES, layout.SMALLEST_BYTES
 _TAIL, _MATCHED = layout.MAILBOX_TAIL, layout.MAILBOX_MATCHED
 _MATCHED_COUNT = layout.MAILBOX_MATCHED_COUNT
 _SMALL, _LARGE = layout.MAILBOX_SMALL, layout.MAILBOX_LARGE
-_STREAMED_BYTES = layout.STREAMED_BYTES
 _MODE_SHIFT, _DIMENSIONS_SHIFT, _ACKNOWLEDGEMENT_SHIFT, _DESCRIPTION_SHIFT = 8, 16, 24, 40
 _DIMENSIONS_BASE = 16  # keeps the codes for numbers from being negative
 MANY_DIMENSIONS = layout.MESSAGE_DIMENSIONS + 1
@@ -218,8 +218,7 @@ def copy(context: Context, destination: int, source: int, size_bytes: int) -> No
 @inline
 def copy_posted(context: Context, destination: int, source: int, size_bytes: int) -> None:
     """Copy into a record, taking its cache lines back from the rank that read them."""
-    ahead = context.prefetch_bytes
-    call_copy(context.copy_posted, destination, source, size_bytes, ahead)
+    fill(context, destination, source, size_bytes)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -304,7 +303,7 @@ def _go_to_other(context: Context, words: Mailbox, record: Envelope) -> None:
 
 @inline
 def _skipped_bytes(
-    words: Mailbox, which: int, ring_size: int, size_bytes: int, is_part: int
+    context: Context, words: Mailbox, which: int, ring_size: int, size_bytes: int, is_part: int
 ) -> int:
     """Return how much is skipped at the end of the ring, so that a record is in one piece.
 
@@ -314,7 +313,7 @@ def _skipped_bytes(
     offset = words.out_offset
     if offset + size_bytes > ring_size:
         return ring_size - offset
-    if is_part and which and offset >= _STREAMED_BYTES:
+    if is_part and which and offset >= context.streamed_bytes:
         _look_at_tail(words)
         if _used_bytes(words) + size_bytes + ENVELOPE_BYTES <= offset:
             return ring_size - offset
@@ -347,7 +346,7 @@ def place_record(table: TransferTable, words: Mailbox, size_bytes: int, is_part:
     for _ in range(3):
         which = words.out_ring
         ring_size = _ring_bytes(context, which)
-        skipped = _skipped_bytes(words, which, ring_size, size_bytes, is_part)
+        skipped = _skipped_bytes(context, words, which, ring_size, size_bytes, is_part)
         # One place more: the record after this one must be marked as not written.
         needed = skipped + size_bytes + ENVELOPE_BYTES
         if _used_bytes(words) + needed > ring_size or (skipped and which):

@@ -28,6 +28,7 @@ from gpucoll.backends.cpu.host.staged import move_staged
 from gpucoll.collectives import Flow
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, load64, store64
+from gpucoll.transport.shared.filling import fill
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER
 from gpucoll.transport.shared.operands import reduce_inputs
@@ -214,13 +215,7 @@ def _post_input(context: Context, call: Call) -> None:
     elif is_listed and is_small:
         _pack_inputs(context, call)
     elif sends and is_small and source == NOT_SHARED:
-        call_copy(
-            context.copy_posted,
-            _payload_of(context, call, context.rank),
-            call.source,
-            size_bytes,
-            context.prefetch_bytes,
-        )
+        fill(context, _payload_of(context, call, context.rank), call.source, size_bytes)
     if _is_in_place(context, call):
         destination = _IN_PLACE
     if is_listed and not is_small:

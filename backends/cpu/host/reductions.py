@@ -11,6 +11,7 @@ from __future__ import annotations
 from gpucoll.backends.cpu.host.staged import (
     copy_in,
     count_chunks,
+    give_staged,
     input_at,
     is_one_piece,
     keep_up,
@@ -20,6 +21,7 @@ from gpucoll.backends.cpu.host.staged import (
     signal_chunk,
     slice_bytes,
     stage_first_chunk,
+    take_staged,
     wait_chunk,
 )
 from gpucoll.collectives import Flow, Operands
@@ -197,6 +199,28 @@ def _shift(context: Context, call: Call) -> int:
 
 
 @inline
+def _is_one_way(context: Context, call: Call, is_shift: int) -> bool:
+    """Return whether one of two ranks gives the other its input through stages; the same on both.
+
+    Only where fills are timed: elsewhere it was not measured.
+    """
+    if context.copy_past == 0 or context.world_size != 2:
+        return False
+    if is_shift:
+        return call.size_bytes < context.single_copy_min_bytes
+    return call.flow == Flow.TO_ROOT and call.size_bytes > context.one_shot_bytes
+
+
+@inline
+def _go_one_way(context: Context, call: Call, is_shift: int) -> int:
+    receiver = 1 if is_shift else call.root
+    context.path = Path.STAGED
+    if context.rank == receiver:
+        return take_staged(context, call, 1 - receiver)
+    return give_staged(context, call, receiver)
+
+
+@inline
 def _waits_for_few(context: Context, call: Call, count: int) -> bool:
     """Return whether this rank only needs the first `count` ranks, which need not wait for it."""
     is_small = call.size_bytes <= context.one_shot_bytes
@@ -251,7 +275,8 @@ def _move(context: Context, call: Call, source: int, destination: int, posts: in
     is_shift = _is_plain_shift(context, call)
     if posts:
         _post_input(context, call, source, destination, shared)
-    staged_ahead = not is_small and not shared and not is_shift
+    is_one_way = _is_one_way(context, call, is_shift)
+    staged_ahead = not is_small and not shared and not is_shift and not is_one_way
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
     elif _waits_for_few(context, call, count):
@@ -267,13 +292,16 @@ def _move(context: Context, call: Call, source: int, destination: int, posts: in
         context.path = Path.ONE_SHOT
         _reduce_slots(context, call, count)
         return Status.OK
-    if is_shift and can_copy_once(context):
+    if is_shift and not is_one_way and can_copy_once(context):
         context.path = Path.SINGLE_COPY
         return _shift(context, call)
     if not staged_ahead:
         status = have_stages(context)
         if status != Status.OK:
             return status
+    if is_one_way:
+        return _go_one_way(context, call, is_shift)
+    if not staged_ahead:
         stage_first_chunk(context, call)
     context.path = Path.STAGED
     return reduce_staged(context, call)

@@ -28,6 +28,8 @@ from gpucoll.transport.shared.steps import NOT_SHARED, arena_offset
 from gpucoll.transport.shared.words import Context, Mailbox, Mode, Progress, Transfer, TransferTable
 
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
+_STREAMED_WORDS = _ACKNOWLEDGEMENTS // 4
+"""How many messages wait for an acknowledgement before one that is streamed does without."""
 STAYED, MOVED, OVER = 0, 1, 2
 """How a step went. The caller removes a row that is over from its list, then ends it."""
 
@@ -82,7 +84,7 @@ def _is_fetched(context: Context, row: Transfer, is_alone: int) -> bool:
     receiver, most_bytes = row.peer, context.single_copy_max_bytes
     if receiver == context.rank:
         return True
-    if not can_read(context, receiver):
+    if row.size_bytes < context.fetched_min_bytes or not can_read(context, receiver):
         return False
     return not is_alone or most_bytes == 0 or row.size_bytes <= 2 * most_bytes
 
@@ -110,7 +112,8 @@ def _needs_word(table: TransferTable, words: Mailbox, row: Transfer, size_bytes:
         return True
     context = table.context
     if row.size_bytes > context.eager_bytes:
-        return False  # it waits for its parts to be taken
+        # Without a word it waits for its parts to be taken. Small messages need theirs more.
+        return table.n_free_words > _ACKNOWLEDGEMENTS - _STREAMED_WORDS
     room, sent = context.eager_room_bytes, words.out_sent + size_bytes
     return sent - words.out_matched > room and sent - matched_bytes(words) > room
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from gpucoll.backends.cpu.host.pieces import input_piece, landing, largest_piece_bytes, piece_bytes
 from gpucoll.backends.cpu.host.tuning import LANE_BYTES
-from gpucoll.collectives import Flow
+from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, call_refill, store64
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.filling import fill
 from gpucoll.transport.shared.flags import signal, wait
 from gpucoll.transport.shared.operands import n_inputs, reduce_for_all, reduce_inputs
 from gpucoll.transport.shared.steps import LINE
@@ -24,9 +25,9 @@ SLICE_ALIGNMENT = 256
 
 
 @inline
-def stage_of(context: Context, place: int, rank: int) -> int:
+def stage_of(context: Context, place: int, rank: int, n_stages: int) -> int:
     """Return the address of the stage of `rank` for chunk `place` of this call."""
-    turn = (context.chunk + place) % layout.STAGES
+    turn = (context.chunk + place) % n_stages
     return context.stages + (turn * context.world_size + rank) * context.chunk_bytes
 
 
@@ -176,7 +177,7 @@ def _fill(context: Context, call: Call, place: int) -> None:
     offset = place * chunk_bytes
     size_bytes = min(chunk_bytes, call.size_bytes - offset)
     share = slice_bytes(size_bytes, world_size)
-    stage = stage_of(context, place, me)
+    stage = stage_of(context, place, me, layout.STAGES)
     for step in range(1, world_size):
         start = ((me + step) % world_size) * share
         stop = min(start + share, size_bytes)
@@ -198,7 +199,7 @@ def _set_tables(
     """Set the addresses of each rank's input and result, from `start` in a chunk on."""
     sources, results = context.sources, context.destinations
     for rank in range(context.world_size):
-        stage = stage_of(context, place, rank) + start
+        stage = stage_of(context, place, rank, layout.STAGES) + start
         store64(sources + 8 * rank, stage)
         store64(results + 8 * rank, stage)
     mine = 8 * context.rank
@@ -239,7 +240,7 @@ def _drain(context: Context, call: Call, place: int, refills: int) -> int:
     size_bytes = min(chunk_bytes, call.size_bytes - offset)
     share = slice_bytes(size_bytes, world_size)
     has_result = n_inputs(context, call) > 0
-    stage = stage_of(context, place, me)
+    stage = stage_of(context, place, me, layout.STAGES)
     destination = call.destination + offset
     refill = call.source + offset + layout.STAGES * chunk_bytes
     for step in range(1, world_size):
@@ -306,6 +307,79 @@ def reduce_staged(context: Context, call: Call) -> int:
     return Status.OK
 
 
+# --- one way, between two ranks -------------------------------------------------------------------
+
+# Of two ranks, one needs nothing from the other in a reduce or an exclusive_scan. It gives its
+# whole input, and the other one reduces alone: no line is written by both.
+
+
+@inline
+def _chunk_size(context: Context, call: Call, place: int) -> int:
+    return min(context.chunk_bytes, call.size_bytes - place * context.chunk_bytes)
+
+
+@inline
+def give_staged(context: Context, call: Call, receiver: int) -> int:
+    """Give my whole input to the other rank; return a status. After that it no longer reads it."""
+    chunk_bytes = context.chunk_bytes
+    chunks = (call.size_bytes + chunk_bytes - 1) // chunk_bytes
+    for place in range(chunks + layout.STAGES):
+        if place >= layout.STAGES:
+            status = wait_chunk(context, context.read, place - layout.STAGES, receiver)
+            if status != Status.OK:
+                return status
+        if place < chunks:
+            offset, size_bytes = place * chunk_bytes, _chunk_size(context, call, place)
+            stage = stage_of(context, place, context.rank, context.n_stages)
+            segment, done = segment_at(call, offset), 0
+            while done < size_bytes:
+                step = run_bytes(call, segment, offset + done, size_bytes - done)
+                fill(context, stage + done, input_at(call, segment, offset + done), step)
+                done += step
+                segment += 1
+            signal_chunk(context, context.filled, place)
+    count_chunks(context, chunks)
+    keep_up(context, context.read)
+    return Status.OK
+
+
+@inline
+def _fold(context: Context, call: Call, stage: int, sender: int, place: int) -> None:
+    """Reduce a chunk of the other rank's input and of mine into my destination."""
+    offset, size_bytes = place * context.chunk_bytes, _chunk_size(context, call, place)
+    sources, results = context.sources, context.destinations
+    segment, done = segment_at(call, offset), 0
+    while done < size_bytes:
+        step = run_bytes(call, segment, offset + done, size_bytes - done)
+        store64(sources + 8 * sender, stage + done)
+        store64(sources + 8 * context.rank, input_at(call, segment, offset + done))
+        store64(results, output_at(call, segment, offset + done))
+        reduce_inputs(context, call, results, 2, step, context.prefetch_bytes)
+        done += step
+        segment += 1
+
+
+@inline
+def take_staged(context: Context, call: Call, sender: int) -> int:
+    """Make my result from the other rank's input, and mine if it is an operand."""
+    chunk_bytes, ahead = context.chunk_bytes, context.prefetch_bytes
+    chunks = (call.size_bytes + chunk_bytes - 1) // chunk_bytes
+    for place in range(chunks):
+        status = wait_chunk(context, context.filled, place, sender)
+        if status != Status.OK:
+            return status
+        stage = stage_of(context, place, sender, context.n_stages)
+        if call.operands == Operands.BEFORE_OWN:
+            size_bytes = _chunk_size(context, call, place)
+            copy_out(call, context.copy_take, stage, place * chunk_bytes, size_bytes, ahead)
+        else:
+            _fold(context, call, stage, sender, place)
+        signal_chunk(context, context.read, place)
+    count_chunks(context, chunks)
+    keep_up(context, context.filled)
+    return Status.OK
+
+
 # --- movement -------------------------------------------------------------------------------------
 
 # For chunk k a sender *fills* its stage with the next part of each of its pieces, and a receiver
@@ -334,19 +408,18 @@ def _part_bytes(
 def _fill_parts(context: Context, call: Call, place: int, lane_bytes: int) -> None:
     """Copy the next part of each piece that this rank sends into its stage, and signal."""
     me, world_size = context.rank, context.world_size
-    stage, start = stage_of(context, place, me), place * lane_bytes
-    copy, ahead = context.copy_posted, context.prefetch_bytes
+    stage, start = stage_of(context, place, me, context.n_stages), place * lane_bytes
     if not call.spreads:
         size_bytes = _part_bytes(context, call, me, me, place, lane_bytes)
         if size_bytes > 0:
-            call_copy(copy, stage, call.source + start, size_bytes, ahead)
+            fill(context, stage, call.source + start, size_bytes)
     else:
         for step in range(1, world_size):
             rank = (me + step) % world_size
             size_bytes = _part_bytes(context, call, me, rank, place, lane_bytes)
             if size_bytes > 0:
                 source = input_piece(context, call, rank) + start
-                call_copy(copy, stage + rank * lane_bytes, source, size_bytes, ahead)
+                fill(context, stage + rank * lane_bytes, source, size_bytes)
     signal_chunk(context, context.filled, place)
 
 
@@ -354,7 +427,7 @@ def _fill_parts(context: Context, call: Call, place: int, lane_bytes: int) -> No
 def _part_in_stage(context: Context, call: Call, rank: int, place: int, lane_bytes: int) -> int:
     """Return the address of this rank's part in the stage of `rank`."""
     lane = context.rank * lane_bytes if call.spreads else 0
-    return stage_of(context, place, rank) + lane
+    return stage_of(context, place, rank, context.n_stages) + lane
 
 
 @inline

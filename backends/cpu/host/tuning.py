@@ -13,7 +13,7 @@ from gpucoll.errors import ArgumentError
 from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY
 from gpucoll.kernels.cpu.cache_key import processor
 from gpucoll.topology import cpu_quota
-from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, Tuning, round_up
+from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, STAGES, Tuning, round_up
 
 KIB = 1024
 WISH = "the backend asked for"
@@ -30,6 +30,17 @@ TWO_ON_ZEN_5: Final = {
     "string_copies": 1,
 }
 """Different values there for two ranks with a CPU each (`docs/decisions/0036-zen-5-stages.md`)."""
+ZEN_4: Final = frozenset({"vendor_id=AuthenticAMD", "cpu family=25"})
+"""The lines of `processor` on AMD's Zen 3 and 4; measured on an EPYC (model 17, Zen 4)."""
+TWO_ON_ZEN_4: Final = {
+    "single_copy_min_bytes": 8 << 20,
+    "root_copy_min_bytes": 4 << 20,
+    "fetched_min_bytes": NEVER,
+    "streamed_bytes": 2 << 20,
+    "n_stages": 16,
+    "fills_past": 1,
+}
+"""Different values there for two ranks with a CPU each (`docs/decisions/0106-fills.md`)."""
 
 MOST: Final = {
     "chunk_bytes": 64 << 20,
@@ -38,16 +49,21 @@ MOST: Final = {
     "initial_sequence": 2**31 - RING - 1,
     "enqueued_records": 1 << 16,  # 16 MiB for each rank
     "eager_room_bytes": 1 << 30,
+    "streamed_bytes": 1 << 30,
+    "n_stages": 1024,
+    "fills_past": 2 * int(HAS_STRING_COPY),
     "string_copies": int(HAS_STRING_COPY),
 }
 """The largest values; for all others, which are sizes of arrays, `NEVER`."""
+LEAST: Final = {"n_stages": STAGES, "streamed_bytes": 256 * KIB}
+"""The smallest values; for all others 0."""
 
 
 def _check_range(name: str, value: int) -> None:
     """Raise unless a value from the environment is usable: the segment's layout depends on it."""
-    most = MOST.get(name, NEVER)
-    if not 0 <= value <= most:
-        raise ArgumentError(f"{config.CPU_TUNING}: {name} must be in 0..{most}; got {value}")
+    least, most = LEAST.get(name, 0), MOST.get(name, NEVER)
+    if not least <= value <= most:
+        raise ArgumentError(f"{config.CPU_TUNING}: {name} must be in {least}..{most}; got {value}")
 
 
 def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
@@ -71,8 +87,11 @@ def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
 
 def _measured_here(world_size: int, crowded: bool) -> dict[str, int]:
     """Return the differences for this processor: none, unless these very ranks were measured."""
-    if world_size == 2 and not crowded and ZEN_5.issubset(processor().splitlines()):
-        return TWO_ON_ZEN_5
+    if world_size == 2 and not crowded:
+        lines = set(processor().splitlines())
+        for family, values in ((ZEN_5, TWO_ON_ZEN_5), (ZEN_4, TWO_ON_ZEN_4)):
+            if family <= lines:
+                return values
     return {}
 
 
@@ -92,7 +111,11 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "initial_sequence": 0,
         "enqueued_records": ENQUEUED_RECORDS if _may_use_gpus(introductions) else 0,
         "eager_room_bytes": 1 << 20,
+        "streamed_bytes": 256 * KIB,
+        "fetched_min_bytes": 0,
+        "fills_past": 0,
         "root_copy_min_bytes": 0,
+        "n_stages": STAGES,
         "string_copies": 0,
     } | _measured_here(world_size, crowded)
     given = config.cpu_tuning()

@@ -125,14 +125,19 @@ def test_single_copy(ranks, world_size, name):
     assert "SINGLE_COPY" in paths
 
 
-@pytest.mark.parametrize("copies", [0, int(HAS_STRING_COPY)])
+KERNELS = ["string_copies=0"]
+if HAS_STRING_COPY:
+    KERNELS += ["string_copies=1", "fills_past=1,n_stages=5", "fills_past=2,n_stages=4"]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("name", MOVEMENTS)
-def test_each_copy_kernel(ranks, world_size, name, copies):
-    """Slots and stages, below and above the size from which the string copy differs."""
+def test_each_copy_kernel(ranks, world_size, name, kernel):
+    """Slots and stages, below and above the size from which kernels differ."""
     random, chunk = Random(f"{name} {world_size}"), 16384
     tuning = f"one_shot_bytes=8192,rooted_bytes=8192,chunk_bytes={chunk},"
-    tuning += f"single_copy_min_bytes={1 << 30},string_copies={copies}"
+    tuning += f"single_copy_min_bytes={1 << 30},{kernel}"
     shares = world_size if name in ("scatter", "all_to_all") else 1
     sizes = [size // shares for size in (2048, 8192, chunk, 5 * chunk)]
     cases = [

@@ -12,6 +12,7 @@ from tests.dtypes import assert_same, covering, op_of
 from tests.guarded import Guarded
 
 from gpucoll.kernels import reference
+from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY
 
 NEW = [name for name in REDUCTIONS if name != "all_reduce"]
 COUNTS = (3, 70, 700, 2500)
@@ -67,6 +68,24 @@ def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size, tuning):
     ]
 
     check(ranks, world_size, cases, environment={"GPUCOLL_CPU_TUNING": tuning})
+
+
+@pytest.mark.skipif(not HAS_STRING_COPY, reason="stores of x86-64")
+@pytest.mark.parametrize("fills", ["fills_past=1", "fills_past=2,n_stages=4"])
+@pytest.mark.parametrize("name", ["reduce", "exclusive_scan"])
+def test_one_of_two_ranks_gives_all_that_it_has(ranks, name, fills):
+    """The other one reduces alone, with the same bits; lists, too."""
+    tuning = f"one_shot_bytes=64,chunk_bytes=8192,single_copy_min_bytes={1 << 30},{fills}"
+    random = Random(f"{name} {fills}")
+    cases = [
+        draw(random, name, 2, dtype=dtype, op=op, count=count)
+        for dtype, op in (("float32", "sum"), ("bfloat16", "avg"), ("int64", "max"))
+        for count in (17, 2048, 2049, 13_000)
+        if (name, op) != ("exclusive_scan", "avg")
+        for _ in range(4)
+    ]
+
+    assert "STAGED" in check(ranks, 2, cases, environment={"GPUCOLL_CPU_TUNING": tuning})
 
 
 @pytest.mark.parametrize("name", SCANS)

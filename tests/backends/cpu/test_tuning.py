@@ -8,7 +8,7 @@ import pytest
 
 from gpucoll.backends.choice import Seen
 from gpucoll.backends.cpu.host import tuning as cpu_tuning
-from gpucoll.backends.cpu.host.tuning import TWO_ON_ZEN_5, WISH, tune
+from gpucoll.backends.cpu.host.tuning import TWO_ON_ZEN_4, TWO_ON_ZEN_5, WISH, tune
 from gpucoll.errors import ArgumentError
 from gpucoll.kernels.cpu import addresses
 from gpucoll.kernels.cpu.cache_key import processor
@@ -16,7 +16,19 @@ from gpucoll.transport.shared import MAX_RANKS
 from gpucoll.transport.shared.layout import SegmentLayout
 from gpucoll.transport.shared.words import Context
 
-ELSEWHERE = {"single_copy_min_bytes": 64 << 10, "root_copy_min_bytes": 0, "string_copies": 0}
+ELSEWHERE = {
+    "single_copy_min_bytes": 64 << 10,
+    "root_copy_min_bytes": 0,
+    "string_copies": 0,
+    "fetched_min_bytes": 0,
+    "streamed_bytes": 256 << 10,
+    "n_stages": 3,
+    "fills_past": 0,
+}
+MEASURED = {
+    "AMD, Zen 5": {**ELSEWHERE, **TWO_ON_ZEN_5},
+    "AMD, Zen 4": {**ELSEWHERE, **TWO_ON_ZEN_4},
+}
 PROCESSORS = {
     "AMD, Zen 5": ("AuthenticAMD", 26, "AMD EPYC"),
     "AMD, Zen 4": ("AuthenticAMD", 25, "AMD EPYC"),
@@ -63,22 +75,22 @@ def test_every_number_of_ranks_has_a_table(cpus_a_rank):
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_only_the_processor_that_was_measured_has_other_values(on, name):
+def test_only_processors_that_were_measured_have_other_values(on, name):
     on(name)
-    expected = TWO_ON_ZEN_5 if name == "AMD, Zen 5" else ELSEWHERE
 
-    assert values(tune(introductions_of(2, 2)), ELSEWHERE) == expected
+    assert values(tune(introductions_of(2, 2)), ELSEWHERE) == MEASURED.get(name, ELSEWHERE)
 
 
+@pytest.mark.parametrize("name", MEASURED)
 @pytest.mark.parametrize(("world_size", "n_cpus"), [(1, 2), (2, 1), (3, 3), (4, 2), (16, 16)])
-def test_so_have_only_two_ranks_with_a_cpu_each(on, world_size, n_cpus):
-    on("AMD, Zen 5")
+def test_so_have_only_two_ranks_with_a_cpu_each(on, name, world_size, n_cpus):
+    on(name)
 
     assert values(tune(introductions_of(world_size, n_cpus)), ELSEWHERE) == ELSEWHERE
 
 
 def test_the_environment_has_the_last_word(on, monkeypatch):
-    for name, asked in (("AMD, Zen 5", ELSEWHERE), ("Intel", TWO_ON_ZEN_5)):
+    for name, asked in (("AMD, Zen 4", ELSEWHERE), ("Intel", MEASURED["AMD, Zen 5"])):
         on(name)
         text = ",".join(f"{field}={value}" for field, value in asked.items())
         monkeypatch.setenv("GPUCOLL_CPU_TUNING", text)
@@ -88,7 +100,8 @@ def test_the_environment_has_the_last_word(on, monkeypatch):
 def test_a_bound_that_is_asked_for_holds_for_roots_too(on, monkeypatch):
     on("AMD, Zen 5")
     monkeypatch.setenv("GPUCOLL_CPU_TUNING", "single_copy_min_bytes=5000")
-    expected = {**TWO_ON_ZEN_5, "single_copy_min_bytes": 5000, "root_copy_min_bytes": 0}
+    changed = {"single_copy_min_bytes": 5000, "root_copy_min_bytes": 0}
+    expected = {**MEASURED["AMD, Zen 5"], **changed}
 
     assert values(tune(introductions_of(2, 2)), ELSEWHERE) == expected
 
@@ -97,6 +110,14 @@ def test_string_copies_are_there_or_not(on, monkeypatch):
     on("Intel")
     monkeypatch.setenv("GPUCOLL_CPU_TUNING", "string_copies=2")
     with pytest.raises(ArgumentError, match=r"string_copies must be in 0\.\.1; got 2"):
+        tune(introductions_of(2, 2))
+
+
+@pytest.mark.parametrize("value", ["n_stages=2", "streamed_bytes=262143", "fills_past=3"])
+def test_values_that_a_segment_cannot_have(on, monkeypatch, value):
+    on("Intel")
+    monkeypatch.setenv("GPUCOLL_CPU_TUNING", value)
+    with pytest.raises(ArgumentError, match=rf"{value.split('=')[0]} must be in \d+\.\."):
         tune(introductions_of(2, 2))
 
 

@@ -40,8 +40,9 @@ def take_in_steps(comm):
         found.append((taken - before) / unused.world_size)
         before = taken
     words = str(unused.describe())
+    tuning = unused._group.members.tuning
     unused.close()
-    return found, words
+    return found, words, tuning.n_stages * tuning.chunk_bytes
 
 
 @pytest.mark.soak(quick=1)
@@ -49,12 +50,12 @@ def take_in_steps(comm):
 def test_memory_grows_with_use(ranks, world_size):
     replies = ranks.call(world_size, take_in_steps)
 
-    for (new, number, small, page, slot, large), words in replies:
+    for (new, number, small, page, slot, large), words, stages_bytes in replies:
         assert new <= NEW_BYTES
         assert number == small == 0  # up to 448 bytes
         assert RING * 4 * KIB <= page <= RING * 8 * KIB + 4 * KIB
         assert slot <= RING * 68 * KIB
-        assert large <= STAGES * 256 * KIB
+        assert large == stages_bytes
         assert "so far, of at most" in words
 
 

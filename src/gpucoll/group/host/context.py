@@ -14,9 +14,11 @@ from gpucoll.kernels.cpu.addresses import (
     POSTED,
     copy_kernel,
     refill_kernel,
+    streaming_copy_kernel,
     string_copy_kernel,
 )
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.filling import ALWAYS
 from gpucoll.transport.shared.flags import wait_long
 from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
 from gpucoll.transport.shared.peer_memory import map_more
@@ -77,6 +79,7 @@ def _values(
         Context.one_shot_bytes: tuning.one_shot_bytes,
         Context.stages: base + place.stages,
         Context.chunk_bytes: tuning.chunk_bytes,
+        Context.n_stages: tuning.n_stages,
         Context.symmetric_min_bytes: tuning.symmetric_min_bytes,
         Context.prefetch_bytes: tuning.prefetch_bytes,
         Context.arenas: members.arenas.ctypes.data,
@@ -92,6 +95,8 @@ def _values(
         Context.acknowledged: base + place.acknowledged,
         Context.large_ring_bytes: place.large_ring_bytes,
         Context.eager_room_bytes: tuning.eager_room_bytes,
+        Context.streamed_bytes: tuning.streamed_bytes,
+        Context.fetched_min_bytes: tuning.fetched_min_bytes,
         Context.eager_bytes: place.eager_bytes,
         Context.pids: members.pid_table.ctypes.data,
         Context.rooted_bytes: tuning.rooted_bytes,
@@ -100,6 +105,8 @@ def _values(
         Context.gather_copy_max_bytes: tuning.gather_copy_max_bytes,
         Context.poll_fds: members.poll_table.ctypes.data,
         Context.wait_long: wait_long.address,
+        Context.copy_past: streaming_copy_kernel() if tuning.fills_past else 0,
+        Context.fill_past: NEVER if tuning.fills_past == ALWAYS else 0,
         Context.copy_plain: copy_kernel(PLAIN),
         Context.copy_posted: string_copy or copy_kernel(POSTED),
         Context.copy_in: copy_kernel(INTO_SLOT),

@@ -321,11 +321,11 @@ def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> G
             f"{config.CPU_TUNING}=single_copy_min_bytes={layout.NEVER} to do without"
         )
     if code == Abort.NO_ROOM:
+        tuning = group.members.tuning
         return SharedMemoryError(
             f"{_who(group)}: there was no shared memory for the stages of rank {number} "
-            f"({group.members.tuning.chunk_bytes * layout.STAGES} bytes), which was found when all "
-            "ranks were in the call. The communicator is broken: close it, and free memory or use "
-            "fewer ranks"
+            f"({tuning.chunk_bytes * tuning.n_stages} bytes), which was found when all ranks were "
+            "in the call. The communicator is broken: close it, and free memory or use fewer ranks"
         )
     if code == Abort.NO_ADDRESSES:
         return SharedMemoryError(

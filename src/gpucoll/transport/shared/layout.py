@@ -23,7 +23,7 @@ Memory for the parts up to here is reserved when the segment is made (`first_byt
 parts have no memory until they are first used (`room`)::
 
     payloads        ring of RING x P larger payloads, of up to rooted_bytes
-    stages          ring of 3 x P stages of chunk_bytes each
+    stages          ring of n_stages x P stages of chunk_bytes each
     enqueued calls  per rank: ring of enqueued_records records, if any rank has a GPU; then one for
                     each other host, which this host's leader fills in
     mailboxes       P x P, by receiver and sender: memory is taken when one is first used
@@ -187,14 +187,10 @@ MAILBOX_MATCHED_COUNT = 16
 """The number of these messages."""
 MAILBOX_SMALL = 256
 MAILBOX_LARGE = 16384
-LARGE_EXTRA_BYTES = 256 << 10
-"""By how much the large ring exceeds the eager room: for envelopes, and streamed data."""
 POST_BYTES = 32 << 10
 """Streamed data changes hands in parts of this size: 8 KiB parts took a fifth longer."""
 MOST_EAGER_BYTES = 8192
 """From here on one copy by the kernel is faster than two through a mailbox."""
-STREAMED_BYTES = 256 << 10
-"""How much of the large ring streamed data uses, if the receiver keeps up."""
 ENVELOPE_BYTES = 64
 SHAPE_BYTES = 64
 MESSAGE_DIMENSIONS = 8
@@ -339,11 +335,25 @@ class Tuning(NamedTuple):
     """Records of calls on GPU arrays for each rank; a power of two, or 0 without a GPU."""
     eager_room_bytes: int = 1 << 20
     """Bytes of unreceived messages from one rank to another before a small send waits."""
+    streamed_bytes: int = 256 << 10
+    """How much of a mailbox's large ring streamed messages use, if the receiver keeps up.
+
+    By so much the ring exceeds the eager room.
+    """
+    fetched_min_bytes: int = 0
+    """Smaller messages are streamed, and never read straight from their process."""
+    fills_past: int = 0
+    """When shared memory is filled past the caches: 0: never, 1: while that is faster, 2: always.
+
+    See `filling`.
+    """
     root_copy_min_bytes: int = 0
     """Unless 0: data from a root is read straight from its process from this size on.
 
     This is only done if the root also copies its own input.
     """
+    n_stages: int = STAGES
+    """Stages of each rank that movements use in turn; reductions use the first three."""
     string_copies: int = 0
     """Whether the processor's string instruction fills and exchanges slots and stages."""
     other_hosts: int = 0
@@ -443,7 +453,7 @@ class SegmentLayout:
     @functools.cached_property
     def large_ring_bytes(self) -> int:
         """Size of a mailbox's large ring."""
-        return round_up(self.tuning.eager_room_bytes + LARGE_EXTRA_BYTES, 4096)
+        return round_up(self.tuning.eager_room_bytes + self.tuning.streamed_bytes, 4096)
 
     @functools.cached_property
     def mailbox_stride(self) -> int:
@@ -473,7 +483,7 @@ class SegmentLayout:
 
     @functools.cached_property
     def enqueued(self) -> int:
-        return self.stages + STAGES * self.world_size * self.tuning.chunk_bytes
+        return self.stages + self.tuning.n_stages * self.world_size * self.tuning.chunk_bytes
 
     @functools.cached_property
     def mailboxes(self) -> int:

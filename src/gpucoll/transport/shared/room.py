@@ -18,7 +18,7 @@ import numpy as np
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import load64_acquire, store64_release
 from gpucoll.transport.shared.flags import give_up
-from gpucoll.transport.shared.layout import EVENT_PAYLOADS, RING, STAGES, Abort
+from gpucoll.transport.shared.layout import EVENT_PAYLOADS, RING, Abort
 from gpucoll.transport.shared.libc import EINTR, errno
 from gpucoll.transport.shared.words import Context, Status
 
@@ -132,7 +132,7 @@ def _take_payloads(context: Context, size_bytes: int) -> int:
 def _take_stages(context: Context) -> int:
     """Take memory for this rank's stages: others touch them only after it has filled them."""
     chunk_bytes, world_size = context.chunk_bytes, context.world_size
-    for turn in range(STAGES):
+    for turn in range(context.n_stages):
         place = turn * world_size + context.rank
         stage = context.stages + place * chunk_bytes
         status = _reserve_granted(context, stage, chunk_bytes)
@@ -153,7 +153,7 @@ def take_memory(context: Context, payload_bytes: int) -> int:
         return _take_payloads(context, payload_bytes)
     if context.ready_stages != 0:
         return Status.OK
-    if not _may_take(context, STAGES * context.chunk_bytes):
+    if not _may_take(context, context.n_stages * context.chunk_bytes):
         return Status.NO_ROOM
     return _take_stages(context)
 

@@ -146,6 +146,16 @@ class Context(Block):
     note_arrival: int  # addresses of functions
     note_end: int
     note_message: int
+    n_stages: int  # stages of each rank
+    streamed_bytes: int
+    fetched_min_bytes: int
+    # For `filling`: a kernel whose stores go past the caches, or 0; and this rank's own counts.
+    copy_past: int
+    fill_past: int  # how many bytes are still to be stored past the caches
+    fill_span: int  # how many the next time
+    fill_tried: int  # how many bytes were stored in the ordinary way since then
+    fill_slow: int  # how many of them took long
+    fill_clock: Field[Words] = words(2)
 
 
 class Call(Block):

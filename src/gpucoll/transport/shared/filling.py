@@ -1,0 +1,75 @@
+"""Filling shared memory that another rank reads next, with the stores that are faster just now.
+
+Ordinary stores leave the data in this core's caches, where the reader finds it soon. They must
+first take the lines back from the core that read them last. Between two groups of cores of AMD's
+Zen 4 that costs 27 ns a line, which do not overlap. Stores past the caches cost 2 ns a line
+everywhere, but the reader then fetches the data from memory (`docs/decisions/0106-fills.md`).
+
+The placement of ranks decides, and a virtual machine may change it at any time. So each rank times
+its own fills. That changes only its own stores: no other rank needs to know.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import call_copy
+from gpucoll.transport.shared.flags import clock_ns
+from gpucoll.transport.shared.words import Context
+
+ALWAYS: Final = 2
+"""As `Tuning.fills_past`: ordinary stores are not tried."""
+LEAST_BYTES: Final = 8192
+"""Smaller fills are ordinary and not timed."""
+SLOW_NS_PER_KIB: Final = 80
+"""Ordinary stores are slow from here on: 25 to 60 within a group of cores, 140 to 440 between."""
+TRIAL_BYTES: Final = 12 << 20
+"""How long ordinary stores are tried before they are judged: twice the memory filled in turn.
+
+Lines that were stored past the caches, or never before, cost more until then.
+"""
+WINDOW_BYTES: Final = 4 << 20
+"""They are judged by whether most of so many bytes took long."""
+FIRST_SPAN_BYTES: Final = 64 << 20
+"""How long stores go past the caches before ordinary ones are tried again.
+
+Each trial in vain doubles that, up to `LONGEST_SPAN_BYTES`.
+"""
+LONGEST_SPAN_BYTES: Final = 1 << 30
+
+
+@inline
+def fill(context: Context, destination: int, source: int, size_bytes: int) -> None:
+    """Copy private data to shared memory."""
+    ahead = context.prefetch_bytes
+    if context.copy_past == 0 or size_bytes < LEAST_BYTES:
+        call_copy(context.copy_posted, destination, source, size_bytes, ahead)
+    elif context.fill_past > 0:
+        context.fill_past -= size_bytes
+        call_copy(context.copy_past, destination, source, size_bytes, ahead)
+    else:
+        begun_ns = clock_ns(context.fill_clock)
+        call_copy(context.copy_posted, destination, source, size_bytes, ahead)
+        _judge(context, size_bytes, clock_ns(context.fill_clock) - begun_ns)
+
+
+@inline
+def _judge(context: Context, size_bytes: int, took_ns: int) -> None:
+    """Count an ordinary fill; go on past the caches if most of such fills took long."""
+    context.fill_tried += size_bytes
+    if context.fill_tried < TRIAL_BYTES:
+        return
+    if took_ns * 1024 > SLOW_NS_PER_KIB * size_bytes:
+        context.fill_slow += size_bytes
+    if context.fill_tried < TRIAL_BYTES + WINDOW_BYTES:
+        return
+    is_slow = 2 * context.fill_slow > WINDOW_BYTES
+    context.fill_tried = 0 if is_slow else TRIAL_BYTES
+    context.fill_slow = 0
+    if is_slow:
+        span_bytes = max(context.fill_span, FIRST_SPAN_BYTES)
+        context.fill_past = span_bytes
+        context.fill_span = min(2 * span_bytes, LONGEST_SPAN_BYTES)
+    else:
+        context.fill_span = FIRST_SPAN_BYTES
