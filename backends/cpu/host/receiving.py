@@ -36,6 +36,7 @@ from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_loop, exchange64
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.filling import empty
 from gpucoll.transport.shared.flags import copy_from_process, give_up, is_aborted_since
 from gpucoll.transport.shared.layout import Abort, Envelope, Way
 from gpucoll.transport.shared.libc import free, malloc
@@ -392,7 +393,8 @@ def _take_part(table: TransferTable, words: Mailbox, sender: int, record: Envelo
     start = Held(target).data if is_held else Transfer(target).memory
     size_bytes = Held(target).size_bytes if is_held else Transfer(target).found_bytes
     done = Words(target)[done_field]
-    copy(context, start + done, data_place(record, 0, part_bytes), part_bytes)
+    place = data_place(record, 0, part_bytes)
+    empty(context, context.copy_plain, start + done, place, part_bytes, size_bytes)
     Words(target)[done_field] = done + part_bytes
     give_back(context, words, sender, record_bytes(0, part_bytes))
     if done + part_bytes < size_bytes:

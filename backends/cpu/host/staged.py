@@ -14,7 +14,7 @@ from gpucoll.collectives import Flow, Operands
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, call_refill, store64
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.filling import fill
+from gpucoll.transport.shared.filling import empty, fill
 from gpucoll.transport.shared.flags import signal, wait
 from gpucoll.transport.shared.operands import n_inputs, reduce_for_all, reduce_inputs
 from gpucoll.transport.shared.steps import LINE
@@ -443,12 +443,13 @@ def _copy_parts(context: Context, call: Call, place: int, lane_bytes: int) -> in
             return status
         size_bytes = _part_bytes(context, call, rank, me, place, lane_bytes)
         if size_bytes > 0:
-            call_copy(
+            empty(
+                context,
                 copy,
                 call.destination + landing(call, rank) + place * lane_bytes,
                 _part_in_stage(context, call, rank, place, lane_bytes),
                 size_bytes,
-                context.prefetch_bytes,
+                piece_bytes(context, call, rank, me),
             )
     return Status.OK
 

@@ -71,3 +71,21 @@ def test_stores_past_the_caches_end_with_a_trial(ranks):
 
     assert left == [2 * SIZE, SIZE, 0, 0, 0]
     assert tried == 2 * SIZE
+
+
+def move_much(comm):
+    """Results that are stored past the caches, with an odd end."""
+    size, peer = filling.LARGE_BYTES + 77, 1 - comm.rank
+    x = np.arange(size, dtype=np.uint32).view(np.uint8)[comm.rank :][:size]
+    expected = np.arange(size, dtype=np.uint32).view(np.uint8)[peer:][:size]
+    out = np.full(size + 2, 7, np.uint8)
+    comm.send_recv(x, peer, peer, out=out[1:-1])
+    assert (out[1:-1] == expected).all()
+    assert out[0] == out[-1] == 7
+    root = comm.broadcast(x.copy(), root=1)
+    assert (root == (expected if comm.rank == 0 else x)).all()
+
+
+def test_large_results(ranks):
+    tuning = f"fills_past=1,single_copy_min_bytes={1 << 30},fetched_min_bytes={1 << 30}"
+    ranks.call(2, move_much, environment={"GPUCOLL_CPU_TUNING": tuning})

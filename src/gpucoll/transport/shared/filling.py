@@ -1,4 +1,4 @@
-"""Filling shared memory that another rank reads next, with the stores that are faster just now.
+"""Filling shared memory with the stores that are faster just now, and emptying it.
 
 Ordinary stores leave the data in this core's caches, where the reader finds it soon. They must
 first take the lines back from the core that read them last. Between two groups of cores of AMD's
@@ -37,6 +37,8 @@ FIRST_SPAN_BYTES: Final = 64 << 20
 Each trial in vain doubles that, up to `LONGEST_SPAN_BYTES`.
 """
 LONGEST_SPAN_BYTES: Final = 1 << 30
+LARGE_BYTES: Final = 16 << 20
+"""Results from here on are stored past the caches: they would not stay there."""
 
 
 @inline
@@ -52,6 +54,16 @@ def fill(context: Context, destination: int, source: int, size_bytes: int) -> No
         begun_ns = clock_ns(context.fill_clock)
         call_copy(context.copy_posted, destination, source, size_bytes, ahead)
         _judge(context, size_bytes, clock_ns(context.fill_clock) - begun_ns)
+
+
+@inline
+def empty(
+    context: Context, kernel: int, destination: int, source: int, size_bytes: int, whole_bytes: int
+) -> None:
+    """Copy shared memory to private memory by a kernel, or past the caches: a part of a whole."""
+    if context.copy_past != 0 and whole_bytes >= LARGE_BYTES:
+        kernel = context.copy_past
+    call_copy(kernel, destination, source, size_bytes, context.prefetch_bytes)
 
 
 @inline
