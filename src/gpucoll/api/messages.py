@@ -46,7 +46,7 @@ class Messages(Front):
     waits in a collective.
 
     Cost: messages larger than `eager` bytes are copied once if the kernel lets the receiver read
-    the sender's memory, otherwise twice.
+    the sender's memory, otherwise twice; also twice where that is faster.
     """
 
     @overload
