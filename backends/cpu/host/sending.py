@@ -28,8 +28,6 @@ from gpucoll.transport.shared.steps import NOT_SHARED, arena_offset
 from gpucoll.transport.shared.words import Context, Mailbox, Mode, Progress, Transfer, TransferTable
 
 _ACKNOWLEDGEMENTS = layout.ACKNOWLEDGEMENTS
-_STREAMED_WORDS = _ACKNOWLEDGEMENTS // 4
-"""How many messages wait for an acknowledgement before one that is streamed does without."""
 STAYED, MOVED, OVER = 0, 1, 2
 """How a step went. The caller removes a row that is over from its list, then ends it."""
 
@@ -58,6 +56,12 @@ def _take_word(table: TransferTable) -> int:
 
 
 @inline
+def _is_first(table: TransferTable) -> bool:
+    """Return whether no send of this rank waits for an acknowledgement."""
+    return table.n_free_words == _ACKNOWLEDGEMENTS
+
+
+@inline
 def _is_acknowledged(table: TransferTable, row: Transfer) -> bool:
     context = table.context
     word = acknowledgement_word(context, context.rank, row.acknowledgement)
@@ -75,17 +79,22 @@ def _give_word_back(table: TransferTable, row: Transfer) -> None:
 
 
 @inline
-def _is_fetched(context: Context, row: Transfer, is_alone: int) -> bool:
+def _is_fetched(table: TransferTable, row: Transfer) -> bool:
     """Return whether the receiver reads the data directly from this process.
 
     If each rank has a CPU, two processes stream very large data faster than one copies it, provided
-    that they have nothing else to do: with messages in both directions each copies one.
+    that they have nothing else to do: with messages in both directions each copies one. On some
+    processors they stream all data faster. Then one send at a time does so: the data of several
+    would fill the mailbox, so that a small message could not pass.
     """
-    receiver, most_bytes = row.peer, context.single_copy_max_bytes
+    context, receiver = table.context, row.peer
     if receiver == context.rank:
         return True
-    if row.size_bytes < context.fetched_min_bytes or not can_read(context, receiver):
+    if not can_read(context, receiver):
         return False
+    if row.size_bytes < context.fetched_min_bytes and _is_first(table):
+        return False
+    is_alone, most_bytes = table.pending == 1, context.single_copy_max_bytes
     return not is_alone or most_bytes == 0 or row.size_bytes <= 2 * most_bytes
 
 
@@ -100,7 +109,7 @@ def _choose_way(table: TransferTable, row: Transfer) -> None:
     if offset != NOT_SHARED:
         row.way = Way.IN_ARENA
         row.place = offset
-    elif _is_fetched(context, row, table.pending == 1):
+    elif _is_fetched(table, row):
         row.way = Way.IN_PROCESS
         row.place = row.memory
 
@@ -112,8 +121,7 @@ def _needs_word(table: TransferTable, words: Mailbox, row: Transfer, size_bytes:
         return True
     context = table.context
     if row.size_bytes > context.eager_bytes:
-        # Without a word it waits for its parts to be taken. Small messages need theirs more.
-        return table.n_free_words > _ACKNOWLEDGEMENTS - _STREAMED_WORDS
+        return _is_first(table)  # any other is over once its last part is in the mailbox
     room, sent = context.eager_room_bytes, words.out_sent + size_bytes
     return sent - words.out_matched > room and sent - matched_bytes(words) > room
 

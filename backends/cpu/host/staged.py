@@ -1,9 +1,10 @@
 """Reduction and movement of large private arrays, chunk by chunk, through stages in shared memory.
 
-There are three stages per rank, used in turn. Every rank counts the chunks of all staged calls in
-the same way. A rank's *filled* word is the number of the last chunk that its stages are ready to
-give; its *read* word is the number of the last chunk that it has read from the others. The words of
-all ranks are in the lines `Context.filled` and `Context.read`.
+Each rank has stages that it uses in turn, at most three of them ahead of the others. Every rank
+counts the chunks of all staged calls in the same way. A rank's *filled* word is the number of the
+last chunk that its stages are ready to give; its *read* word is the number of the last chunk that
+it has read from the others. The words of all ranks are in the lines `Context.filled` and
+`Context.read`.
 """
 
 from __future__ import annotations
@@ -310,7 +311,8 @@ def reduce_staged(context: Context, call: Call) -> int:
 # --- one way, between two ranks -------------------------------------------------------------------
 
 # Of two ranks, one needs nothing from the other in a reduce or an exclusive_scan. It gives its
-# whole input, and the other one reduces alone: no line is written by both.
+# whole input, at most three chunks ahead, and the other one reduces alone: no line is written by
+# both.
 
 
 @inline
@@ -320,7 +322,7 @@ def _chunk_size(context: Context, call: Call, place: int) -> int:
 
 @inline
 def give_staged(context: Context, call: Call, receiver: int) -> int:
-    """Give my whole input to the other rank; return a status. After that it no longer reads it."""
+    """Give my whole input to the other rank, which has read it at the end; return a status."""
     chunk_bytes = context.chunk_bytes
     chunks = (call.size_bytes + chunk_bytes - 1) // chunk_bytes
     for place in range(chunks + layout.STAGES):

@@ -107,7 +107,7 @@ class WorldMessages(MessageTable):
         self._wired_post: Callable[..., int] | None = None
         # Data for other hosts stays in this rank's own memory until they ask for it.
         self._steps[Context.single_copy_max_bytes] = 0
-        self._steps[Context.fetched_min_bytes] = 0
+        self._steps[Context.fetched_min_bytes] = 0  # for ranks of this host, too: not measured
         for end in elsewhere.values():
             members.store(members.status_offset(end) + layout.STATUS_COPIES, 1)
         self._count_as_users()

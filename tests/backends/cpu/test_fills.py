@@ -89,3 +89,22 @@ def move_much(comm):
 def test_large_results(ranks):
     tuning = f"fills_past=1,single_copy_min_bytes={1 << 30},fetched_min_bytes={1 << 30}"
     ranks.call(2, move_much, environment={"GPUCOLL_CPU_TUNING": tuning})
+
+
+def send_small_after_large(comm):
+    """No receive is posted while the small messages are sent: they must have room."""
+    peer, large = 1 - comm.rank, np.full(1 << 20, comm.rank, np.uint8)
+    works = [comm.send(large, peer, tag, async_op=True) for tag in range(4)]
+    comm.send(np.full(1, 7), peer, 9)
+    small = comm.recv(np.zeros(1, int), peer, 9)
+    for tag in reversed(range(4)):
+        assert (comm.recv(np.empty_like(large), peer, tag) == peer).all()
+    for work in works:
+        work.wait()
+    return small.tolist()
+
+
+def test_small_messages_pass_large_ones(ranks):
+    """One send at a time is streamed; the others leave their data where it is."""
+    environment = {"GPUCOLL_CPU_TUNING": f"fetched_min_bytes={1 << 30}", "GPUCOLL_TIMEOUT_S": "10"}
+    assert ranks.call(2, send_small_after_large, environment=environment) == [[7], [7]]

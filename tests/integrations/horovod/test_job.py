@@ -103,14 +103,18 @@ assert works()
 LOSS = """
 import gpucoll
 from gpucoll.integrations.horovod.job import Job
-found = Job._place
+found = Job.{step}
 
-def lost(job):
-    Job._place = found
+def lost(job, *given):
+    Job.{step} = found
     os.environ["GPUCOLL_JOIN"] = "of a newcomer"  # which the launcher gives it
-    raise gpucoll.PeerLostError("rank 0 was lost while this one entered")
+    error = gpucoll.PeerLostError("rank 0 was lost while this one entered")
+    if "{step}" == "agree":
+        from gpucoll.integrations.horovod.exceptions import HorovodInternalError
+        raise HorovodInternalError(str(error)) from error
+    raise error
 
-Job._place = lost
+Job.{step} = lost
 hvd.init()
 assert works()
 """
@@ -133,9 +137,10 @@ def test_init_that_fails_can_be_repeated(run_program, program):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_rank_that_is_lost_while_a_newcomer_enters(run_program):
+@pytest.mark.parametrize("step", ["_place", "agree"])
+def test_a_rank_that_is_lost_while_a_newcomer_enters(run_program, step):
     """The newcomer goes on with those that are left, as all do, instead of ending."""
-    done = run_program(BEGIN + LOSS, 2)
+    done = run_program(BEGIN + LOSS.format(step=step), 2)
     assert done.returncode == 0, done.stderr
 
 

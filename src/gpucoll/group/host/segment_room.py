@@ -54,7 +54,7 @@ def make_room(context: npt.NDArray[np.int64]) -> None:
     who = f"{rank_of(rank, world_size)}: no shared memory for the next part of gpucoll-segment: "
     remedy = (
         "Free memory, raise the limit of the process or its cgroup, use fewer ranks, or smaller "
-        f"values in {config.CPU_TUNING} (chunk_bytes, rooted_bytes, one_shot_bytes)"
+        f"values in {config.CPU_TUNING} (chunk_bytes, n_stages, streamed_bytes, rooted_bytes)"
     )
     if number:
         raise SharedMemoryError(

@@ -12,6 +12,7 @@ from gpucoll.integrations.horovod import process_sets as sets
 from gpucoll.integrations.horovod.elastic import membership
 from gpucoll.integrations.horovod.engine.engine import Engine
 from gpucoll.integrations.horovod.engine.request import ReduceOp
+from gpucoll.integrations.horovod.exceptions import HorovodInternalError
 from gpucoll.integrations.horovod.job import job
 from gpucoll.integrations.horovod.process_sets import ProcessSet
 from gpucoll.integrations.horovod.timeline import Timeline
@@ -51,21 +52,16 @@ def init(
     if job.is_initialized:
         return
     try:
-        job.begin(comm or ())
-        sets.begin(process_sets or ())
-    except membership.LOSSES:
-        if not membership.goes_on_as_newcomer():
-            _give_up()
-            raise
+        try:
+            job.begin(comm or ())
+            sets.begin(process_sets or ())
+        except (*membership.LOSSES, HorovodInternalError):
+            if not membership.goes_on_as_newcomer():
+                raise
     except BaseException:
-        _give_up()
+        with contextlib.suppress(GpucollError):
+            job.end()  # so that the other ranks do not wait for this one
         raise
-
-
-def _give_up() -> None:
-    """Leave the job, so that the other ranks do not wait for this one."""
-    with contextlib.suppress(GpucollError):
-        job.end()
 
 
 def shutdown() -> None:

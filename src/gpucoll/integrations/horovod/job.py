@@ -117,8 +117,11 @@ class Job:
     def end(self) -> None:
         """Close everything; other ranks' calls that need this rank raise."""
         with self._lock:
-            if self._service is not None:
-                self.release().close()
+            if (service := self._service) is not None:
+                try:
+                    self.release()
+                finally:
+                    service.close()
 
     def release(self) -> Communicator:
         """Close everything but `world`, and return that, for `adopt`.

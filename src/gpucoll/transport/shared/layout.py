@@ -46,7 +46,7 @@ from typing import NamedTuple
 from gpucoll.blocks import Block, Field, Words, word, words
 from gpucoll.codes import Codes
 
-LAYOUT_VERSION = 16
+LAYOUT_VERSION = 17
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: by how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -353,7 +353,10 @@ class Tuning(NamedTuple):
     This is only done if the root also copies its own input.
     """
     n_stages: int = STAGES
-    """Stages of each rank that movements use in turn; reductions use the first three."""
+    """Stages of each rank that are used in turn where data goes one way.
+
+    Reductions to which all ranks contribute results use the first three.
+    """
     string_copies: int = 0
     """Whether the processor's string instruction fills and exchanges slots and stages."""
     other_hosts: int = 0
