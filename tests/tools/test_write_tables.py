@@ -28,12 +28,11 @@ def test_pages_are_what_the_results_say(page: str):
 
 
 def test_the_first_sentence_holds():
-    """Of `docs/performance.md`: no peer is faster in collectives up to 64 KiB, or in all_reduce."""
+    """Of `docs/performance.md`: no peer is faster up to 4 KiB, or in all_reduce."""
     path = write_tables.newest("all-2-ranks")
     assert path is not None
     lost = [cell for cell in write_tables.cells_of(path) if cell.ratio.low > 1]
-    messages = {"ping_pong", "send_recv", "stream"}
-    assert min(cell.size for cell in lost if cell.call.split()[0] not in messages) == 256 << 10
+    assert min(cell.size for cell in lost) == 16 << 10
     assert "all_reduce" not in {cell.call.split()[0] for cell in lost}
 
 
