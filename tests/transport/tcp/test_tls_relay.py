@@ -122,7 +122,8 @@ def test_what_was_sent_before_the_end_comes(ends):
 
 
 def test_a_connection_that_is_cut_is_the_end(ends):
-    # through another descriptor: SSLSocket.shutdown first makes it a plain socket, for the relay, too
+    # Through another descriptor: SSLSocket.shutdown makes it a plain socket first, which the relay
+    # may meet.
     with socket.socket(fileno=os.dup(ends.raw[1].fileno())) as below:
         below.shutdown(socket.SHUT_RDWR)
     assert ends.plain[0].recv(10) == b""
