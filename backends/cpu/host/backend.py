@@ -50,8 +50,12 @@ PROMISES = {
 }
 """What this backend promises of rounding and reproducibility; `Communicator.describe` shows it."""
 
-_PAST = ("", ", past the caches while that is faster", ", past the caches")
-"""What `Tuning.fills_past` means."""
+_NONTEMPORAL = (
+    "",
+    ", or by non-temporal stores while those are faster",
+    ", or non-temporal stores",
+)
+"""What `Tuning.nontemporal_fills` means."""
 
 
 def _moves_blocks(collective: Collective) -> bool:
@@ -380,9 +384,10 @@ class CpuBackend:
             "large private movements": f"single copy where the kernel allows it, from "
             f"{tuning.single_copy_min_bytes} bytes"
             + (f", from a root {from_root}" if from_root else ""),
-            "slots and stages are filled by": "the string instruction"
-            if tuning.string_copies
-            else "vector instructions" + _PAST[tuning.fills_past],
+            "slots and stages are filled by": (
+                "the string instruction" if tuning.string_copies else "vector instructions"
+            )
+            + _NONTEMPORAL[tuning.nontemporal_fills],
             "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes, while no "
             f"more than {tuning.eager_room_bytes} bytes are queued at a receiver",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",

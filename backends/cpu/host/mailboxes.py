@@ -26,7 +26,6 @@ from gpucoll.kernels.cpu.memory import (
     store64_release,
 )
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.filling import fill
 from gpucoll.transport.shared.flags import ring
 from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.room import reserve
@@ -213,12 +212,6 @@ def ring_bell(context: Context, rank: int) -> None:
 def copy(context: Context, destination: int, source: int, size_bytes: int) -> None:
     """Copy between private memory and a record, or out of an arena."""
     call_copy(context.copy_plain, destination, source, size_bytes, 0)
-
-
-@inline
-def copy_posted(context: Context, destination: int, source: int, size_bytes: int) -> None:
-    """Copy into a record, taking its cache lines back from the rank that read them."""
-    fill(context, destination, source, size_bytes)
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -199,21 +199,21 @@ def _shift(context: Context, call: Call) -> int:
 
 
 @inline
-def _is_one_way(context: Context, call: Call, is_shift: int) -> bool:
+def _is_one_way(context: Context, call: Call) -> bool:
     """Return whether one of two ranks gives the other its input through stages; the same on both.
 
     Only where fills are timed: elsewhere it was not measured.
     """
-    if context.copy_past == 0 or context.world_size != 2:
+    if context.copy_nontemporal == 0 or context.world_size != 2:
         return False
-    if is_shift:
+    if _is_plain_shift(context, call):
         return call.size_bytes < context.single_copy_min_bytes
     return call.flow == Flow.TO_ROOT and call.size_bytes > context.one_shot_bytes
 
 
 @inline
-def _go_one_way(context: Context, call: Call, is_shift: int) -> int:
-    receiver = 1 if is_shift else call.root
+def _go_one_way(context: Context, call: Call) -> int:
+    receiver = call.root if call.flow == Flow.TO_ROOT else 1
     context.path = Path.STAGED
     if context.rank == receiver:
         return take_staged(context, call, 1 - receiver)
@@ -272,10 +272,10 @@ def _move(context: Context, call: Call, source: int, destination: int, posts: in
     size_bytes, count = call.size_bytes, n_inputs(context, call)
     shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
     is_small = size_bytes <= context.one_shot_bytes
-    is_shift = _is_plain_shift(context, call)
+    is_one_way = _is_one_way(context, call)
+    is_shift = not is_one_way and _is_plain_shift(context, call)
     if posts:
         _post_input(context, call, source, destination, shared)
-    is_one_way = _is_one_way(context, call, is_shift)
     staged_ahead = not is_small and not shared and not is_shift and not is_one_way
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
@@ -292,7 +292,7 @@ def _move(context: Context, call: Call, source: int, destination: int, posts: in
         context.path = Path.ONE_SHOT
         _reduce_slots(context, call, count)
         return Status.OK
-    if is_shift and not is_one_way and can_copy_once(context):
+    if is_shift and can_copy_once(context):
         context.path = Path.SINGLE_COPY
         return _shift(context, call)
     if not staged_ahead:
@@ -300,7 +300,7 @@ def _move(context: Context, call: Call, source: int, destination: int, posts: in
         if status != Status.OK:
             return status
     if is_one_way:
-        return _go_one_way(context, call, is_shift)
+        return _go_one_way(context, call)
     if not staged_ahead:
         stage_first_chunk(context, call)
     context.path = Path.STAGED

@@ -8,7 +8,6 @@ from gpucoll.backends.cpu.host.mailboxes import (
     MANY_DIMENSIONS,
     POST_BYTES,
     SHAPE_BYTES,
-    copy_posted,
     data_place,
     extra_bytes,
     matched_bytes,
@@ -22,6 +21,7 @@ from gpucoll.blocks import Words
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import load64_acquire, store64
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.filling import fill
 from gpucoll.transport.shared.layout import Envelope, Way
 from gpucoll.transport.shared.peer_memory import can_read
 from gpucoll.transport.shared.steps import NOT_SHARED, arena_offset
@@ -195,7 +195,7 @@ def _begin_send(table: TransferTable, words: Mailbox, row: Transfer) -> bool:
     _write_envelope(record, row, extra)
     if posted_bytes:
         place = data_place(record, extra, row.size_bytes)
-        copy_posted(context, place, row.memory, posted_bytes)
+        fill(context, place, row.memory, posted_bytes)
     row.done_bytes = posted_bytes
     row.is_waiting = 0
     number = words.out_number + 1
@@ -217,7 +217,7 @@ def _send_part(table: TransferTable, words: Mailbox, row: Transfer) -> bool:
     record.size_bytes = part_bytes
     record.packed = Way.PART
     place = data_place(record, 0, part_bytes)
-    copy_posted(context, place, row.memory + done, part_bytes)
+    fill(context, place, row.memory + done, part_bytes)
     row.done_bytes = done + part_bytes
     publish(context, words, row.peer, record, size_bytes, words.out_number)
     return True

@@ -38,7 +38,7 @@ TWO_ON_ZEN_4: Final = {
     "fetched_min_bytes": NEVER,
     "streamed_bytes": 2 << 20,
     "n_stages": 16,
-    "fills_past": 1,
+    "nontemporal_fills": 1,
 }
 """Different values there for two ranks with a CPU each (`docs/decisions/0106-fills.md`)."""
 
@@ -51,7 +51,7 @@ MOST: Final = {
     "eager_room_bytes": 1 << 30,
     "streamed_bytes": 1 << 30,
     "n_stages": 1024,
-    "fills_past": 2 * int(HAS_STRING_COPY),
+    "nontemporal_fills": 2 * int(HAS_STRING_COPY),
     "string_copies": int(HAS_STRING_COPY),
 }
 """The largest values; for all others, which are sizes of arrays, `NEVER`."""
@@ -113,7 +113,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "eager_room_bytes": 1 << 20,
         "streamed_bytes": 256 * KIB,
         "fetched_min_bytes": 0,
-        "fills_past": 0,
+        "nontemporal_fills": 0,
         "root_copy_min_bytes": 0,
         "n_stages": STAGES,
         "string_copies": 0,

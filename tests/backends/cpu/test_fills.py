@@ -10,21 +10,21 @@ from gpucoll.transport.shared import filling
 from gpucoll.transport.shared.words import Context
 
 pytestmark = pytest.mark.skipif(not HAS_STRING_COPY, reason="stores of x86-64")
-TUNING = {"GPUCOLL_CPU_TUNING": "fills_past=1,one_shot_bytes=65536,rooted_bytes=65536"}
+TUNING = {"GPUCOLL_CPU_TUNING": "nontemporal_fills=1,one_shot_bytes=65536,rooted_bytes=65536"}
 SIZE = filling.LEAST_BYTES
 
 
 def fill(comm, slow_bytes, span_bytes, size=SIZE):
     """Broadcast once, at the end of a window; return the words that say how rank 0 goes on."""
     context = comm._group.context
-    context[Context.fill_past] = 0
+    context[Context.nontemporal_left] = 0
     context[Context.fill_span] = span_bytes
     context[Context.fill_tried] = filling.TRIAL_BYTES + filling.WINDOW_BYTES - SIZE
     context[Context.fill_slow] = slow_bytes
     received = comm.broadcast(np.full(size, comm.rank + 7, np.uint8))
     assert (received == 7).all()
     comm.barrier()
-    names = ("fill_past", "fill_span", "fill_tried", "fill_slow")
+    names = ("nontemporal_left", "fill_span", "fill_tried", "fill_slow")
     return [int(context[getattr(Context, name)]) for name in names]
 
 
@@ -57,12 +57,12 @@ def test_smaller_fills_are_not_timed(ranks):
 
 def go_past(comm):
     context = comm._group.context
-    context[Context.fill_past] = 3 * SIZE
+    context[Context.nontemporal_left] = 3 * SIZE
     left = []
     for _ in range(5):
         comm.broadcast(np.zeros(SIZE, np.uint8))
         comm.barrier()
-        left.append(int(context[Context.fill_past]))
+        left.append(int(context[Context.nontemporal_left]))
     return left, int(context[Context.fill_tried])
 
 
@@ -87,7 +87,7 @@ def move_much(comm):
 
 
 def test_large_results(ranks):
-    tuning = f"fills_past=1,single_copy_min_bytes={1 << 30},fetched_min_bytes={1 << 30}"
+    tuning = f"nontemporal_fills=1,single_copy_min_bytes={1 << 30},fetched_min_bytes={1 << 30}"
     ranks.call(2, move_much, environment={"GPUCOLL_CPU_TUNING": tuning})
 
 

@@ -127,7 +127,11 @@ def test_single_copy(ranks, world_size, name):
 
 KERNELS = ["string_copies=0"]
 if HAS_STRING_COPY:
-    KERNELS += ["string_copies=1", "fills_past=1,n_stages=5", "fills_past=2,n_stages=4"]
+    KERNELS += [
+        "string_copies=1",
+        "nontemporal_fills=1,n_stages=5",
+        "nontemporal_fills=2,n_stages=4",
+    ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -71,7 +71,7 @@ def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size, tuning):
 
 
 @pytest.mark.skipif(not HAS_STRING_COPY, reason="stores of x86-64")
-@pytest.mark.parametrize("fills", ["fills_past=1", "fills_past=2,n_stages=4"])
+@pytest.mark.parametrize("fills", ["nontemporal_fills=1", "nontemporal_fills=2,n_stages=4"])
 @pytest.mark.parametrize("name", ["reduce", "exclusive_scan"])
 def test_one_of_two_ranks_gives_all_that_it_has(ranks, name, fills):
     """The other one reduces alone, with the same bits; lists, too."""

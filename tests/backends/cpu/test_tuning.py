@@ -23,7 +23,7 @@ ELSEWHERE = {
     "fetched_min_bytes": 0,
     "streamed_bytes": 256 << 10,
     "n_stages": 3,
-    "fills_past": 0,
+    "nontemporal_fills": 0,
 }
 MEASURED = {
     "AMD, Zen 5": {**ELSEWHERE, **TWO_ON_ZEN_5},
@@ -113,7 +113,7 @@ def test_string_copies_are_there_or_not(on, monkeypatch):
         tune(introductions_of(2, 2))
 
 
-@pytest.mark.parametrize("value", ["n_stages=2", "streamed_bytes=262143", "fills_past=3"])
+@pytest.mark.parametrize("value", ["n_stages=2", "streamed_bytes=262143", "nontemporal_fills=3"])
 def test_values_that_a_segment_cannot_have(on, monkeypatch, value):
     on("Intel")
     monkeypatch.setenv("GPUCOLL_CPU_TUNING", value)

@@ -342,7 +342,7 @@ class Tuning(NamedTuple):
     """
     fetched_min_bytes: int = 0
     """Smaller messages are streamed, and never read straight from their process."""
-    fills_past: int = 0
+    nontemporal_fills: int = 0
     """When shared memory is filled past the caches: 0: never, 1: while that is faster, 2: always.
 
     See `filling`.

@@ -150,8 +150,8 @@ class Context(Block):
     streamed_bytes: int
     fetched_min_bytes: int
     # For `filling`: a kernel whose stores go past the caches, or 0; and this rank's own counts.
-    copy_past: int
-    fill_past: int  # how many bytes are still to be stored past the caches
+    copy_nontemporal: int
+    nontemporal_left: int  # how many bytes are still to be stored past the caches
     fill_span: int  # how many the next time
     fill_tried: int  # how many bytes were stored in the ordinary way since then
     fill_slow: int  # how many of them took long
